@@ -1,0 +1,48 @@
+"""Fixtures and the gpu marker. Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers the source."""
+
+import functools
+import os
+import secrets
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+
+def pytest_configure(config):
+    # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a session.
+    os.environ.setdefault("TRITONKITTENS_SEED", str(secrets.randbits(31)))
+
+
+def pytest_report_header(config):
+    return f"tritonkittens: TRITONKITTENS_SEED={os.environ['TRITONKITTENS_SEED']} repeats this session's random inputs"
+
+
+@functools.cache
+def _no_gpu_reason():
+    if not torch.cuda.is_available():
+        return "needs a CUDA device of capability 9.x; there is none"
+    major, minor = torch.cuda.get_device_capability()
+    if major != 9:
+        return f"needs a CUDA device of capability 9.x; {torch.cuda.get_device_name()} has {major}.{minor}"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    reason = None
+    for item in items:
+        if "gpu" in item.keywords:
+            reason = reason or _no_gpu_reason()
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def rng(request):
+    """A numpy generator, with torch seeded alike: from TRITONKITTENS_SEED and the test's name. pytest shows the print of a failing test."""
+    seed = int(os.environ["TRITONKITTENS_SEED"])
+    print(f"TRITONKITTENS_SEED={seed}")
+    entropy = [seed, zlib.crc32(request.node.nodeid.encode())]
+    torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
+    return np.random.default_rng(entropy)

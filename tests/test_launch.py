@@ -1,0 +1,608 @@
+"""The launch path without a GPU: rules of tensor maps, keys and caches, and the very bytes that reach the driver."""
+
+import ctypes
+import gc
+import os
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from triton import knobs
+from triton.language import constexpr
+
+from tests.fake_libcuda import FakeCuda, build
+from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native
+from tritonkittens.launch.arguments import fingerprint
+from tritonkittens.launch.clock_cache import ClockCache
+from tritonkittens.launch.tensormap import addressable_strides
+
+TILE = TensorMapSpec((64, 64), 128)
+MODES = [pytest.param(True, id="native"), pytest.param(False, id="python")]
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "itemsize", "address", "spec", "message"),
+    [
+        (
+            (8, 64),
+            (65, 1),
+            2,
+            0,
+            TILE,
+            "Q: shape (8, 64), strides (65, 1), 2-byte elements: stride 65 of dimension 0 is 130 bytes; TMA needs",
+        ),
+        ((8, 64), (64, 1), 2, 0x1008, TILE, "address 0x1008 is not a multiple of 16 bytes"),
+        ((8, 64), (1, 8), 2, 0, TILE, "the last dimension has stride 8; TMA needs it contiguous"),
+        ((0, 64), (64, 1), 2, 0, TILE, "extent 0 of dimension 0"),
+        ((8,) * 6, (1,) * 6, 2, 0, TILE, "6 dimensions; TMA addresses 1 to 5"),
+        ((), (), 2, 0, TILE, "0 dimensions"),
+        ((8, 64), (64, 1), 16, 0, TILE, "elements of 1, 2, 4 or 8 bytes"),
+        ((8, 64), (1 << 40, 1), 2, 0, TILE, "stride < 2**40 bytes"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64,), 128), "the box has 1 dimensions, the tensor 2"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 24), 32), "a row of the box is 48 bytes; with a 32-byte swizzle"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 4), 0), "a row of the box is 8 bytes; TMA needs a multiple of 16 bytes"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((0, 64), 128), "extent 0 of dimension 0; a box has at least one element"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 64), 96), "swizzle must be one of (0, 32, 64, 128)"),
+        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 64), 128, "-inf"), "fill '-inf'; a read outside the tensor gives 'zero' or 'nan'"),
+    ],
+)
+def test_a_broken_rule_is_named(shape, strides, itemsize, address, spec, message):
+    with pytest.raises(ValueError) as error:
+        check_tensor_map(shape, strides, itemsize, address, spec, "Q")
+    assert message in str(error.value) and str(error.value).startswith("Q: ")
+
+
+def test_a_wrong_type_is_named():
+    with pytest.raises(TypeError, match="described by a TensorMapSpec, got tuple"):
+        check_tensor_map((8, 64), (64, 1), 2, 0, ((64, 64), 128), "Q")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="extent 0 of the box is a float"):
+        check_tensor_map((8, 64), (64, 1), 2, 0, TensorMapSpec((64.0, 64), 128), "Q")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fill 'nan' with torch.int32"):
+        check_tensor_map((8, 64), (64, 1), 4, 0, TensorMapSpec((64, 32), 128, "nan"), "Q", torch.int32)
+
+
+def test_meta_tensors_and_odd_but_legal_tensors_pass():
+    meta = torch.empty(2, 300, 4, 64, device="meta", dtype=torch.bfloat16).transpose(1, 2)
+    check_tensor_map(meta.shape, meta.stride(), 2, None, TensorMapSpec((1, 1, 128, 64), 128), "Q")
+    check_tensor_map((1, 8, 64), (7, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # size 1: its stride addresses nothing
+    check_tensor_map((8, 1), (8, 5), 2, 0, TensorMapSpec((8, 8), 0), "Q")
+    check_tensor_map((5, 8, 64), (0, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # expanded
+
+
+def test_one_copy_is_at_most_256_elements_and_one_swizzle_wide():
+    assert hardware_box(TensorMapSpec((512, 256), 128), 2) == (256, 64)
+    assert hardware_box(TensorMapSpec((64, 128), 0), 2) == (64, 128)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.sampled_from([1, 2, 4, 8]), st.randoms(use_true_random=False))
+def test_strides_of_size_1_dimensions_become_legal_and_the_others_stay(shape, itemsize, random):
+    strides = [random.choice([0, 1, 3, 16, 1 << 45]) if n == 1 else 16 * (i + 1) for i, n in enumerate(shape)]
+    strides[-1] = strides[-1] if shape[-1] == 1 else 1
+    legal = addressable_strides(shape, strides, itemsize)
+    assert all(new == old for new, old, n in zip(legal, strides, shape) if n != 1)
+    check_tensor_map(shape, strides, itemsize, 0, TensorMapSpec((1,) * (len(shape) - 1) + (16,), 0), "Q")
+
+
+# ---- the bytes that reach the driver ---------------------------------------------------------------------------------
+
+Metadata = namedtuple(
+    "Metadata",
+    "name num_warps num_ctas shared launch_pdl launch_cooperative_grid global_scratch_size global_scratch_align "
+    "profile_scratch_size profile_scratch_align tensordesc_meta instrumentation_mode",
+    defaults=["k", 8, 1, 1000, False, False, 0, 1, 0, 1, [], ""],
+)
+ELEMENT = {"bf16": (10, 2), "fp32": (7, 4), "fp16": (6, 2), "u8": (0, 1)}
+
+
+class Kernel:
+    """What the launcher uses of a CompiledKernel."""
+
+    def __init__(self, types, **options):
+        signature, maps = [], []
+
+        def visit(types):
+            for item in types:
+                if not isinstance(item, ArgType):
+                    visit(item)
+                    continue
+                if item.kind != "descriptor":
+                    signature.append(item.type)
+                    continue
+                for spec in item.specs:
+                    code, size = ELEMENT[item.type]
+                    signature.append(f"tensordesc<{item.type}[{', '.join(map(str, spec.box))}],layout>")
+                    swizzle = [0, 32, 64, 128].index(spec.swizzle)
+                    maps.append(
+                        dict(swizzle=swizzle, elem_size=size, elem_type=code, block_size=list(hardware_box(spec, size)), fp4_padded=False)
+                    )
+
+        visit(types)
+        self.types, self.hooks = types, []
+        self.metadata = Metadata(tensordesc_meta=maps, **options)
+        self.src = SimpleNamespace(signature=dict(enumerate(signature)))
+        self.function, self.loads = 0x77, 0
+
+    def _init_handles(self):
+        self.loads += 1
+
+    def launch_metadata(self, grid, stream, *args):
+        return SimpleNamespace(grid=grid, stream=stream, args=args)
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory):
+    return FakeCuda(build(tmp_path_factory.mktemp("fake"), "libfake.so"))
+
+
+def launcher(fake, native, compiled=None, capacity=4096, **options):
+    def compile(key, types, device):
+        kernel = Kernel(types, **options)
+        if compiled is not None:
+            compiled.append((key, types, device, kernel))
+        return kernel
+
+    result = Launcher(compile, name="copy", arg_names=("Q", "out", "n"), driver=fake.driver, capacity=capacity, native=native)
+    return result
+
+
+def unpack(last, codes):
+    return [struct.unpack("<" + code, data)[0] for code, data in zip(codes, last.parameters)]
+
+
+def test_the_native_path_builds_here():
+    assert native.load() is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_are_laid_out_in_order(fake, mode):
+    launch, compiled = launcher(fake, mode, compiled := []), compiled
+    q, out = torch.empty(4, 96, 64, dtype=torch.bfloat16), torch.empty(33)
+    specs = (TensorMapSpec((1, 64, 64), 128), TensorMapSpec((1, 16, 32), 64, "nan"))
+    args = (GlobalArg(q, specs), (out, (7, None), constexpr(3)), 1 << 40, -1, 2.5, True, 1 << 63, out[1:])
+    fake.expect([*[128, 4, 4, 4, 8, 8, 8] * 2, 8, 4, 8, 4, 4, 4, 8, 8, 8, 8])
+    for _ in range(3):  # built, then found
+        launch((2, 3), args, "key")
+        last = fake.last
+        assert last.grid == (2, 3, 1) and last.block == (256, 1, 1) and last.shared == 1000 and last.function == 0x77
+        assert last.misaligned_maps == 0 and last.attributes == [] and last.context == 0x1000
+        values = [struct.unpack("<" + c, data)[0] for c, data in zip("iiiqqq", last.parameters[1:7])]
+        assert values == [4, 96, 64, 96 * 64, 64, 1]
+        values = [struct.unpack("<" + c, data)[0] for c, data in zip("QiqifIQQQQ", last.parameters[14:])]
+        assert values == [out.data_ptr(), 7, 1 << 40, -1, 2.5, 1, 1 << 63, out.data_ptr() + 4, 0, 0]
+        for data, spec in zip((last.parameters[0], last.parameters[7]), specs):
+            assert data == encode(q, spec, driver=fake.driver)
+    assert len(compiled) == 1 and launch.is_native == mode
+    key, types, device, kernel = compiled[0]
+    assert (key, device, kernel.loads) == ("key", -1, 1)
+    assert types[0] == ArgType("descriptor", "bf16", specs=specs)
+    assert types[1] == (ArgType("pointer", "*fp32", True), (ArgType("scalar", "i32"), ArgType("constexpr", "constexpr")), types[1][2])
+    assert [t.type for t in types[2:]] == ["i64", "i32", "fp32", "u1", "u64", "*fp32"] and types[7].aligned is False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scalars_are_values_not_keys(fake, mode):
+    launch = launcher(fake, mode)
+    out = torch.empty(4)
+    fake.expect([8, 4, 4, 8, 8])
+    for n in range(200):
+        launch((1,), (out, n, n / 2))
+        assert [struct.unpack("<if", b"".join(fake.last.parameters[1:3]))] == [(n, n / 2)]
+    assert (launch.num_compiled, launch.num_bindings) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_changes_the_code_recompiles(fake, mode):
+    launch, compiled = launcher(fake, mode, compiled := []), compiled
+    x, specs = torch.empty(64, 64), (TensorMapSpec((64, 32), 128),)
+    fake.expect([])
+    calls = [(x,), (x[0, 1:],), (x.half(),), (x.view(torch.int32),), (1, x), (1 << 40, x), (1.0, x), (True, x), (None, x), ((x,),)]
+    calls += [(GlobalArg(x, specs),), (GlobalArg(x, specs * 2),), (GlobalArg(x, (TensorMapSpec((32, 32), 128),)),)]
+    for _ in range(2):
+        for args in calls:
+            launch((1,), args, 0)
+    assert launch.num_compiled == len(compiled) == len(calls)
+    launch((1,), (x,), 1)
+    launch((1,), (torch.empty(2),), 0)
+    launch((1,), (GlobalArg(torch.empty(128, 64), (TensorMapSpec((64, 32), 128),)),), 0)  # equal specs, other tuple, other shape
+    assert launch.num_compiled == len(compiled) == len(calls) + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_address_that_returns_with_another_shape_gets_another_map(fake, mode):
+    launch, base, specs = launcher(fake, mode), torch.empty(64 * 64, dtype=torch.bfloat16), (TensorMapSpec((16, 32), 64),)
+    fake.expect([128, 4, 4, 8, 8, 8, 8])
+    views = [
+        base.view(64, 64),
+        base.view(128, 32),
+        base.view(128, 32)[:, :16],
+        base.view(64, 64)[:32],
+        base.view(torch.float16).view(64, 64),
+    ]
+    for view in views * 3:
+        launch((1,), (GlobalArg(view, specs),))
+        assert fake.last.parameters[0] == encode(view, specs[0], driver=fake.driver)
+        assert struct.unpack("<16Q", fake.last.parameters[0])[2:4] == tuple(reversed(view.shape))
+        assert struct.unpack("<iiqq", b"".join(fake.last.parameters[1:5])) == (*view.shape, *view.stride())
+    assert launch.num_bindings == len(views) and launch.num_compiled == 2
+
+
+def test_encoding_is_cached_and_small_tensors_are_corrected(fake):
+    x = torch.empty(3, 40, 64, dtype=torch.bfloat16)[:, 8:]
+    spec, before = TensorMapSpec((1, 512, 128), 64, "nan"), fake.num_encodes
+    data = encode(x, spec, driver=fake.driver)
+    assert encode(x, spec, driver=fake.driver) is data and fake.num_encodes == before + 1
+    words = struct.unpack("<16Q", data)
+    assert words[0] == x.data_ptr() and words[2:5] == (64, 32, 3) and words[7:9] == (128, 40 * 128)
+    assert [w & 0xFFFFFFFF for w in words[11:14]] == [32, 256, 1] and [w >> 32 for w in words[11:14]] == [1, 1, 1]
+    assert words[1] == 9 | 3 << 8 | 1 << 21 | 2 << 32 | 1 << 40 | 2 << 48
+    other, large = torch.empty_like(x), torch.empty(3, 400, 64, dtype=torch.bfloat16)
+    del fake.driver.version  # cached
+    fake.integer("fake_version").value = 13010
+    try:
+        assert struct.unpack("<16Q", encode(other, spec, driver=fake.driver))[1] == words[1] & ~(1 << 21)
+        assert struct.unpack("<16Q", encode(large, spec, driver=fake.driver))[1] == words[1]
+    finally:
+        fake.integer("fake_version").value = 13020
+        del fake.driver.version
+    with pytest.raises(TypeError, match="tensor: TMA does not move torch.complex64"):
+        encode(torch.empty(8, 8, dtype=torch.complex64), TensorMapSpec((8, 8), 0), driver=fake.driver)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clusters_and_launch_attributes(fake, mode):
+    fake.expect([8, 8, 8])
+    before = fake.integer("fake_large_clusters").value
+    launch = launcher(fake, mode, num_ctas=16, launch_pdl=True, launch_cooperative_grid=True, shared=229 * 1024)
+    for _ in range(2):
+        launch((3, 2), (torch.empty(1),))
+        last = fake.last
+        assert last.grid == (48, 2, 1) and last.shared == 229 * 1024
+        assert [(kind, value[:3]) for kind, value in last.attributes] == [
+            (18, [3, 0, 0]), (6, [1, 0, 0]), (2, [1, 0, 0]), (4, [16, 1, 1]), (5, [1, 0, 0])
+        ]  # fmt: skip
+    assert fake.integer("fake_large_clusters").value == before + 1
+    with pytest.raises(ValueError, match="clusters of 16 blocks; a launch has at most 2147483647 blocks"):
+        launch((1 << 28,), (torch.empty(1),))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scratch_is_allocated_for_each_launch(fake, mode):
+    from triton.runtime import _allocation
+
+    sizes = []
+
+    def allocate(size, alignment, stream):
+        sizes.append((size, alignment, stream))
+        return torch.empty(size, dtype=torch.uint8)
+
+    token = _allocation._allocator.set(allocate)
+    try:
+        launch = launcher(fake, mode, global_scratch_size=32, global_scratch_align=128, num_ctas=2)
+        fake.expect([8, 8, 8])
+        x = torch.empty(1)
+        for _ in range(2):
+            launch((3, 5), (x,))
+            assert unpack(fake.last, "QQQ")[0] == x.data_ptr() and unpack(fake.last, "QQQ")[1] != 0 and unpack(fake.last, "QQQ")[2] == 0
+    finally:
+        _allocation._allocator.reset(token)
+    assert sizes == [(3 * 5 * 2 * 32, 128, 0)] * 2
+
+
+TRITON_SCRIPT = """
+import ctypes, sys, torch, triton
+from pathlib import Path
+
+from tests.fake_libcuda import FakeCuda
+fake = FakeCuda(Path(sys.argv[1]))
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
+driver = CudaDriver()
+driver.get_current_device = lambda: 0
+triton.runtime.driver.set_active(driver)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from tritonkittens.launch import GlobalArg, Launcher, TensorMapSpec
+
+@gluon.jit
+def kernel(src, dst, pair, x, n, flag, big):
+    smem = gl.allocate_shared_memory(src.dtype, src.block_type.shape, src.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    mbarrier.expect(bar, src.block_type.nbytes)
+    tma.async_load(src, [0, n, 0], bar, smem)
+    mbarrier.wait(bar, 0)
+    tma.async_store(dst, [0, 0, 0], smem)
+    tma.store_wait(0)
+    if flag:
+        gl.store(pair[0], x + big + pair[1])
+
+q = torch.empty(2, 300, 64, dtype=torch.bfloat16)[:, 3:]
+o = torch.empty(300, 2, 64, dtype=torch.bfloat16).transpose(0, 1)
+out = torch.empty(5)
+layouts = [gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=16, rank=3) for width in (128, 64)]
+descriptor = lambda layout: f"tensordesc<bf16[1, 64, 64],{layout!r}>"
+signature = dict(src=descriptor(layouts[0]), dst=descriptor(layouts[0]), pair=("*fp32", "i32"), x="fp32", n="i32", flag="u1", big="i64")
+for options in (dict(num_warps=4), dict(num_warps=8, num_ctas=1, launch_pdl=True), dict(num_warps=4, launch_cooperative_grid=True)):
+    options["enable_fp_fusion"] = True
+    compiled = triton.compile(GluonASTSource(kernel, signature), target=GPUTarget("cuda", 90, 32), options=options)
+    fake.expect([*[128, 4, 4, 4, 8, 8, 8] * 2, 8, 4, 4, 4, 1, 8, 8, 8])
+    scalars = (1.5, 9, True, 1 << 50)
+    descriptors = [TensorDescriptor.from_tensor(t, [1, 64, 64], layouts[0]) for t in (q, o)]
+    compiled[(4, 3, 2)](*descriptors, (out, 6), *scalars, stream=0x55)
+    triton_launch = vars(fake.last)
+    spec = TensorMapSpec((1, 64, 64), 128)
+    for native in (True, False):
+        fake.driver.current_stream = lambda device: 0x55
+        launch = Launcher(lambda key, types, device: compiled, driver=fake.driver, native=native)
+        for _ in range(2):
+            before = fake.num_launches
+            launch((4, 3, 2), (GlobalArg(q, (spec,)), GlobalArg(o, (spec,)), (out, 6), *scalars))
+            ours = vars(fake.last)
+            assert fake.num_launches == before + 1 and launch.is_native == native
+            assert {k: v for k, v in ours.items() if v != triton_launch[k]} == {}, (ours, triton_launch)
+print("identical")
+"""
+
+
+def test_identical_to_tritons_own_launcher(tmp_path):
+    """Triton's driver.c, built against the stand-in, and this launcher hand the driver the same bytes. In a process of its own."""
+    library = build(tmp_path, "libcuda.so.1")
+    environment = dict(
+        os.environ, TRITON_LIBCUDA_PATH=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path / "cache")
+    )
+    script = tmp_path / "script.py"
+    script.write_text(TRITON_SCRIPT)
+    command = [sys.executable, str(script), str(library)]
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "identical" in done.stdout, done.stdout + done.stderr
+
+
+# ---- keys, caches, threads -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_keeps_a_tensor_alive(fake, mode):
+    launch, x = launcher(fake, mode), torch.empty(64, 64, dtype=torch.bfloat16)
+    fake.expect([])
+    arg = GlobalArg(x, (TILE,))
+    for _ in range(3):
+        launch((1,), (arg, x, (x,)))
+    ref = weakref.ref(x)
+    del x, arg
+    gc.collect()
+    assert ref() is None and launch.num_bindings == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bindings_are_bounded_and_recently_used_ones_stay(fake, mode):
+    launch, hot, cold = launcher(fake, mode, capacity=8), torch.empty(1), [torch.empty(1) for _ in range(50)]
+    fake.expect([8, 8, 8])
+    launch((1,), (hot,))
+    for x in cold:
+        launch((1,), (x,))
+        launch((1,), (hot,))
+        assert unpack(fake.last, "QQQ") == [hot.data_ptr(), 0, 0]
+    assert launch.num_bindings == 8 and launch.num_compiled == 1
+
+
+def test_clock_cache_gives_used_entries_a_second_chance():
+    cache = ClockCache(3)
+    entries = {name: SimpleNamespace(used=False) for name in "abcde"}
+    for name in "abc":
+        cache.insert(name, entries[name])
+    entries["a"].used = True
+    cache.insert("d", entries["d"])
+    cache.insert("e", entries["e"])
+    assert list(cache.table) == ["a", "d", "e"] and len(cache) == 3
+    with pytest.raises(ValueError, match="at least one entry"):
+        ClockCache(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_specs_that_die_do_not_leave_their_address_in_a_key(fake, mode):
+    """native.c knows a specs tuple by its address, so the launch that it finds must keep that tuple."""
+    launch, x = launcher(fake, mode), torch.empty(64, 64, dtype=torch.bfloat16)
+    fake.expect([128, 4, 4, 8, 8, 8, 8])
+    for i in range(300):
+        spec = TensorMapSpec((16 << i % 3, 64), 128)
+        launch((1,), (GlobalArg(x, (spec,)),))
+        assert fake.last.parameters[0] == encode(x, spec, driver=fake.driver)
+    assert launch.num_compiled == launch.num_bindings == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_threads(fake, mode):
+    launch, compiled = launcher(fake, mode, compiled := [], capacity=16), compiled
+    tensors, errors = [torch.empty(64, 64) for _ in range(40)], []
+    fake.expect([])
+    before, specs = fake.num_launches, (TensorMapSpec((64, 32), 128),)
+
+    def work(seed):
+        try:
+            for i in range(300):
+                launch((1,), (GlobalArg(tensors[(i * seed) % 40], specs), i), 0)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and len(compiled) == 1
+    assert 0 < fake.num_launches - before <= 1200  # the stand-in's own count is not atomic
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_thread_without_a_context_gets_one_and_another_context_is_restored(fake, mode):
+    launch, x, seen = launcher(fake, mode), torch.empty(1), []
+    fake.expect([8, 8, 8])
+
+    def work():
+        current = ctypes.c_void_p()
+        fake.driver.context_get(ctypes.byref(current))
+        seen.append(current.value)
+        launch((1,), (x,))
+        seen.append(fake.last.context)
+        fake.driver.context_set(0x9999)
+        launch((1,), (x,))
+        fake.driver.context_get(ctypes.byref(current))
+        seen.extend([fake.last.context, current.value])
+
+    launch((1,), (x,))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None, 0x1000, 0x1000, 0x9999]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_stream_is_asked_for_at_every_launch(fake, mode, monkeypatch):
+    streams = iter([5, 6, 7])
+    monkeypatch.setattr(fake.driver, "current_stream", lambda device: next(streams))
+    launch, x = launcher(fake, mode), torch.empty(1)
+    fake.expect([])
+    seen = []
+    for _ in range(3):
+        launch((1,), (x,))
+        seen.append(fake.last.stream)
+    assert seen == [5, 6, 7]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_are_honoured(fake, mode, monkeypatch):
+    launch, x, calls = launcher(fake, mode), torch.empty(1), []
+    fake.expect([])
+    launch((1,), (x,))
+    launch((1,), (x,))
+
+    def enter(metadata):
+        calls.append(("enter", metadata.grid, fake.num_launches))
+
+    knobs.runtime.launch_enter_hook.add(enter)
+    before = fake.num_launches
+    try:
+        launch((2,), (x,))
+    finally:
+        knobs.runtime.launch_enter_hook.remove(enter)
+    assert calls == [("enter", (2, 1, 1), before)]
+    monkeypatch.setattr(knobs.runtime, "launch_exit_hook", lambda metadata: calls.append(("exit", fake.num_launches)))
+    launch((2,), (x,))
+    assert calls[1:] == [("exit", before + 2)]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_grids(fake, mode):
+    launch, x = launcher(fake, mode), torch.empty(1)
+    fake.expect([])
+    launch(lambda t, n: (n, 1, t.numel()), (x, 9))
+    assert fake.last.grid == (9, 1, 1)
+    for _ in range(2):
+        before = fake.num_launches
+        launch((4, 0), (x,))
+        assert fake.num_launches == before
+        for grid, error, message in [
+            ((-1,), ValueError, r"copy: grid \(-1,\); its extent along x must lie in 0 to 2147483647"),
+            ((1, 65536), ValueError, "its extent along y must lie in 0 to 65535"),
+            ((1, 1, 1, 1), TypeError, "a tuple of one to three ints"),
+            (4, TypeError, "grid 4; a grid is a tuple"),
+            ((1.5,), TypeError, "its extent along x is a float, not an int"),
+        ]:
+            with pytest.raises(error, match=message):
+                launch(grid, (x,))
+        launch((1,), (x,))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_arguments_that_cannot_be_launched(fake, mode):
+    launch, x = launcher(fake, mode), torch.empty(8, 8)
+    fake.expect([])
+    for _ in range(2):
+        for args, error, message in [
+            (
+                (torch.empty(3, device="meta"),),
+                ValueError,
+                r"Q: a tensor on meta \(shape \(3,\), torch.float32\); kernels take tensors on cpu",
+            ),
+            ((x, "text"), TypeError, "out: str 'text'; a kernel takes torch tensors"),
+            ((x, (1, [2])), TypeError, r"out\[1\]: list \[2\]"),
+            ((x, 1, 1 << 64), ValueError, "n: 18446744073709551616 does not fit in 64 bits"),
+            ((x.to(torch.complex64),), TypeError, "Q: torch.complex64 has no Triton type"),
+            ((GlobalArg(3, (TILE,)),), TypeError, r"Q: GlobalArg\(int, ...\)"),
+            ((GlobalArg(x, ()),), TypeError, "specs is a tuple of at least one TensorMapSpec"),
+            ((GlobalArg(x, (TensorMapSpec([64, 64], 128),)),), TypeError, r"Q: TensorMapSpec\(box=\[64, 64\], .*; the box is a tuple"),
+            ((x, GlobalArg(x, [TILE])), TypeError, "out: GlobalArg.*specs is a tuple"),
+            ((GlobalArg(x.t(), (TILE,)),), ValueError, "Q: shape"),
+            ([x], TypeError, "args is a list"),
+        ]:
+            with pytest.raises(error, match=message):
+                launch((1,), args)
+        launch((1,), (x,))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_kernel_compiled_for_other_arguments_is_refused(fake, mode):
+    x = torch.empty(64, 64, dtype=torch.bfloat16)
+    other = Kernel((ArgType("descriptor", "bf16", specs=(TensorMapSpec((64, 32), 64),)),))
+    for args, message in [
+        ((x,), r"copy was compiled for parameters \(nvTmaDesc, i32, i32, i64, i64\), but its arguments are \(\*bf16\)"),
+        ((GlobalArg(x, (TILE,)),), r"Q: TensorMapSpec\(.*\), but k copies boxes of \(64, 32\) with a 64-byte swizzle"),
+        ((GlobalArg(x, (TILE._replace(swizzle=64), TILE)),), "Q: descriptor 1, but k was compiled with 1 tensor descriptors"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            Launcher(lambda key, types, device: other, name="copy", arg_names=("Q",), driver=fake.driver, native=mode)((1,), args)
+
+
+def test_one_compiled_kernel_does_not_serve_two_devices(fake):
+    kernel, x = Kernel((ArgType("pointer", "*fp32"),)), torch.empty(1)
+    launch = Launcher(lambda key, types, device: kernel, name="copy", driver=fake.driver)
+    launch((1,), (x,))
+    with pytest.raises(RuntimeError, match="copy: one CompiledKernel for devices -1 and 3"):
+        launch._code((x,), None, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_driver_error_is_raised(fake, mode):
+    launch, x = launcher(fake, mode), torch.empty(1)
+    fake.expect([])
+    launch((1,), (x,))
+    fake.integer("fake_result").value = 719
+    try:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"CUDA_ERROR_FAKE \(719\): a fake error"):
+                launch((1,), (x,))
+    finally:
+        fake.integer("fake_result").value = 0
+    launch((1,), (x,))
+
+
+def test_cpu_tensors_without_a_driver_are_refused_by_name():
+    with pytest.raises(ValueError, match="Q: a tensor on cpu"):
+        Launcher(lambda *_: None, arg_names=("Q",))((1,), (torch.empty(1),))
+
+
+def test_a_fingerprint_holds_no_tensor():
+    x, scalars = torch.empty(8, 8), []
+    key = fingerprint((x, GlobalArg(x, (TILE,)), (3, 2.0)), scalars)
+    assert scalars == [3, 2.0] and hash(key) == hash(fingerprint((x, GlobalArg(x, (TILE,)), (4, 1.0)), []))
+    assert key != fingerprint((x, GlobalArg(x.view(4, 16), (TILE,)), (3, 2.0)), [])
+    assert "tensor(" not in repr(key)

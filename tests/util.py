@@ -1,0 +1,28 @@
+"""What tests of numbers share."""
+
+import torch
+
+
+def poison(tensor):
+    """Fills an output with what no kernel should leave behind: NaN, or the smallest value of an integer type. Returns the tensor."""
+    if tensor.is_floating_point():
+        if tensor.dtype.itemsize == 1:  # fp8 has no fill on every build of torch; all bits but the sign set is NaN in e4m3 and e5m2
+            tensor.view(torch.uint8).fill_(0x7F)
+        else:
+            tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)
+    return tensor
+
+
+def relative_error(out, ref):
+    """||out - ref|| / ||ref|| in float64, equal infinities counting as equal; infinite where either has any other NaN or infinity."""
+    out, ref = out.detach().double().cpu(), ref.detach().double().cpu()
+    assert out.shape == ref.shape, f"shapes differ: {tuple(out.shape)} and {tuple(ref.shape)}"
+    error = torch.where(out == ref, 0.0, out - ref)
+    if not torch.isfinite(error).all():
+        return float("inf")
+    norm = ref[torch.isfinite(ref)].norm()
+    return float(error.norm() / norm) if norm > 0 else float(error.norm())

@@ -1,0 +1,278 @@
+"""What every shim stands on: one trace-time `asm` for plain Triton and for explicit (Gluon) kernels, and the architecture checks.
+
+A `@triton.jit` function is compiled with its caller's semantics, so the same shim meets two inline-assembly operations. Gluon's is
+threadwise: its operands may be register tiles and shared or tensor-memory descriptors, and it may have no result. Plain Triton's is
+element-wise: it needs at least one result and knows scalars only (as far as this package uses it). `asm` hides the difference. In both,
+every thread of the program (or partition) executes the block once, so a shim of a single-thread instruction guards it with `issued`.
+"""
+
+import hashlib
+import inspect
+import pathlib
+import re
+
+import triton.language as tl
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._semantic import GluonSemantic
+from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
+from triton.runtime.jit import ConstexprFunction, constexpr_function
+
+_DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
+_REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
+
+
+_SOURCE = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+
+
+class ArchitectureError(RuntimeError):
+    """The target GPU lacks an instruction that the kernel asks for."""
+
+
+class OperandError(TypeError):
+    """An operand of an instruction has a type, a width or a value that the instruction does not take."""
+
+
+def builtin(fn):
+    """Marks `fn(..., _semantic=None)` as callable from kernel code; it runs as Python while the kernel is traced.
+
+    Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates: in that way this file is part of
+    the key of every kernel that uses it.
+    """
+    fn.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
+    fn.__triton_builtin__ = True
+    fn.__triton_aggregate__ = True
+    fn.__annotations__ = {"source": _SOURCE}
+    fn.hash_attrs = ()
+    return fn
+
+
+def unwrap(value):
+    """The Python value behind a constexpr, and through lists and tuples of them; anything else unchanged."""
+    if isinstance(value, tl.constexpr):
+        return unwrap(value.value)
+    if isinstance(value, (list, tuple, tl.tuple)):
+        return tuple(unwrap(item) for item in value)
+    return value
+
+
+def _semantic_of(_semantic, what):
+    if _semantic is None:
+        raise RuntimeError(f"{what} is inline PTX and cannot run in Triton's interpreter (TRITON_INTERPRET=1) or outside a kernel; "
+                           "compile the kernel for an NVIDIA GPU")
+    return _semantic
+
+
+def arch_number(name):
+    """The compute capability behind Triton's architecture name, e.g. "sm90" -> 90; None where it is not an NVIDIA one."""
+    match = re.fullmatch(r"sm_?(\d+)[af]?", str(name))
+    return int(match.group(1)) if match else None
+
+
+def refusal(feature, name, minimum=None, only=None):
+    """The message that says why `feature` is not available on architecture `name`, or None where it is.
+
+    `minimum` is the lowest capability (90 = sm_90) of a feature that every later architecture keeps; `only` lists the capabilities of an
+    architecture-specific feature (those that PTX calls sm_90a, sm_100a, ...), which later or consumer architectures do not have.
+    """
+    number = arch_number(name)
+    if only is not None:
+        targets = [f"sm_{target}a" for target in sorted(only)]
+        needs = targets[0] if len(targets) == 1 else ", ".join(targets[:-1]) + " or " + targets[-1]
+        available = number in only
+    else:
+        needs = f"sm_{minimum} or newer"
+        available = number is not None and number >= minimum
+    if available:
+        return None
+    target = f"sm_{number}" if number is not None else f"{name}, which is not an NVIDIA architecture"
+    return f"{feature} needs {needs}; this kernel is compiled for {target}"
+
+
+@builtin
+def is_explicit(_semantic=None):
+    """constexpr: is the calling code compiled as an explicit (Gluon) kernel? False in plain Triton and in its interpreter."""
+    return tl.constexpr(isinstance(_semantic, GluonSemantic))
+
+
+@builtin
+def arch(_semantic=None):
+    """constexpr int: the compute capability that the kernel is compiled for, e.g. 90 for sm_90 (0: not an NVIDIA GPU)."""
+    return tl.constexpr(arch_number(_semantic_of(_semantic, "arch()").builder.options.arch) or 0)
+
+
+@builtin
+def require(feature, minimum=None, only=None, _semantic=None):
+    """Refuses to compile where the target lacks an instruction.
+
+    `feature` is the instruction's name for the message, `minimum` a compute capability (90) or `only` a tuple of them: see `refusal`.
+    """
+    feature = unwrap(feature)
+    name = _semantic_of(_semantic, feature).builder.options.arch
+    message = refusal(feature, name, unwrap(minimum), unwrap(only))
+    if message is not None:
+        raise ArchitectureError(message)
+
+
+@constexpr_function
+def issued(instructions, issuer, sm, declarations=""):
+    """PTX that lets the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope registers and labels).
+
+    "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads whose %tid.x is a multiple of
+    128, "cta" the thread whose %tid.x is 0. `instructions` is one string or a tuple of single instructions, each without a predicate of
+    its own; `declarations` is PTX that every thread executes before. `sm` is the compute capability: below 90 there is no elect.sync, and
+    lane 0 stands in.
+    """
+    if issuer not in ("thread", "warp", "warpgroup", "cta"):
+        raise OperandError(f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the threads "
+                           "with %tid.x % 128 == 0) or 'cta' (the thread with %tid.x == 0)")
+    lines = (instructions, ) if isinstance(instructions, str) else tuple(instructions)
+    choose = {
+        "thread": "",
+        "warp": (".reg .pred issue; elect.sync _|issue, 0xffffffff; " if sm >= 90 else
+                 ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "),
+        "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 issue, lane, 0; ",
+        "cta": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; ",
+    }[issuer]
+    guard = "" if issuer == "thread" else "@issue "
+    body = " ".join(f"{guard}{line}" for line in lines)
+    return "{ " + choose + (declarations + " " if declarations else "") + body + " }"
+
+
+def _renumber(template, by):
+    """`template` with each operand reference $n (or ${n:modifier}) raised by `by`; $$ is a literal dollar and stays."""
+
+    def shift(match):
+        if match.group(0) == "$$":
+            return "$$"
+        if match.group(1) is not None:
+            return f"${int(match.group(1)) + by}"
+        return "${" + str(int(match.group(2)) + by)
+
+    return _REFERENCE.sub(shift, template)
+
+
+def _lower(arg):
+    """The values that stand for one operand: a lang object hands out what it wraps (a descriptor, a tensor, or a tuple of these)."""
+    arg = unwrap(arg)
+    if arg is None:
+        return ()
+    if hasattr(arg, "__asm_operand__"):
+        return _lower(arg.__asm_operand__)
+    return tuple(value for item in arg for value in _lower(item)) if isinstance(arg, tuple) else (arg, )
+
+
+def _scalar(value, constraint, semantic, template):
+    """A scalar as the register that `constraint` names: integers are widened (by their own sign), pointers become 64-bit addresses."""
+    if isinstance(value, int) and not isinstance(value, bool) and constraint in ("f", "d"):
+        value = float(value)
+    value = semantic.to_tensor(value)
+    if value.type.is_block():
+        return value
+    if value.type.is_ptr():
+        value = semantic.cast(value, tl.int64)
+    if value.type.is_int():
+        bits = value.type.primitive_bitwidth
+        wanted = {"r": 32, "l": 64}.get(constraint, bits)
+        if bits > wanted:
+            raise OperandError(f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted (constraint "
+                            f"{constraint!r}); convert it first: {template}")
+        if bits < wanted:
+            value = semantic.cast(value, getattr(tl, f"{'u' if value.type.is_int_unsigned() else ''}int{wanted}"))
+    if constraint == "d" and value.type.is_fp32():
+        value = semantic.cast(value, tl.float64)
+    return value
+
+
+def _split(constraints, operands):
+    """Constraints as one list per logical operand, and the clobbers; a string is cut at its commas."""
+    items = [item.strip() for item in constraints.split(",")] if isinstance(constraints, str) else [str(item) for item in constraints]
+    items = [item for item in items if item]
+    clobbers = [item for item in items if item.startswith("~")]
+    items = [item for item in items if not item.startswith("~")]
+    if not isinstance(constraints, str) and len(items) != operands:
+        raise OperandError(f"inline PTX: {len(items)} constraints {items} for {operands} operands (results first, then arguments)")
+    return items, clobbers
+
+
+def _references(counts):
+    groups, cursor = [], 0
+    for count in counts:
+        groups.append(tuple(f"${i}" for i in range(cursor, cursor + count)))
+        cursor += count
+    return groups
+
+
+@builtin
+def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=None):
+    """One block of PTX, executed by every thread of the program or partition.
+
+    template      PTX with operand references $0, $1, ... (results first, then arguments), or a constexpr function of `(outputs, inputs)`
+                  that returns it; each of the two is a tuple of one tuple of references per operand.
+    constraints   LLVM's, as a string ("=r,r,l") or as a tuple with one entry per operand (repeated for every register of that operand;
+                  entries that start with "~" are clobbers).
+    args          scalars; in explicit kernels also register tiles and shared or tensor-memory descriptors ("r": the i32 address); lang
+                  objects, which hand out one of these through their property `__asm_operand__`; a tuple of these is one operand of
+                  several registers, and None is an operand of no register.
+    result_types  () for none, a scalar dtype, in explicit kernels a tile type (`tile.type`), or a tuple of these (gives a tuple).
+    is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge or drop it.
+
+    The compiler models nothing that the block does to memory or barriers. Scalar results count as uniform in the compiler's eyes.
+    """
+    semantic = _semantic_of(_semantic, "asm(...)")
+    explicit = isinstance(semantic, GluonSemantic)
+    constraints, is_pure = unwrap(constraints), bool(unwrap(is_pure))
+    template = template.value if isinstance(template, tl.constexpr) else template
+    results = unwrap(result_types)
+    single = not isinstance(results, tuple)
+    results = (results, ) if single else results
+    lowered = [_lower(arg) for arg in (args if isinstance(args, (list, tuple, tl.tuple)) else (args, ))]
+
+    items, clobbers = _split(constraints, len(results) + len(lowered))
+    shown = template if isinstance(template, str) else getattr(template, "__name__", "template")
+    scalar_constraints = items[len(results):]
+    if isinstance(constraints, str) and len(items) != len(results) + sum(len(values) for values in lowered):
+        scalar_constraints = None  # one entry per register of a tile: the string is taken as it is
+    operands, cursor = [], 0
+    for index, values in enumerate(lowered):
+        group = []
+        for value in values:
+            constraint = ""
+            if scalar_constraints is not None:
+                constraint = scalar_constraints[cursor if isinstance(constraints, str) else index]
+            cursor += 1
+            if isinstance(value, _DESCRIPTORS):
+                if not explicit:
+                    raise OperandError(f"inline PTX: a memory descriptor is an operand in explicit kernels only: {shown}")
+                group.append(value)
+            else:
+                group.append(_scalar(value, constraint, semantic, shown))
+        operands.append(group)
+
+    def registers(type_):
+        if explicit:
+            return semantic.builder.get_total_elems_per_thread(type_.to_ir(semantic.builder))
+        return 1
+
+    counts = [registers(type_) for type_ in results]
+    counts += [sum(1 if isinstance(value, _DESCRIPTORS) else registers(value.type) for value in group) for group in operands]
+    if isinstance(template, ConstexprFunction):
+        groups = _references(counts)
+        template = template(tuple(groups[:len(results)]), tuple(groups[len(results):]))
+    if not isinstance(template, str):
+        raise OperandError(f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}")
+    if not isinstance(constraints, str):
+        items = [item for item, count in zip(items, counts) for _ in range(count)]
+    flat = [value for group in operands for value in group]
+
+    if explicit:
+        out = semantic.inline_asm(template, ",".join(items + clobbers), flat, results, is_pure)
+        out = out if isinstance(out, tuple) else (out, )
+    else:
+        types = results
+        if not results:  # the element-wise operation insists on a result
+            template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32, )
+        out = tl.inline_asm_elementwise(template, ",".join(items + clobbers), flat, types, is_pure, 1, _semantic=semantic)
+        out = out if results else ()
+    if single:
+        return out[0]
+    return tl.tuple(out) if out else None

@@ -1,0 +1,84 @@
+"""CTA barriers by number, warp barriers and fences (PTX ISA, "bar / barrier", "bar.warp.sync", "membar / fence").
+
+A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + partitions for the warps of each partition, so take high numbers.
+"""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
+
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+@constexpr_function
+def named_text(verb, number, threads):
+    """`number` and `threads` as immediates: only then does ptxas know how many barriers the kernel uses."""
+    if not 0 <= number <= 15:
+        raise OperandError(f"barrier.{verb}(number={number}): barriers are numbered 0 to 15")
+    if not (32 <= threads <= 1024 and threads % 32 == 0):
+        raise OperandError(f"barrier.{verb}(threads={threads}): a multiple of 32 up to 1024, counting those that arrive and those that wait")
+    return f"bar.{verb} {number}, {threads};"
+
+
+@constexpr_function
+def reduce_text(operation, number, threads):
+    if operation not in ("popc", "and", "or"):
+        raise OperandError(f"barrier.reduce(operation={operation!r}): 'popc', 'and' or 'or'")
+    named_text("sync", number, threads)
+    head = "{ .reg .pred vote; setp.ne.s32 vote, $1, 0; "
+    if operation == "popc":
+        return head + f"bar.red.popc.u32 $0, {number}, {threads}, vote; }}"
+    return head + f".reg .pred all; bar.red.{operation}.pred all, {number}, {threads}, vote; selp.b32 $0, 1, 0, all; }}"
+
+
+@constexpr_function
+def fence_text(semantics, scope, sm):
+    if semantics not in ("acq_rel", "sc"):
+        raise OperandError(f"barrier.fence(semantics={semantics!r}): 'acq_rel' or 'sc'")
+    if scope not in _SCOPES:
+        raise OperandError(f"barrier.fence(scope={scope!r}): one of {', '.join(_SCOPES)}")
+    if scope == "cluster" and sm < 90:
+        raise OperandError(f"barrier.fence(scope='cluster'): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}")
+    return f"fence.{semantics}.{scope};"
+
+
+@triton.jit
+def sync(number: tl.constexpr, threads: tl.constexpr):
+    """`bar.sync`: waits until `threads` threads (a multiple of 32) have come to barrier `number` (0 to 15), this one included.
+
+    Whole warps come: every thread of the program or partition executes it. Memory accesses before are visible after, within the CTA.
+    Any architecture. PTX ISA "bar".
+    """
+    asm(named_text("sync", number, threads), "", [])
+
+
+@triton.jit
+def arrive(number: tl.constexpr, threads: tl.constexpr):
+    """`bar.arrive`: counts for barrier `number` as coming, without waiting; `threads` is the same total that those who `sync` there name.
+
+    Any architecture. PTX ISA "bar".
+    """
+    asm(named_text("arrive", number, threads), "", [])
+
+
+@triton.jit
+def reduce(vote, number: tl.constexpr, threads: tl.constexpr, operation: tl.constexpr = "popc"):
+    """`bar.red` -> i32: as `sync`, and every thread learns over all `threads` threads the number of those whose `vote` (i32) is not 0 ("popc"),
+    or whether all ("and") or any ("or") are. Any architecture. PTX ISA "bar".
+    """
+    return asm(reduce_text(operation, number, threads), "=r,r", [vote], tl.int32)
+
+
+@triton.jit
+def syncwarp(mask: tl.constexpr = 0xFFFFFFFF):
+    """`bar.warp.sync`: waits for the lanes in `mask` (32 bits) of this warp. Any architecture. PTX ISA "bar.warp.sync"."""
+    asm("bar.warp.sync $0;", "r", [mask])
+
+
+@triton.jit
+def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
+    """`fence.acq_rel` or `fence.sc` at `scope` "cta", "cluster" (sm_90), "gpu" or "sys". sm_80 here. PTX ISA "membar / fence"."""
+    require("fence", 80)
+    asm(fence_text(semantics, scope, arch()), "", [])

@@ -1,0 +1,128 @@
+"""Thread block clusters: their barrier, who is where, and the neighbours' shared memory (PTX ISA, "barrier.cluster", "mapa"). sm_90.
+
+A remote address is an i32 in the shared::cluster window: `mapa` makes it from a local one. A CTA must not exit while others still use its
+memory: end with `arrive` and `wait`.
+"""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
+
+_AXES = ("x", "y", "z")
+
+
+@constexpr_function
+def arrive_text(semantics, aligned):
+    if semantics not in ("release", "relaxed"):
+        raise OperandError(f"cluster.arrive(semantics={semantics!r}): 'release' or 'relaxed'")
+    return f"barrier.cluster.arrive.{semantics}{'.aligned' if aligned else ''};"
+
+
+@constexpr_function
+def wait_text(aligned):
+    return f"barrier.cluster.wait.acquire{'.aligned' if aligned else ''};"
+
+
+@constexpr_function
+def axis_text(register, axis):
+    if axis not in (0, 1, 2):
+        raise OperandError(f"cluster.{register}(axis={axis}): 0, 1 or 2")
+    return f"mov.u32 $0, %cluster_{register}.{_AXES[axis]};"
+
+
+@constexpr_function
+def st_async_text(dtype, issuer, sm):
+    kind = register_class(dtype)[0].replace("f", "b")
+    return issued(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{kind} [$0], $1, [$2];", issuer, sm)
+
+
+@constexpr_function
+def st_async_constraints(dtype):
+    # st.async has bit types only; "f" and "d" registers are of another type but of the right width, which PTX allows for .b operands
+    return f"r,{register_class(dtype)[1]},r"
+
+
+@triton.jit
+def arrive(semantics: tl.constexpr = "release", aligned: tl.constexpr = True):
+    """`barrier.cluster.arrive`: this thread has come; every thread of every CTA of the cluster executes it.
+
+    "release" publishes what it wrote to the threads that `wait`; "relaxed" does not. `aligned`: all threads of the warp execute it together.
+    sm_90. PTX ISA "barrier.cluster".
+    """
+    require("barrier.cluster.arrive", 90)
+    asm(arrive_text(semantics, aligned), "", [])
+
+
+@triton.jit
+def wait(aligned: tl.constexpr = True):
+    """`barrier.cluster.wait.acquire`: waits for the arrival of all threads of the cluster. sm_90. PTX ISA "barrier.cluster"."""
+    require("barrier.cluster.wait", 90)
+    asm(wait_text(aligned), "", [])
+
+
+@triton.jit
+def ctarank():
+    """%cluster_ctarank -> i32: this CTA's rank in its cluster. sm_90. PTX ISA "Special Registers"."""
+    require("%cluster_ctarank", 90)
+    return asm("mov.u32 $0, %cluster_ctarank;", "=r", [], tl.int32, is_pure=True)
+
+
+@triton.jit
+def nctarank():
+    """%cluster_nctarank -> i32: the number of CTAs of the cluster. sm_90. PTX ISA "Special Registers"."""
+    require("%cluster_nctarank", 90)
+    return asm("mov.u32 $0, %cluster_nctarank;", "=r", [], tl.int32, is_pure=True)
+
+
+@triton.jit
+def ctaid(axis: tl.constexpr = 0):
+    """%cluster_ctaid -> i32: this CTA's coordinate in its cluster along `axis` (0 x, 1 y, 2 z). sm_90. PTX ISA "Special Registers"."""
+    require("%cluster_ctaid", 90)
+    return asm(axis_text("ctaid", axis), "=r", [], tl.int32, is_pure=True)
+
+
+@triton.jit
+def nctaid(axis: tl.constexpr = 0):
+    """%cluster_nctaid -> i32: the cluster's extent along `axis` (0 x, 1 y, 2 z), in CTAs. sm_90. PTX ISA "Special Registers"."""
+    require("%cluster_nctaid", 90)
+    return asm(axis_text("nctaid", axis), "=r", [], tl.int32, is_pure=True)
+
+
+@triton.jit
+def mapa(memory, cta):
+    """`mapa.shared::cluster.u32` -> i32: the address, in the CTA of rank `cta` (i32), of what lies at `memory` in this one. sm_90.
+
+    `memory` is a shared descriptor or an i32 shared address. PTX ISA "mapa".
+    """
+    require("mapa", 90)
+    return asm("mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [memory, cta], tl.int32)
+
+
+@triton.jit
+def ld(remote, dtype: tl.constexpr):
+    """`ld.shared::cluster`: the scalar `dtype` (32 or 64 bits) at a remote address, read by every thread. sm_90. PTX ISA "ld"."""
+    require("ld.shared::cluster", 90)
+    return asm(load_text("shared::cluster", dtype), load_constraints(dtype), [remote], dtype)
+
+
+@triton.jit
+def st(remote, value, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
+    """`st.shared::cluster`: writes a scalar `dtype` (32 or 64 bits) to a remote address. Visible there after a cluster barrier. sm_90.
+
+    PTX ISA "st".
+    """
+    require("st.shared::cluster", 90)
+    asm(store_text("shared::cluster", dtype, issuer, arch()), store_constraints(dtype), [remote, value])
+
+
+@triton.jit
+def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
+    """`st.async`: writes a scalar `dtype` (32 or 64 bits) to a remote address and then counts its 4 or 8 bytes on `remote_bar`.
+
+    Both addresses come from `mapa` with the same CTA; that CTA expects the bytes (`mbarrier.expect_tx`) and waits. sm_90. PTX ISA "st.async".
+    """
+    require("st.async", 90)
+    asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])

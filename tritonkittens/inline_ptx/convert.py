@@ -1,0 +1,258 @@
+"""Conversions between floating-point formats (PTX ISA 9.7.9 `cvt`), element by element on tiles of any shape, in plain Triton and explicit kernels.
+
+Instructions that convert two values into one packed register are applied to neighbouring elements of one tile. e2m1 (fp4) has no tile
+type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
+"""
+import triton
+import triton.language as tl
+
+from ._asm import builtin, require, unwrap
+
+
+def narrow16_asm(mnemonic: str) -> str:
+    """Two float32 ($1, $2) into one packed 16-bit pair ($0). PTX puts its first source into the upper half."""
+    return f"{mnemonic} $0, $2, $1;"
+
+
+def narrow8_asm(mnemonic: str, source: str) -> str:
+    """Four elements into four bytes ($0): from float32 in $1..$4, or from packed 16-bit pairs in $1, $2."""
+    first, second = ("$2, $1", "$4, $3") if source == "f32" else ("$1", "$2")
+    return f"{{ .reg .b16 low, high; {mnemonic} low, {first}; {mnemonic} high, {second}; mov.b32 $0, {{low, high}}; }}"
+
+
+def widen8_asm(mnemonic: str) -> str:
+    """Four bytes ($2) into two packed 16-bit pairs ($0, $1)."""
+    return f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $2; {mnemonic} $0, low; {mnemonic} $1, high; }}"
+
+
+def narrow4_asm(mnemonic: str) -> str:
+    """Four bytes ($0), each holding e2m1 of one element of $1..$4 in its low and of $5..$8 in its high four bits."""
+    steps = " ".join(f"{mnemonic} b{i}, ${5 + i}, ${1 + i};" for i in range(4))
+    return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
+
+
+def widen4_asm(mnemonic: str) -> str:
+    """The four bytes of $4 into float16: low halves to the packed pairs $0, $1, high halves to $2, $3."""
+    steps = " ".join(f"{mnemonic} w{i}, b{i};" for i in range(4))
+    # Each w holds (low, high) of one byte; the permutations gather two low and two high halves.
+    gather = "prmt.b32 $0, w0, w1, 0x5410; prmt.b32 $1, w2, w3, 0x5410; prmt.b32 $2, w0, w1, 0x7632; prmt.b32 $3, w2, w3, 0x7632;"
+    return f"{{ .reg .b8 b0, b1, b2, b3; .reg .b32 w0, w1, w2, w3; mov.b32 {{b0, b1, b2, b3}}, $4; {steps} {gather} }}"
+
+
+def stochastic16_asm(mnemonic: str) -> str:
+    """Two float32 ($1, $2) into a packed 16-bit pair ($0); the low halves of the random words $3, $4 round them."""
+    return f"{{ .reg .b32 bits; prmt.b32 bits, $3, $4, 0x5410; {mnemonic} $0, $2, $1, bits; }}"
+
+
+_GATHER_BYTES = ".reg .b32 bits, bits2; prmt.b32 bits, ${0}, ${1}, 0x0040; prmt.b32 bits2, ${2}, ${3}, 0x0040; prmt.b32 bits, bits, bits2, 0x5410;"
+
+
+def stochastic8_asm(mnemonic: str) -> str:
+    """Four float32 ($1..$4) into four bytes ($0); the low bytes of the random words $5..$8 round them."""
+    return f"{{ {_GATHER_BYTES.format(5, 6, 7, 8)} {mnemonic} $0, {{$4, $3, $2, $1}}, bits; }}"
+
+
+def stochastic4_asm(mnemonic: str) -> str:
+    """Four bytes ($0) of e2m1 pairs: low halves from $1..$4, high halves from $5..$8; the low bytes of $9..$12 make one 32-bit random word."""
+    pairs = f"{mnemonic} first, {{$6, $2, $5, $1}}, bits; {mnemonic} second, {{$8, $4, $7, $3}}, bits;"
+    return f"{{ {_GATHER_BYTES.format(9, 10, 11, 12)} .reg .b16 first, second; {pairs} mov.b32 $0, {{first, second}}; }}"
+
+
+# form -> (template builder, LLVM constraints, elements a block). "narrow8_f16" and the like read packed pairs.
+FORMS = {
+    "narrow32": (lambda m: f"{m} $0, $1;", "=r,f", 1),
+    "narrow16": (narrow16_asm, "=r,f,f", 2),
+    "narrow8_f32": (lambda m: narrow8_asm(m, "f32"), "=r,f,f,f,f", 4),
+    "narrow8_f16": (lambda m: narrow8_asm(m, "f16"), "=r,r,r", 4),
+    "narrow4": (narrow4_asm, "=r,f,f,f,f,f,f,f,f", 4),
+    "widen8": (widen8_asm, "=r,=r,r", 4),
+    "widen4": (widen4_asm, "=r,=r,=r,=r,r", 4),
+    "stochastic16": (stochastic16_asm, "=r,f,f,r,r", 2),
+    "stochastic8": (stochastic8_asm, "=r,f,f,f,f,r,r,r,r", 4),
+    "stochastic4": (stochastic4_asm, "=r,f,f,f,f,f,f,f,f,r,r,r,r", 4),
+}
+
+
+@builtin
+def _convert(form, mnemonic, args, sources, dtype, minimum=None, only=None, _semantic=None):
+    """Emits `mnemonic` in `form` over tiles whose element types are `sources`; `dtype` is the result's element type, or a tuple of them."""
+    form, mnemonic, sources, dtype = unwrap(form), unwrap(mnemonic), unwrap(sources), unwrap(dtype)
+    require(mnemonic, unwrap(minimum), unwrap(only), _semantic=_semantic)
+    args = [_semantic.to_tensor(unwrap(arg)) for arg in args]
+    types = tuple(str(arg.dtype) for arg in args)
+    if types != sources:
+        raise TypeError(f"{mnemonic} converts ({', '.join(sources)}), not ({', '.join(types)})")
+    build, constraints, pack = FORMS[form]
+    out = tl.inline_asm_elementwise(build(mnemonic), constraints, args, dtype, True, pack, _semantic=_semantic)
+    return tl.tuple(out) if isinstance(out, tuple) else out
+
+
+@builtin
+def _variant(mnemonic, what, value, allowed, _semantic=None):
+    """constexpr: `mnemonic` with its `{}` filled by `value`, which must be one of `allowed`."""
+    mnemonic, value, allowed = unwrap(mnemonic), unwrap(value), unwrap(allowed)
+    if value not in allowed:
+        raise ValueError(f"{mnemonic.replace('{}', '')}: {unwrap(what)} is {', '.join(map(repr, allowed))}, not {value!r}")
+    modifier = {False: "", True: ".relu"}.get(value, f".{value}")
+    return tl.constexpr(mnemonic.replace("{}", modifier, 1))
+
+
+@builtin
+def _is_type(x, name, _semantic=None):
+    return tl.constexpr(str(x.dtype) == unwrap(name))
+
+
+@triton.jit
+def to_bf16(x, rounding: tl.constexpr = "rn", relu: tl.constexpr = False):
+    """float32 to bfloat16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values to 0. sm_80+.
+
+    PTX ISA 9.7.9 `cvt.rn.bf16x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.bf16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True))
+    return _convert("narrow16", mnemonic, (x,), ("fp32",), tl.bfloat16, 80)
+
+
+@triton.jit
+def to_f16(x, rounding: tl.constexpr = "rn", relu: tl.constexpr = False):
+    """float32 to float16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values to 0. sm_80+.
+
+    PTX ISA 9.7.9 `cvt.rn.f16x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.f16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True))
+    return _convert("narrow16", mnemonic, (x,), ("fp32",), tl.float16, 80)
+
+
+@triton.jit
+def to_tf32(x, rounding: tl.constexpr = "rna", relu: tl.constexpr = False):
+    """float32 rounded to the 10-bit mantissa of tf32, kept as float32. rounding "rna" (nearest, ties away; sm_80+), "rn" or "rz" (sm_90+).
+
+    relu needs "rn" or "rz". PTX ISA 9.7.9 `cvt.rna.tf32.f32`.
+    """
+    if rounding == "rna":
+        mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.tf32.f32", "rounding", rounding, ("rna",)), "relu with rounding 'rna'", relu, (False,))
+        return _convert("narrow32", mnemonic, (x,), ("fp32",), tl.float32, 80)
+    else:
+        mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.tf32.f32", "rounding", rounding, ("rna", "rn", "rz")), "relu", relu, (False, True))
+        return _convert("narrow32", mnemonic, (x,), ("fp32",), tl.float32, 90)
+
+
+@triton.jit
+def to_e4m3(x, relu: tl.constexpr = False):
+    """float32 or float16 to fp8 e4m3, nearest even, finite values beyond ±448 become ±448. sm_89+. PTX ISA 9.7.9 `cvt.rn.satfinite.e4m3x2`."""
+    if _is_type(x, "fp16"):
+        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e4m3x2.f16x2", "relu", relu, (False, True))
+        return _convert("narrow8_f16", mnemonic, (x,), ("fp16",), tl.float8e4nv, 89)
+    else:
+        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e4m3x2.f32", "relu", relu, (False, True))
+        return _convert("narrow8_f32", mnemonic, (x,), ("fp32",), tl.float8e4nv, 89)
+
+
+@triton.jit
+def to_e5m2(x, relu: tl.constexpr = False):
+    """float32 or float16 to fp8 e5m2, nearest even, finite values beyond ±57344 become ±57344. sm_89+. PTX ISA 9.7.9 `cvt.rn.satfinite.e5m2x2`."""
+    if _is_type(x, "fp16"):
+        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e5m2x2.f16x2", "relu", relu, (False, True))
+        return _convert("narrow8_f16", mnemonic, (x,), ("fp16",), tl.float8e5, 89)
+    else:
+        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e5m2x2.f32", "relu", relu, (False, True))
+        return _convert("narrow8_f32", mnemonic, (x,), ("fp32",), tl.float8e5, 89)
+
+
+@triton.jit
+def e4m3_to_f16(x, relu: tl.constexpr = False):
+    """fp8 e4m3 to float16 (exact). sm_89+. PTX ISA 9.7.9 `cvt.rn.f16x2.e4m3x2`."""
+    mnemonic: tl.constexpr = _variant("cvt.rn{}.f16x2.e4m3x2", "relu", relu, (False, True))
+    return _convert("widen8", mnemonic, (x,), ("fp8e4nv",), tl.float16, 89)
+
+
+@triton.jit
+def e5m2_to_f16(x, relu: tl.constexpr = False):
+    """fp8 e5m2 to float16 (exact). sm_89+. PTX ISA 9.7.9 `cvt.rn.f16x2.e5m2x2`."""
+    mnemonic: tl.constexpr = _variant("cvt.rn{}.f16x2.e5m2x2", "relu", relu, (False, True))
+    return _convert("widen8", mnemonic, (x,), ("fp8e5",), tl.float16, 89)
+
+
+@triton.jit
+def to_e2m1x2(low, high, relu: tl.constexpr = False):
+    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs (`low` in bits 0-3), nearest even, finite values beyond ±6 become ±6.
+
+    sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.satfinite.e2m1x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e2m1x2.f32", "relu", relu, (False, True))
+    return _convert("narrow4", mnemonic, (low, high), ("fp32", "fp32"), tl.uint8, None, (100, 103, 120))
+
+
+@triton.jit
+def e2m1x2_to_f16(pairs, relu: tl.constexpr = False):
+    """A uint8 tile of fp4 e2m1 pairs to two float16 tiles (low halves, high halves), exact. sm_100a, sm_103a, sm_120a.
+
+    PTX ISA 9.7.9 `cvt.rn.f16x2.e2m1x2`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rn{}.f16x2.e2m1x2", "relu", relu, (False, True))
+    return _convert("widen4", mnemonic, (pairs,), ("uint8",), (tl.float16, tl.float16), None, (100, 103, 120))
+
+
+@triton.jit
+def to_ue8m0(x, rounding: tl.constexpr = "rz"):
+    """float32 to ue8m0, the power-of-two scale of MX formats, as uint8 (exponent plus 127). rounding "rz" (down) or "rp" (up).
+
+    sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rz.satfinite.ue8m0x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt{}.satfinite.ue8m0x2.f32", "rounding", rounding, ("rz", "rp"))
+    return _convert("narrow8_f32", mnemonic, (x,), ("fp32",), tl.uint8, None, (100, 103, 120))
+
+
+@triton.jit
+def ue8m0_to_bf16(x):
+    """ue8m0 scales (uint8, exponent plus 127) to bfloat16. sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.bf16x2.ue8m0x2`."""
+    return _convert("widen8", "cvt.rn.bf16x2.ue8m0x2", (x,), ("uint8",), tl.bfloat16, None, (100, 103, 120))
+
+
+@triton.jit
+def to_bf16_stochastic(x, bits, relu: tl.constexpr = False):
+    """float32 to bfloat16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 16 bits are used.
+
+    sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.bf16x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rs{}.bf16x2.f32", "relu", relu, (False, True))
+    return _convert("stochastic16", mnemonic, (x, bits), ("fp32", "uint32"), tl.bfloat16, None, (100, 103))
+
+
+@triton.jit
+def to_f16_stochastic(x, bits, relu: tl.constexpr = False):
+    """float32 to float16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 13 bits are used.
+
+    sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.f16x2.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rs{}.f16x2.f32", "relu", relu, (False, True))
+    return _convert("stochastic16", mnemonic, (x, bits), ("fp32", "uint32"), tl.float16, None, (100, 103))
+
+
+@triton.jit
+def to_e4m3_stochastic(x, bits, relu: tl.constexpr = False):
+    """float32 to fp8 e4m3 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits are used.
+
+    sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e4m3x4.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rs{}.satfinite.e4m3x4.f32", "relu", relu, (False, True))
+    return _convert("stochastic8", mnemonic, (x, bits), ("fp32", "uint32"), tl.float8e4nv, None, (100, 103))
+
+
+@triton.jit
+def to_e5m2_stochastic(x, bits, relu: tl.constexpr = False):
+    """float32 to fp8 e5m2 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits are used.
+
+    sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e5m2x4.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rs{}.satfinite.e5m2x4.f32", "relu", relu, (False, True))
+    return _convert("stochastic8", mnemonic, (x, bits), ("fp32", "uint32"), tl.float8e5, None, (100, 103))
+
+
+@triton.jit
+def to_e2m1x2_stochastic(low, high, bits, relu: tl.constexpr = False):
+    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs with stochastic rounding, saturating; the low 8 bits of the uint32 `bits` are used.
+
+    sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e2m1x4.f32`.
+    """
+    mnemonic: tl.constexpr = _variant("cvt.rs{}.satfinite.e2m1x4.f32", "relu", relu, (False, True))
+    return _convert("stochastic4", mnemonic, (low, high, bits), ("fp32", "fp32", "uint32"), tl.uint8, None, (100, 103))

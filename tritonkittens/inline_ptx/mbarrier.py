@@ -1,0 +1,185 @@
+"""mbarrier: the 64-bit barrier object in shared memory that counts arrivals and bytes (PTX ISA, "Parallel Synchronization: mbarrier").
+
+`bar` is a shared descriptor of one barrier (explicit kernels) or an i32 shared address, 8-byte aligned. A phase completes when `count`
+arrivals and all expected bytes have come; `phase` is the parity of the phase that is waited for: 0 for the first, 1 for the second, ...
+`issuer` names the threads that execute: see `_asm.issued`. The compiler knows nothing of these operations and adds no barrier around them.
+"""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+
+MAX_COUNT = (1 << 20) - 1
+_SCOPES = ("cta", "cluster")
+
+
+@constexpr_function
+def arrive_text(count, issuer, sm):
+    if not 1 <= count <= MAX_COUNT:
+        raise OperandError(f"mbarrier.arrive(count={count}): 1 to {MAX_COUNT} arrivals")
+    if count > 1 and sm < 90:
+        raise OperandError(f"mbarrier.arrive(count={count}): below sm_90 an arrive counts once; this kernel is compiled for sm_{sm}")
+    counted = f", {count}" if count > 1 else ""
+    return issued(f"mbarrier.arrive.shared::cta.b64 _, [$0]{counted};", issuer, sm)
+
+
+@constexpr_function
+def arrive_remote_text(count, issuer, sm):
+    if not 1 <= count <= MAX_COUNT:
+        raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
+    instructions = ("mapa.shared::cluster.u32 remote, $0, $1;",
+                    f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], {count};")
+    return issued(instructions, issuer, sm, ".reg .b32 remote;")
+
+
+@constexpr_function
+def arrive_expect_tx_remote_text(issuer, sm):
+    instructions = ("mapa.shared::cluster.u32 remote, $0, $1;",
+                    "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;")
+    return issued(instructions, issuer, sm, ".reg .b32 remote;")
+
+
+@constexpr_function
+def probe(kind, scope, sm):
+    """The mnemonic of a wait: below sm_90 there is neither try_wait nor a scope."""
+    if scope not in _SCOPES:
+        raise OperandError(f"mbarrier.{kind}(scope={scope!r}): 'cta' or 'cluster' (where threads of other CTAs arrive)")
+    if sm < 90 and scope != "cta":
+        raise OperandError(f"mbarrier.{kind}(scope={scope!r}): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}")
+    kind = kind if sm >= 90 else "test_wait"
+    acquire = ".acquire.cluster" if scope == "cluster" else ""
+    return f"mbarrier.{kind}.parity{acquire}.shared::cta.b64"
+
+
+@constexpr_function
+def poll_text(kind, scope, sm, hint_ns):
+    hint = f", {hint_ns}" if hint_ns else ""
+    return f"{{ .reg .pred done; {probe(kind, scope, sm)} done, [$1], $2{hint}; selp.b32 $0, 1, 0, done; }}"
+
+
+@constexpr_function
+def wait_text(scope, sm):
+    return f"{{ .reg .pred done; SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @!done bra SPIN; }}"
+
+
+@constexpr_function
+def wait_or_trap_text(limit_ns, scope, sm):
+    if not 0 < limit_ns < 1 << 63:
+        raise OperandError(f"mbarrier.wait_or_trap(limit_ns={limit_ns}): a positive number of nanoseconds below 2**63")
+    return ("{ .reg .pred done; .reg .pred late; .reg .b64 start; .reg .b64 now; mov.u64 start, %globaltimer; "
+            f"SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @done bra DONE; "
+            f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra SPIN; DONE: }}")
+
+
+@triton.jit
+def init(bar, count, issuer: tl.constexpr = "cta"):
+    """`mbarrier.init`: makes the barrier, expecting `count` arrivals a phase (1 to 2**20 - 1). sm_80.
+
+    One thread must execute it, once: the default is thread 0 of the CTA. Other threads see it after a CTA barrier; copies and other CTAs
+    after `fence_init` and a (cluster) barrier. PTX ISA "mbarrier.init".
+    """
+    require("mbarrier.init", 80)
+    asm(issued("mbarrier.init.shared::cta.b64 [$0], $1;", issuer, arch()), "r,r", [bar, count])
+
+
+@triton.jit
+def inval(bar, issuer: tl.constexpr = "cta"):
+    """`mbarrier.inval`: ends the barrier's life, so that its 8 bytes may be used for something else. sm_80. PTX ISA "mbarrier.inval"."""
+    require("mbarrier.inval", 80)
+    asm(issued("mbarrier.inval.shared::cta.b64 [$0];", issuer, arch()), "r", [bar])
+
+
+@triton.jit
+def arrive(bar, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
+    """`mbarrier.arrive`: each issuing thread takes `count` off the pending arrivals (release, CTA scope). sm_80; `count` > 1: sm_90.
+
+    The barrier's count must match: by default one arrival a warp. PTX ISA "mbarrier.arrive".
+    """
+    require("mbarrier.arrive", 80)
+    asm(arrive_text(count, issuer, arch()), "r", [bar])
+
+
+@triton.jit
+def arrive_expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
+    """`mbarrier.arrive.expect_tx`: adds `nbytes` (i32, bytes) to what the phase waits for, then arrives once, per issuing thread. sm_90.
+
+    PTX ISA "mbarrier.arrive".
+    """
+    require("mbarrier.arrive.expect_tx", 90)
+    asm(issued("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", issuer, arch()), "r,r", [bar, nbytes])
+
+
+@triton.jit
+def expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
+    """`mbarrier.expect_tx`: adds `nbytes` (i32, bytes) to what the current phase waits for, without arriving. sm_90.
+
+    PTX ISA "mbarrier.expect_tx".
+    """
+    require("mbarrier.expect_tx", 90)
+    asm(issued("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", issuer, arch()), "r,r", [bar, nbytes])
+
+
+@triton.jit
+def test_wait(bar, phase, scope: tl.constexpr = "cta"):
+    """`mbarrier.test_wait.parity` -> i32: 1 where the phase of parity `phase` has completed, else 0, at once. sm_80 (scope "cluster": sm_90).
+
+    Every thread asks for itself: the answer may differ between threads. PTX ISA "mbarrier.test_wait".
+    """
+    require("mbarrier.test_wait", 80)
+    return asm(poll_text("test_wait", scope, arch(), 0), "=r,r,r", [bar, phase], tl.int32)
+
+
+@triton.jit
+def try_wait(bar, phase, scope: tl.constexpr = "cta", hint_ns: tl.constexpr = 0):
+    """`mbarrier.try_wait.parity` -> i32: as `test_wait`, but the thread may sleep for a time (about `hint_ns` nanoseconds, 0: the
+    hardware's own limit) before it answers 0. sm_90. PTX ISA "mbarrier.try_wait".
+    """
+    require("mbarrier.try_wait", 90)
+    return asm(poll_text("try_wait", scope, arch(), hint_ns), "=r,r,r", [bar, phase], tl.int32)
+
+
+@triton.jit
+def wait(bar, phase, scope: tl.constexpr = "cta"):
+    """Returns once the phase of parity `phase` has completed: a loop around `mbarrier.try_wait` in every thread, without any other barrier.
+
+    What the arriving threads wrote before is visible after it (acquire, `scope`: "cluster" where other CTAs arrive). sm_80 (there a loop
+    around test_wait). It hangs if the phase never completes: `wait_or_trap` does not. PTX ISA "mbarrier.try_wait".
+    """
+    require("mbarrier.wait", 80)
+    asm(wait_text(scope, arch()), "r,r", [bar, phase])
+
+
+@triton.jit
+def wait_or_trap(bar, phase, limit_ns: tl.constexpr = 2_000_000_000, scope: tl.constexpr = "cta"):
+    """As `wait`, but executes `trap` (the launch fails with an error) after `limit_ns` nanoseconds of %globaltimer. sm_80."""
+    require("mbarrier.wait_or_trap", 80)
+    asm(wait_or_trap_text(limit_ns, scope, arch()), "r,r", [bar, phase])
+
+
+@triton.jit
+def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
+    """`mapa`, then `mbarrier.arrive.release.cluster`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the cluster.
+
+    The waiting CTA uses scope "cluster". sm_90. PTX ISA "mbarrier.arrive", "mapa".
+    """
+    require("mbarrier.arrive_remote", 90)
+    asm(arrive_remote_text(count, issuer, arch()), "r,r", [bar, cta])
+
+
+@triton.jit
+def arrive_expect_tx_remote(bar, cta, nbytes, issuer: tl.constexpr = "warp"):
+    """As `arrive_remote`, and adds `nbytes` (i32, bytes) to what that barrier's phase waits for. sm_90. PTX ISA "mbarrier.arrive"."""
+    require("mbarrier.arrive_expect_tx_remote", 90)
+    asm(arrive_expect_tx_remote_text(issuer, arch()), "r,r,r", [bar, cta, nbytes])
+
+
+@triton.jit
+def fence_init():
+    """`fence.mbarrier_init.release.cluster`: makes earlier `init`s of this thread visible to the cluster and to the copy engine. sm_90.
+
+    Every thread executes it; a CTA or cluster barrier follows. PTX ISA "membar / fence".
+    """
+    require("fence.mbarrier_init", 90)
+    asm("fence.mbarrier_init.release.cluster;", "", [])

@@ -1,0 +1,22 @@
+"""Programmatic dependent launch: the next kernel starts before this one ends (PTX ISA, "griddepcontrol"). sm_90.
+
+It acts only where the launch asks for it (Triton: `launch_pdl=True`); elsewhere both instructions do nothing.
+"""
+
+import triton
+
+from tritonkittens.inline_ptx._asm import asm, require
+
+
+@triton.jit
+def wait():
+    """`griddepcontrol.wait`: until the grids that this one depends on have ended and their memory is visible. sm_90."""
+    require("griddepcontrol.wait", 90)
+    asm("griddepcontrol.wait;", "", [])
+
+
+@triton.jit
+def launch_dependents():
+    """`griddepcontrol.launch_dependents`: this CTA lets the dependent grid start; it does so once all CTAs have said so or ended. sm_90."""
+    require("griddepcontrol.launch_dependents", 90)
+    asm("griddepcontrol.launch_dependents;", "", [])

@@ -1,0 +1,36 @@
+"""setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg"). Architecture-specific: sm_90a, sm_100a, sm_103a."""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from tritonkittens.inline_ptx._asm import OperandError, asm, require
+
+TARGETS = tl.constexpr((90, 100, 103))
+
+
+@constexpr_function
+def setmaxnreg_text(direction, count):
+    if not (24 <= count <= 256 and count % 8 == 0):
+        raise OperandError(f"setmaxnreg.{direction}({count}): a multiple of 8 from 24 to 256 registers a thread")
+    return f"setmaxnreg.{direction}.sync.aligned.u32 {count};"
+
+
+@triton.jit
+def inc(count: tl.constexpr):
+    """`setmaxnreg.inc`: raises this warpgroup's limit to `count` registers a thread; waits until the CTA's pool has them.
+
+    All four warps of the warpgroup execute it. `count` is a multiple of 8 from 24 to 256. PTX ISA "setmaxnreg".
+    """
+    require("setmaxnreg", only=TARGETS)
+    asm(setmaxnreg_text("inc", count), "", [])
+
+
+@triton.jit
+def dec(count: tl.constexpr):
+    """`setmaxnreg.dec`: lowers this warpgroup's limit to `count` registers a thread and gives the rest to the CTA's pool.
+
+    All four warps of the warpgroup execute it. `count` is a multiple of 8 from 24 to 256. PTX ISA "setmaxnreg".
+    """
+    require("setmaxnreg", only=TARGETS)
+    asm(setmaxnreg_text("dec", count), "", [])

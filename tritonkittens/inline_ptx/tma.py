@@ -1,0 +1,315 @@
+"""The copy engine: tensor copies, plain bulk copies, reductions, prefetches, and the fences around them (PTX ISA, "cp.async.bulk"). sm_90.
+
+`tensor_map` is the generic address (u64 or pointer) of a 128-byte tensor map in global memory: see `tensormap.encode_tiled`. `coordinates` is
+a tuple of 1 to 5 i32 element offsets, fastest dimension first. Shared operands are descriptors or i32 addresses, 128-byte aligned for tensor
+copies (more for a swizzle: 256, 512, 1024 bytes for 32, 64, 128), 16-byte aligned for plain ones. `nbytes` is a multiple of 16.
+
+Loads count their bytes on an mbarrier. Stores read shared memory behind the program's back: `fence_proxy_async` by the threads that wrote it, a
+barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
+"""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
+
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_BULK_REDUCTIONS = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "inc": ("u32", ),
+    "dec": ("u32", ),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+}
+_CLUSTER_REDUCTIONS = {"add": ("u32", "s32", "u64"), "min": ("u32", "s32"), "max": ("u32", "s32"), "inc": ("u32", ), "dec": ("u32", ),
+                       "and": ("b32", ), "or": ("b32", ), "xor": ("b32", )}
+_PRIORITIES = ("evict_first", "evict_last", "evict_normal", "evict_unchanged")
+
+
+@constexpr_function
+def coordinate_list(first, rank):
+    """"{$3, $4}": the operands of `rank` coordinates, from operand `first` on."""
+    if not 1 <= rank <= 5:
+        raise OperandError(f"tma: {rank} coordinates; a tensor has 1 to 5 dimensions")
+    return "{" + ", ".join(f"${first + i}" for i in range(rank)) + "}"
+
+
+@constexpr_function
+def mask_text(operand):
+    """The 16-bit register `ctas` from the i32 operand of a multicast."""
+    return f".reg .b16 ctas; cvt.u16.u32 ctas, ${operand};"
+
+
+@constexpr_function
+def load_text(rank, multicast, hinted, issuer, sm):
+    """Operands: destination, tensor map, barrier, coordinates, then the mask and the policy where given."""
+    mnemonic = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
+    operands = f"[$0], [$1, {coordinate_list(3, rank)}], [$2]" + (", ctas" if multicast else "") + (f", ${3 + rank + multicast}" if hinted else "")
+    return issued(f"{mnemonic} {operands};", issuer, sm, mask_text(3 + rank) if multicast else "")
+
+
+@constexpr_function
+def store_text(rank, reduction, hinted, issuer, sm):
+    """Operands: tensor map, source, coordinates, then the policy where given."""
+    if reduction is not None and reduction not in _REDUCTIONS:
+        raise OperandError(f"tma.reduce_tensor(operation={reduction!r}): one of {', '.join(_REDUCTIONS)}")
+    head = "cp" if reduction is None else "cp.reduce"
+    operation = "" if reduction is None else f".{reduction}"
+    hint = ".L2::cache_hint" if hinted else ""
+    mnemonic = f"{head}.async.bulk.tensor.{rank}d.global.shared::cta{operation}.tile.bulk_group{hint}"
+    return issued(f"{mnemonic} [$0, {coordinate_list(2, rank)}], [$1]" + (f", ${2 + rank}" if hinted else "") + ";", issuer, sm)
+
+
+@constexpr_function
+def prefetch_text(rank, hinted, issuer, sm):
+    hint = ".L2::cache_hint" if hinted else ""
+    policy = f", ${1 + rank}" if hinted else ""
+    return issued(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile{hint} [$0, {coordinate_list(1, rank)}]{policy};", issuer, sm)
+
+
+@constexpr_function
+def load_bulk_text(multicast, hinted, issuer, sm):
+    """Operands: destination, source, bytes, barrier, then the mask and the policy where given."""
+    mnemonic = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
+    operands = "[$0], [$1], $2, [$3]" + (", ctas" if multicast else "") + (f", ${4 + multicast}" if hinted else "")
+    return issued(f"{mnemonic} {operands};", issuer, sm, mask_text(4) if multicast else "")
+
+
+@constexpr_function
+def store_bulk_text(hinted, issuer, sm):
+    hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
+    return issued(f"cp.async.bulk.global.shared::cta.bulk_group{hint} [$0], [$1], $2{policy};", issuer, sm)
+
+
+@constexpr_function
+def reduction_suffix(operation, kind, table, name):
+    if operation not in table:
+        raise OperandError(f"tma.{name}(operation={operation!r}): one of {', '.join(table)}")
+    if kind not in table[operation]:
+        raise OperandError(f"tma.{name}(operation={operation!r}, kind={kind!r}): {operation} takes {', '.join(table[operation])}")
+    return f"{operation}{'.noftz' if kind in ('f16', 'bf16') and operation == 'add' else ''}.{kind}"
+
+
+@constexpr_function
+def reduce_bulk_text(operation, kind, hinted, issuer, sm):
+    suffix = reduction_suffix(operation, kind, _BULK_REDUCTIONS, "reduce_bulk")
+    hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
+    return issued(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hint}.{suffix} [$0], [$1], $2{policy};", issuer, sm)
+
+
+@constexpr_function
+def reduce_bulk_cluster_text(operation, kind, issuer, sm):
+    suffix = reduction_suffix(operation, kind, _CLUSTER_REDUCTIONS, "reduce_bulk_cluster")
+    return issued(f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];", issuer, sm)
+
+
+@constexpr_function
+def wait_group_text(pending, read):
+    if pending < 0:
+        raise OperandError(f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be under way, 0 or more")
+    return f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};"
+
+
+@constexpr_function
+def proxy_text(space):
+    if space not in ("", "shared::cta", "shared::cluster", "global"):
+        raise OperandError(f"tma.fence_proxy_async(space={space!r}): 'shared::cta', 'shared::cluster', 'global', or '' for all")
+    return f"fence.proxy.async{'.' if space else ''}{space};"
+
+
+@constexpr_function
+def tensormap_fence_text(semantics, scope):
+    if scope not in ("cta", "cluster", "gpu", "sys"):
+        raise OperandError(f"tma.fence_tensormap_{semantics}(scope={scope!r}): 'cta', 'cluster', 'gpu' or 'sys'")
+    return f"fence.proxy.tensormap::generic.{semantics}.{scope}" + (" [$0], 128;" if semantics == "acquire" else ";")
+
+
+@constexpr_function
+def policy_text(priority, fraction):
+    if priority not in _PRIORITIES:
+        raise OperandError(f"tma.create_policy(priority={priority!r}): one of {', '.join(_PRIORITIES)}")
+    if not 0 < fraction <= 1:
+        raise OperandError(f"tma.create_policy(fraction={fraction}): above 0, at most 1")
+    return f"createpolicy.fractional.L2::{priority}.b64 $0, {float(fraction)};"
+
+
+@triton.jit
+def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled), counted on `bar` in bytes.
+
+    The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in each of
+    those CTAs and counts on the barrier at the same place there. `cache_hint` is a u64 of `create_policy`. One thread issues a copy. sm_90.
+    PTX ISA "cp.async.bulk.tensor".
+    """
+    require("cp.async.bulk.tensor", 90)
+    asm(load_text(len(coordinates), multicast is not None, cache_hint is not None, issuer, arch()), ("r", "l", "r", "r", "r", "l"),
+        [destination, tensor_map, bar, coordinates, multicast, cache_hint])
+
+
+@triton.jit
+def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk.tensor` shared -> global: writes the box at `coordinates` (elements outside the tensor are dropped), in a bulk group.
+
+    sm_90. PTX ISA "cp.async.bulk.tensor".
+    """
+    require("cp.async.bulk.tensor", 90)
+    asm(store_text(len(coordinates), None, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"),
+        [tensor_map, source, coordinates, cache_hint])
+
+
+@triton.jit
+def reduce_tensor(tensor_map, coordinates, source, operation: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.reduce.async.bulk.tensor` shared -> global: as `store_tensor`, but combines with what is there, element by element and atomically.
+
+    `operation` is "add", "min", "max", "inc", "dec", "and", "or" or "xor"; the element type is the tensor map's. sm_90.
+    PTX ISA "cp.reduce.async.bulk.tensor".
+    """
+    require("cp.reduce.async.bulk.tensor", 90)
+    asm(store_text(len(coordinates), operation, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"),
+        [tensor_map, source, coordinates, cache_hint])
+
+
+@triton.jit
+def prefetch_tensor(tensor_map, coordinates, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk.prefetch.tensor`: brings the box at `coordinates` into L2. sm_90. PTX ISA "cp.async.bulk.prefetch.tensor"."""
+    require("cp.async.bulk.prefetch.tensor", 90)
+    asm(prefetch_text(len(coordinates), cache_hint is not None, issuer, arch()), ("l", "r", "l"), [tensor_map, coordinates, cache_hint])
+
+
+@triton.jit
+def prefetch_tensormap(tensor_map, issuer: tl.constexpr = "warp"):
+    """`prefetch.tensormap`: brings the tensor map itself into the descriptor cache. sm_90. PTX ISA "prefetch"."""
+    require("prefetch.tensormap", 90)
+    asm(issued("prefetch.tensormap [$0];", issuer, arch()), "l", [tensor_map])
+
+
+@triton.jit
+def load_bulk(destination, source, nbytes, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk` global -> shared: `nbytes` (i32) from the pointer `source` (16-byte aligned), counted on `bar` in bytes.
+
+    `multicast` and `cache_hint` as in `load_tensor`. sm_90. PTX ISA "cp.async.bulk".
+    """
+    require("cp.async.bulk", 90)
+    asm(load_bulk_text(multicast is not None, cache_hint is not None, issuer, arch()), ("r", "l", "r", "r", "r", "l"),
+        [destination, source, nbytes, bar, multicast, cache_hint])
+
+
+@triton.jit
+def store_bulk(destination, source, nbytes, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk` shared -> global: `nbytes` (i32) to the pointer `destination` (16-byte aligned), in a bulk group. sm_90.
+
+    PTX ISA "cp.async.bulk".
+    """
+    require("cp.async.bulk", 90)
+    asm(store_bulk_text(cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"), [destination, source, nbytes, cache_hint])
+
+
+@triton.jit
+def copy_bulk_cluster(remote, source, nbytes, remote_bar, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk` shared::cta -> shared::cluster: `nbytes` (i32) into another CTA, counted in bytes on that CTA's `remote_bar`.
+
+    `remote` and `remote_bar` come from `cluster.mapa` with the same CTA. sm_90. PTX ISA "cp.async.bulk".
+    """
+    require("cp.async.bulk", 90)
+    asm(issued("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", issuer, arch()), "r,r,r,r",
+        [remote, source, nbytes, remote_bar])
+
+
+@triton.jit
+def reduce_bulk(destination, source, nbytes, operation: tl.constexpr, kind: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
+    """`cp.reduce.async.bulk` shared -> global: combines an array with the one at the pointer `destination`, atomically, in a bulk group.
+
+    `operation` and the PTX element type `kind`: add (u32 s32 u64 f16 bf16 f32 f64), min and max (u32 s32 u64 s64 f16 bf16), inc and dec (u32),
+    and, or, xor (b32 b64). sm_90. PTX ISA "cp.reduce.async.bulk".
+    """
+    require("cp.reduce.async.bulk", 90)
+    asm(reduce_bulk_text(operation, kind, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"), [destination, source, nbytes, cache_hint])
+
+
+@triton.jit
+def reduce_bulk_cluster(remote, source, nbytes, remote_bar, operation: tl.constexpr, kind: tl.constexpr, issuer: tl.constexpr = "warp"):
+    """`cp.reduce.async.bulk` shared::cta -> shared::cluster: as `copy_bulk_cluster`, but combines with what is there.
+
+    add (u32 s32 u64), min and max (u32 s32), inc and dec (u32), and, or, xor (b32). sm_90. PTX ISA "cp.reduce.async.bulk".
+    """
+    require("cp.reduce.async.bulk", 90)
+    asm(reduce_bulk_cluster_text(operation, kind, issuer, arch()), "r,r,r,r", [remote, source, nbytes, remote_bar])
+
+
+@triton.jit
+def prefetch_bulk(source, nbytes, issuer: tl.constexpr = "warp"):
+    """`cp.async.bulk.prefetch.L2`: brings `nbytes` (i32) from the pointer `source` into L2. sm_90. PTX ISA "cp.async.bulk.prefetch"."""
+    require("cp.async.bulk.prefetch", 90)
+    asm(issued("cp.async.bulk.prefetch.L2.global [$0], $1;", issuer, arch()), "l,r", [source, nbytes])
+
+
+@triton.jit
+def commit_group():
+    """`cp.async.bulk.commit_group`: closes each thread's group of the stores and reductions that it issued. sm_90.
+
+    Every thread executes it: groups belong to threads, and one without stores is complete at once. PTX ISA "cp.async.bulk.commit_group".
+    """
+    require("cp.async.bulk.commit_group", 90)
+    asm("cp.async.bulk.commit_group;", "", [])
+
+
+@triton.jit
+def wait_group(pending: tl.constexpr = 0):
+    """`cp.async.bulk.wait_group`: until at most `pending` of this thread's latest groups are incomplete (their writes done). sm_90.
+
+    Only the issuing thread waits for its groups: a barrier tells the others. PTX ISA "cp.async.bulk.wait_group".
+    """
+    require("cp.async.bulk.wait_group", 90)
+    asm(wait_group_text(pending, False), "", [])
+
+
+@triton.jit
+def wait_group_read(pending: tl.constexpr = 0):
+    """`cp.async.bulk.wait_group.read`: as `wait_group`, but only until the shared memory has been read and may be written again. sm_90."""
+    require("cp.async.bulk.wait_group", 90)
+    asm(wait_group_text(pending, True), "", [])
+
+
+@triton.jit
+def fence_proxy_async(space: tl.constexpr = "shared::cta"):
+    """`fence.proxy.async`: orders this thread's ordinary accesses before later ones by the copy engine and the tensor cores. sm_90.
+
+    `space` is "shared::cta", "shared::cluster", "global" or "" (all). PTX ISA "membar / fence".
+    """
+    require("fence.proxy.async", 90)
+    asm(proxy_text(space), "", [])
+
+
+@triton.jit
+def fence_tensormap_acquire(tensor_map, scope: tl.constexpr = "gpu"):
+    """`fence.proxy.tensormap::generic.acquire`: later uses of the tensor map see what was written to it before the matching release.
+
+    Every thread executes it. `scope` is "cta", "cluster", "gpu", or "sys" for one that the host wrote. sm_90. PTX ISA "membar / fence".
+    """
+    require("fence.proxy.tensormap", 90)
+    asm(tensormap_fence_text("acquire", scope), "l", [tensor_map])
+
+
+@triton.jit
+def fence_tensormap_release(scope: tl.constexpr = "gpu"):
+    """`fence.proxy.tensormap::generic.release`: publishes this thread's writes to tensor maps. sm_90. PTX ISA "membar / fence"."""
+    require("fence.proxy.tensormap", 90)
+    asm(tensormap_fence_text("release", scope), "", [])
+
+
+@triton.jit
+def create_policy(priority: tl.constexpr, fraction: tl.constexpr = 1.0):
+    """`createpolicy.fractional` -> u64: an L2 eviction policy for the `cache_hint` of a copy. sm_80.
+
+    `priority` is "evict_first", "evict_last", "evict_normal" or "evict_unchanged", for that `fraction` of the accesses.
+    PTX ISA "createpolicy".
+    """
+    require("createpolicy", 80)
+    return asm(policy_text(priority, fraction), "=l", [], tl.uint64, is_pure=True)

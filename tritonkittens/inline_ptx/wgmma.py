@@ -1,0 +1,506 @@
+"""Asynchronous warpgroup matrix multiply (PTX ISA 9.7.15 `wgmma`): D = A B + D for a warpgroup of four warps; sm_90a only.
+
+The order of a multiplication is fence, mma_async (any number of them), commit_group, wait_group. Between mma_async and the wait the
+accumulator's registers belong to the tensor core: pass tiles through `fence` and `wait_group`, so that no use of them moves across.
+
+Register tiles (explicit kernels only: a plain Triton tile has no layout that a kernel may rely on)
+ - An accumulator is one tile, or a tuple of tiles whose columns follow each other: 64 rows, N columns together, N any multiple of 8 up to
+   256, each piece a power of two columns in `gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])`.
+   float32 or int32; float16 accumulators are tiles of packed pairs (`pack`, 64 x N/2 int32), since unpacking them is only allowed after the wait.
+ - A in registers is a tile of 64 x K in `gl.DotOperandLayout(0, that layout, k_width=32 // bits)`, or `pack` of it.
+
+Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_descriptor` from an address, `operand_descriptor` from a tile.
+"""
+from typing import NamedTuple, Sequence
+
+import triton
+import triton.language as tl
+from triton.experimental.gluon import language as gl
+
+from ._asm import asm, builtin, require, unwrap
+from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tied, tiles_of
+
+# Triton's element type -> PTX's. float32 operands are read as tf32 (the low 13 mantissa bits are ignored).
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8", "uint8": "u8"}
+# PTX operand type -> (bits, accumulator types); the two operands' types must come from one row of GROUPS.
+OPERANDS = {"f16": (16, ("f32", "f16")), "bf16": (16, ("f32",)), "tf32": (32, ("f32",)), "e4m3": (8, ("f32", "f16")), "e5m2": (8, ("f32", "f16")),
+            "s8": (8, ("s32",)), "u8": (8, ("s32",))}
+GROUPS = (("f16",), ("bf16",), ("tf32",), ("e4m3", "e5m2"), ("s8", "u8"))
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes -> the descriptor's bits 62-63
+
+
+class Multiply(NamedTuple):
+    """One wgmma.mma_async: 64 x `n` accumulator of PTX type `d`, operands of PTX types `a` and `b`, and the immediates."""
+
+    n: int
+    d: str
+    a: str
+    b: str
+    a_in_registers: bool = False
+    trans_a: bool = False
+    trans_b: bool = False
+    scale_a: int = 1
+    scale_b: int = 1
+    saturate: bool = False
+
+    @property
+    def k(self) -> int:
+        """Columns of A that one instruction consumes: 32 bytes of them."""
+        return 256 // OPERANDS[self.a][0]
+
+    @property
+    def mnemonic(self) -> str:
+        saturate = ".satfinite" if self.saturate else ""
+        return f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}{saturate}.{self.d}.{self.a}.{self.b}"
+
+    @property
+    def accumulators(self) -> int:
+        """32-bit accumulator registers of one thread."""
+        return self.n // 4 if self.d == "f16" else self.n // 2
+
+
+def valid_n(a: str) -> tuple[int, ...]:
+    """The N that PTX ISA 9.7.15.2 allows for operand type `a`: every multiple of 8 up to 256; for integers multiples of 16 above 24, and 8 and 24."""
+    return tuple(n for n in range(8, 257, 8) if a not in ("s8", "u8") or n % 16 == 0 or n in (8, 24))
+
+
+def check(multiply: Multiply) -> Multiply:
+    """`multiply` itself. Errors: ValueError where the PTX ISA has no such instruction; the message states the rule."""
+    m = multiply
+    given = f"wgmma m64n{m.n} {m.d} += {m.a} x {m.b}"
+    if not any(m.a in group and m.b in group for group in GROUPS):
+        rows = "; ".join(" or ".join(group) for group in GROUPS)
+        raise ValueError(f"{given}: both operands come from one of: {rows}")
+    if m.d not in OPERANDS[m.a][1]:
+        raise ValueError(f"{given}: {m.a} operands accumulate in {' or '.join(OPERANDS[m.a][1])}")
+    if m.n not in valid_n(m.a):
+        rule = "8, 16, 24 or a multiple of 16 from 32 to 256" if m.d == "s32" else "a multiple of 8 from 8 to 256"
+        raise ValueError(f"{given}: N is {rule}, not {m.n}")
+    if (m.trans_a or m.trans_b) and OPERANDS[m.a][0] != 16:
+        raise ValueError(f"{given} with trans_a={m.trans_a}, trans_b={m.trans_b}: only 16-bit operands may be MN-major; {m.a} must be contiguous in K")
+    if m.trans_a and m.a_in_registers:
+        raise ValueError(f"{given} with trans_a: a register operand has no major-ness")
+    if m.scale_a not in (1, -1) or m.scale_b not in (1, -1):
+        raise ValueError(f"{given} with scale_a={m.scale_a}, scale_b={m.scale_b}: the immediates are 1 or -1")
+    if m.d == "s32" and (m.scale_a, m.scale_b) != (1, 1):
+        raise ValueError(f"{given} with scale_a={m.scale_a}, scale_b={m.scale_b}: integer operands cannot be negated")
+    if m.saturate and m.d != "s32":
+        raise ValueError(f"{given} with saturate: only integer accumulators saturate")
+    return m
+
+
+def mma_async_asm(multiply: Multiply, accumulators: Sequence[str], a: str | Sequence[str], b: str, predicate: str) -> str:
+    """The instruction: 32-bit accumulator registers, A (a descriptor register, or four fragment registers), B's descriptor, scale-d predicate."""
+    m = check(multiply)
+    operand_a = a if isinstance(a, str) else "{" + ", ".join(a) + "}"
+    operands = ["{" + ", ".join(accumulators) + "}", operand_a, b, predicate]
+    if m.d != "s32":
+        operands += [str(m.scale_a), str(m.scale_b)]
+    if OPERANDS[m.a][0] == 16:
+        operands += [] if m.a_in_registers else [str(int(m.trans_a))]
+        operands += [str(int(m.trans_b))]
+    return f"{m.mnemonic} {', '.join(operands)};"
+
+
+def pack_asm(word: str, elements: Sequence[str], scratch: str) -> str:
+    """One 32-bit `word` from two 16-bit or four 8-bit elements in 16-bit registers; `scratch` prefixes two 32-bit registers."""
+    if len(elements) == 2:
+        return f"mov.b32 {word}, {{{elements[0]}, {elements[1]}}};"
+    low, high = (f"mov.b32 {scratch}{i}, {{{elements[2 * i]}, {elements[2 * i + 1]}}};" for i in range(2))
+    return f"{low} {high} prmt.b32 {word}, {scratch}0, {scratch}1, 0x6420;"
+
+
+def operand_strides(rows: int, columns: int, element_bytes: int, swizzle: int, k_major: bool) -> tuple[int, int]:
+    """(leading, stride) byte offsets of an operand stored as Gluon's NVMMASharedLayout stores a `rows` x `columns` tile, columns contiguous.
+
+    The layout cuts the tile into panels of `swizzle` bytes of columns (16 bytes without swizzling), each with all rows, one row after the
+    other, panel after panel. Groups of 8 rows of a panel are the core matrices of PTX ISA 9.7.15.5.1. `k_major`: the columns are K.
+    """
+    panel = swizzle or 16
+    if swizzle not in SWIZZLES:
+        raise ValueError(f"swizzle={swizzle}: it is 0, 32, 64 or 128 bytes")
+    if rows % 8 or columns * element_bytes % panel:
+        raise ValueError(f"a {rows} x {columns} operand of {element_bytes}-byte elements: rows come in eights and a row in panels of {panel} bytes")
+    next_panel, next_group = rows * panel, 8 * panel
+    if swizzle == 0 and not k_major:  # without swizzling, MN-major descriptors name the two the other way round
+        return next_group, next_panel
+    return next_panel, next_group
+
+
+def operand_offset(step: int, rows: int, element_bytes: int, swizzle: int, k_major: bool) -> int:
+    """Bytes from the operand's first element to its `step`-th K step (32 bytes of K), in the storage that `operand_strides` describes."""
+    panel = swizzle or 16
+    if k_major:  # along the columns: through the panel, then to the next one
+        column = 32 * step
+        return column // panel * rows * panel + column % panel
+    return step * (32 // element_bytes) * panel
+
+
+def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
+    """The matrix descriptor without its address: leading >> 4 in bits 16-29, stride >> 4 in bits 32-45, the swizzle mode in bits 62-63."""
+    if swizzle not in SWIZZLES:
+        raise ValueError(f"swizzle={swizzle}: it is 0, 32, 64 or 128 bytes")
+    for name, value in (("leading_bytes", leading), ("stride_bytes", stride)):
+        if value % 16 or not 0 <= value < 1 << 18:
+            raise ValueError(f"{name}={value}: it is a multiple of 16 below {1 << 18}")
+    return leading >> 4 << 16 | stride >> 4 << 32 | SWIZZLES[swizzle] << 62
+
+
+def descriptor_asm(target: str, address: str, constant: int, scratch: str) -> str:
+    """`target` (64 bits) = the descriptor of the 32-bit shared `address`; `scratch` is a 32-bit register."""
+    return f"and.b32 {scratch}, {address}, 0x3ffff; shr.u32 {scratch}, {scratch}, 4; cvt.u64.u32 {target}, {scratch}; or.b64 {target}, {target}, {constant:#x};"
+
+
+class Operand(NamedTuple):
+    """A shared tile as a wgmma operand: its descriptor without the address, the extent along the other axis, K, the type, and K-major or not."""
+
+    constant: int
+    extent: int
+    k: int
+    type: str
+    k_major: bool
+    rows: int
+    element_bytes: int
+    swizzle: int
+
+    def offset(self, step: int) -> int:
+        return operand_offset(step, self.rows, self.element_bytes, self.swizzle, self.k_major)
+
+
+def shared_operand(tile, k_axis: int) -> Operand:
+    """What `tile` (a shared descriptor in an NVMMASharedLayout, 2-D) is as an operand whose K runs along `k_axis` (0 or 1).
+
+    Errors: TypeError for another layout, ValueError for a shape or major-ness that wgmma cannot read.
+    """
+    layout, shape = tile.layout, [unwrap(size) for size in tile.shape]
+    allocated = [unwrap(size) for size in tile.type.alloc_shape][-2:]
+    if not isinstance(layout, gl.NVMMASharedLayout) or len(shape) != 2 or k_axis not in (0, 1):
+        raise TypeError(f"wgmma operand {tile.type} with k_axis={k_axis}: it is a 2-D shared tile in an NVMMASharedLayout, K along axis 0 or 1")
+    kind = PTX_TYPES.get(str(tile.dtype))
+    if kind is None:
+        raise TypeError(f"wgmma operand of {tile.dtype}: the types are {', '.join(PTX_TYPES)}")
+    contiguous = 0 if layout.transposed else 1
+    size, k_major = OPERANDS[kind][0] // 8, contiguous == k_axis
+    if not k_major and size != 2:
+        raise ValueError(f"wgmma operand {kind} {shape} with K along axis {k_axis}: only 16-bit operands may be MN-major; store it contiguous in K")
+    if shape[k_axis] * size % 32:
+        raise ValueError(f"wgmma operand {kind} {shape}: K={shape[k_axis]} must be a multiple of {32 // size} (32 bytes)")
+    rows = allocated[1 - contiguous]
+    leading, stride = operand_strides(rows, allocated[contiguous], size, layout.swizzle_byte_width, k_major)
+    return Operand(descriptor_constant(leading, stride, layout.swizzle_byte_width), shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size,
+                   layout.swizzle_byte_width)
+
+
+def packed_layout(layout, factor: int):
+    """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a DistributedLinearLayout), register by register."""
+    bits = factor.bit_length() - 1
+    reg = [list(basis) for basis in layout.reg_bases]
+    if reg[:bits] != [[0, 1 << i] for i in range(bits)]:
+        raise ValueError(f"pack by {factor}: the first registers of a thread must hold neighbouring columns; {layout} does not")
+
+    def shrink(bases):
+        return [[row, column // factor] for row, column in bases]
+
+    shape = [layout.shape[0], layout.shape[1] // factor]
+    return gl.DistributedLinearLayout(shrink(reg[bits:]), shrink(layout.lane_bases), shrink(layout.warp_bases), shrink(layout.block_bases), shape)
+
+
+@triton.jit
+def fence(tiles=()):
+    """Orders earlier accesses to the registers of `tiles` (accumulators, A fragments) before the wgmma that follow. Returns the tiles.
+
+    Needed before the first mma_async, and again after other code touched its registers. PTX ISA 9.7.15.7.1 `wgmma.fence.sync.aligned`.
+    """
+    return pass_through("wgmma.fence.sync.aligned;", tiles, (90,))
+
+
+@triton.jit
+def commit_group():
+    """Closes a group of the warpgroup's mma_async issued so far. PTX ISA 9.7.15.7.2 `wgmma.commit_group.sync.aligned`."""
+    pass_through("wgmma.commit_group.sync.aligned;", (), (90,))
+
+
+@triton.jit
+def wait_group(pending: tl.constexpr, tiles=()):
+    """Waits until at most `pending` (0 to 7) of the latest groups are unfinished. Returns `tiles`, which may be used from here on.
+
+    `tiles`: the accumulators, and the A fragments, of the groups that are now done. PTX ISA 9.7.15.7.3 `wgmma.wait_group.sync.aligned`.
+    """
+    return pass_through(_wait_template(pending), tiles, (90,))
+
+
+@builtin
+def _wait_template(pending, _semantic=None):
+    pending = unwrap(pending)
+    if not isinstance(pending, int) or not 0 <= pending <= 7:
+        raise ValueError(f"wgmma.wait_group({pending}): the number of groups left unfinished is a constant from 0 to 7")
+    return tl.constexpr(f"wgmma.wait_group.sync.aligned {pending};")
+
+
+@builtin
+def _descriptor(address, leading, stride, swizzle, _semantic=None):
+    require("wgmma matrix descriptor", only=(90,), _semantic=_semantic)
+    constant = descriptor_constant(unwrap(leading), unwrap(stride), unwrap(swizzle))
+    template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", constant, "t") + " }"
+    return asm(template, "=l,r", (address,), tl.uint64, _semantic=_semantic)
+
+
+@triton.jit
+def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.constexpr, swizzle: tl.constexpr):
+    """uint64 matrix descriptor of a shared operand (PTX ISA 9.7.15.5.1): address an int32 shared address or a descriptor, swizzle 0, 32, 64, 128.
+
+    `operand_strides` computes the two strides for tiles in Gluon's layouts. The tile must start at a multiple of 8 * swizzle bytes (its base
+    offset field is 0); a K step inside it may be added to the address in bytes, or to the descriptor in units of 16 bytes.
+    """
+    return _descriptor(address, leading_bytes, stride_bytes, swizzle)
+
+
+@builtin
+def _operand_descriptor(tile, k_axis, step, _semantic=None):
+    require("wgmma matrix descriptor", only=(90,), _semantic=_semantic)
+    explicit_only(_semantic, "operand_descriptor")
+    (tile,), _ = tiles_of(tile)
+    operand = shared_operand(tile, unwrap(k_axis))
+    step = unwrap(step)
+    if not 0 <= step < operand.k * operand.element_bytes // 32:
+        raise ValueError(f"operand_descriptor step={step}: K={operand.k} has {operand.k * operand.element_bytes // 32} steps of 32 bytes")
+    template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", operand.constant, "t") + f" add.s64 $0, $0, {operand.offset(step) >> 4}; }}"
+    return asm(template, "=&l,r", (tile,), tl.uint64, _semantic=_semantic)
+
+
+@triton.jit
+def operand_descriptor(tile, k_axis: tl.constexpr, step: tl.constexpr = 0):
+    """uint64 matrix descriptor of a shared tile's `step`-th K step (32 bytes of K): explicit kernels, any NVMMASharedLayout.
+
+    k_axis is the axis of K: 1 for A of [M, K], 0 for B of [K, N], 1 for B of [N, K]. Where it is not the contiguous axis the operand is
+    MN-major: pass trans_a or trans_b to mma_async (16-bit types only).
+    """
+    return _operand_descriptor(tile, k_axis, step)
+
+
+def _accumulator(tiles, integer):
+    """(N, PTX accumulator type) of checked accumulator pieces; int32 tiles are packed float16 pairs unless the operands are integers."""
+    kinds = {str(tile.dtype) for tile in tiles}
+    if kinds not in ({"fp32"}, {"int32"}):
+        raise TypeError(f"wgmma accumulator of {', '.join(sorted(kinds))}: float32, int32 for 8-bit integers, or float16 pairs packed to int32 (pack)")
+    d = "f32" if kinds == {"fp32"} else "s32" if integer else "f16"
+    n = 0
+    for tile in tiles:
+        rows, columns = (unwrap(size) for size in tile.type.shape)
+        n += columns * (2 if d == "f16" else 1)
+        layout = tile.type.layout
+        fits = list(getattr(layout, "warps_per_cta", [4, 1])) == [4, 1] and list(getattr(layout, "version", [3, 0])) == [3, 0]
+        if rows != 64 or not fits or not isinstance(layout, (gl.NVMMADistributedLayout, gl.DistributedLinearLayout)):
+            raise ValueError(f"wgmma accumulator {tile.type}: a piece has 64 rows in NVMMADistributedLayout([3, 0], [4, 1], [16, columns, K]), "
+                             "or is the packed form of one")
+        if isinstance(layout, gl.NVMMADistributedLayout) and unwrap(layout.instr_shape)[1] > columns:
+            raise ValueError(f"wgmma accumulator {tile.type}: instr_shape names {unwrap(layout.instr_shape)[1]} columns, the piece has {columns}")
+    return n, d
+
+
+def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[list[str], list[str]]:
+    """(PTX lines, the four 32-bit registers) of K step `step` of a register operand whose elements are the references $`first`…, `per_word` a word."""
+    words, lines = [], []
+    for i in range(4):
+        elements = [f"${first + (4 * step + i) * per_word + j}" for j in range(per_word)]
+        words.append(elements[0] if per_word == 1 else f"{prefix}{i}")
+        if per_word > 1:
+            lines.append(pack_asm(words[-1], elements, "t"))
+    return lines, words
+
+
+def _fragment(tile, kind, semantic):
+    """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words that `pack` made of one."""
+    layout, per_word = tile.type.layout, 32 // tile.dtype.primitive_bitwidth
+    wanted = 32 // OPERANDS[kind][0]
+    plain = isinstance(layout, gl.DotOperandLayout) and layout.operand_index == 0 and layout.k_width == wanted and per_word == wanted
+    packed = isinstance(layout, gl.DistributedLinearLayout) and per_word == 1
+    if not (plain or packed) or unwrap(tile.type.shape[0]) != 64 or registers(tile.type, semantic) % (4 * per_word):
+        raise ValueError(f"wgmma A fragment {tile.type} as {kind}: it is 64 x K in DotOperandLayout(0, accumulator layout, k_width={wanted}), "
+                         "or pack of such a tile")
+    return per_word, registers(tile.type, semantic) // (4 * per_word)
+
+
+def _operand_types(a, a_type, b_type):
+    """PTX operand types from what the caller names, else from the element type of a register tile A, else B as A."""
+    if a_type is None and is_tile(a):
+        a_type = a.dtype
+    names = {"a_type": PTX_TYPES.get(str(a_type), a_type), "b_type": PTX_TYPES.get(str(b_type), b_type)}
+    names["b_type"] = names["b_type"] or names["a_type"]
+    for name, kind in names.items():
+        if kind not in OPERANDS:
+            raise ValueError(f"wgmma {name}={kind}: name one of {', '.join(OPERANDS)} or a Triton type; a descriptor or a packed tile does not tell")
+    return names["a_type"], names["b_type"]
+
+
+@builtin
+def _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step, _semantic=None):
+    require("wgmma.mma_async", only=(90,), _semantic=_semantic)
+    explicit_only(_semantic, "wgmma.mma_async")
+    tiles, single = tiles_of(accumulator)
+    (a,), _ = tiles_of(a)
+    kind_a, kind_b = _operand_types(a, unwrap(a_type), unwrap(b_type))
+    n, d = _accumulator(tiles, kind_a in ("s8", "u8"))
+    in_registers = is_tile(a)
+    multiply = check(Multiply(n, d, kind_a, kind_b, in_registers, bool(unwrap(trans_a)), bool(unwrap(trans_b)), unwrap(scale_a), unwrap(scale_b),
+                              bool(unwrap(saturate))))
+    outputs, ties = tied(tiles, _semantic)
+    names = [f"${i}" for i in range(len(outputs))]
+    first, step, lines = 2 * len(outputs), unwrap(step), []
+    if in_registers:
+        per_word, steps = _fragment(a, kind_a, _semantic)
+        if not 0 <= step < steps:
+            raise ValueError(f"wgmma.mma_async step={step}: the A fragment has {steps} K steps of {multiply.k} columns")
+        lines, operand_a = fragment_asm(first, per_word, step, "a")
+        count = per_word * 4 * steps
+        letters = [letter(a.dtype)] * count
+    else:
+        operand_a, count, letters, a = f"${first}", 1, ["l"], _semantic.cast(_semantic.to_tensor(a), tl.uint64)
+    if lines:  # registers that were written after the caller's fence need one of their own
+        lines = [".reg .b32 t0, t1, a0, a1, a2, a3;", *lines, "wgmma.fence.sync.aligned;"]
+    b = _semantic.cast(_semantic.to_tensor(b), tl.uint64)
+    scale = _semantic.cast(_semantic.to_tensor(unwrap(scale_d)), tl.int32)
+    instruction = mma_async_asm(multiply, names, operand_a, f"${first + count}", "p")
+    template = "\n".join(["{ .reg .pred p;", *lines, f"setp.ne.b32 p, ${first + count + 1}, 0;", instruction, "}"])
+    out = _semantic.inline_asm(template, ",".join(outputs + ties + letters + ["l", "r"]), (*tiles, a, b, scale),
+                               tuple(tile.type for tile in tiles), False)
+    return out[0] if single else tl.tuple(out)
+
+
+@triton.jit
+def mma_async(accumulator, a, b, a_type: tl.constexpr = None, b_type: tl.constexpr = None, scale_d=1, scale_a: tl.constexpr = 1,
+              scale_b: tl.constexpr = 1, trans_a: tl.constexpr = False, trans_b: tl.constexpr = False, saturate: tl.constexpr = False,
+              step: tl.constexpr = 0):
+    """One wgmma: accumulator = scale_a * scale_b * A B + (accumulator if scale_d else 0). Returns the accumulator, which is not ready before the wait.
+
+    accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or packed float16.
+    a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32 bytes: 16 for 16-bit types,
+                 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
+    a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register tile of that type. b_type: likewise, default a_type.
+    scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers).
+    trans_a/b    True for an MN-major shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping.
+    A 16- or 8-bit fragment is packed inside, which costs moves and a second fence in each call: in a loop use `pack` once.
+    Explicit kernels, sm_90a. PTX ISA 9.7.15.5.2 `wgmma.mma_async`.
+    """
+    return _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step)
+
+
+@builtin
+def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate, _semantic=None):
+    require("wgmma.mma_async", only=(90,), _semantic=_semantic)
+    explicit_only(_semantic, "wgmma.mma_sync")
+    tiles, single = tiles_of(accumulator)
+    (a,), _ = tiles_of(a)
+    (b,), _ = tiles_of(b)
+    operand_b = shared_operand(b, unwrap(b_k_axis))
+    in_registers = is_tile(a)
+    operand_a = None if in_registers else shared_operand(a, unwrap(a_k_axis))
+    kind_a = PTX_TYPES.get(str(a.dtype)) if in_registers else operand_a.type
+    if kind_a is None:
+        raise TypeError(f"wgmma.mma_sync of a register tile of {a.dtype}: the types are {', '.join(PTX_TYPES)}")
+    halves = {str(tile.dtype) for tile in tiles} == {"fp16"}
+    n, d = (sum(unwrap(tile.type.shape[1]) for tile in tiles), "f16") if halves else _accumulator(tiles, kind_a in ("s8", "u8"))
+    multiply = check(Multiply(n, d, kind_a, operand_b.type, in_registers, bool(operand_a and not operand_a.k_major), not operand_b.k_major,
+                              unwrap(scale_a), unwrap(scale_b), bool(unwrap(saturate))))
+    if operand_b.extent < n or (operand_a and operand_a.extent != 64):
+        raise ValueError(f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least N columns")
+    per_word, steps = _fragment(a, kind_a, _semantic) if in_registers else (0, operand_a.k // multiply.k)
+    if steps * multiply.k != operand_b.k:
+        raise ValueError(f"wgmma.mma_sync: A has K={steps * multiply.k}, B has K={operand_b.k}")
+
+    outputs, ties = tied(tiles, _semantic)
+    first, count = 2 * len(outputs), 4 * per_word * steps if in_registers else 1
+    names = [f"${i}" for i in range(len(outputs))]
+    lines = ["{ .reg .pred p, always; .reg .b32 t, t0, t1; .reg .b64 da, db;", f"setp.ne.b32 p, ${first + count + 1}, 0;", "setp.eq.b32 always, 0, 0;"]
+    unpack = []
+    if halves:
+        words = [f"w{i}" for i in range(multiply.accumulators)]
+        pairs = [(word, names[2 * i], names[2 * i + 1]) for i, word in enumerate(words)]
+        lines.append(f".reg .b32 {', '.join(words)};")
+        lines += [f"mov.b32 {word}, {{{low}, {high}}};" for word, low, high in pairs]
+        unpack = [f"mov.b32 {{{low}, {high}}}, {word};" for word, low, high in pairs]
+        names = words
+    lines.append(descriptor_asm("db", f"${first + count}", operand_b.constant, "t"))
+    fragments = []
+    if in_registers:
+        for step in range(steps):
+            moves, words = fragment_asm(first, per_word, step, f"a{step}_")
+            lines += ([f".reg .b32 {', '.join(words)};"] if moves else []) + moves
+            fragments.append(words)
+    else:
+        lines.append(descriptor_asm("da", f"${first}", operand_a.constant, "t"))
+    lines.append("wgmma.fence.sync.aligned;")
+    for step in range(steps):
+        source_a: str | list[str] = fragments[step] if in_registers else f"da{step}"
+        lines.append(f".reg .b64 da{step}, db{step}; add.s64 db{step}, db, {operand_b.offset(step) >> 4};")
+        if operand_a:
+            lines.append(f"add.s64 da{step}, da, {operand_a.offset(step) >> 4};")
+        lines.append(mma_async_asm(multiply, names, source_a, f"db{step}", "always" if step else "p"))
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;", *unpack, "}"]
+    letters = [letter(a.dtype)] * count if in_registers else ["r"]
+    scale = _semantic.cast(_semantic.to_tensor(unwrap(scale_d)), tl.int32)
+    out = _semantic.inline_asm("\n".join(lines), ",".join(outputs + ties + letters + ["r", "r"]), (*tiles, a, b, scale),
+                               tuple(tile.type for tile in tiles), False)
+    return out[0] if single else tl.tuple(out)
+
+
+@triton.jit
+def mma_sync(accumulator, a, b, a_k_axis: tl.constexpr = 1, b_k_axis: tl.constexpr = 0, scale_d=1, scale_a: tl.constexpr = 1,
+             scale_b: tl.constexpr = 1, saturate: tl.constexpr = False):
+    """accumulator = A B + (accumulator if scale_d else 0) over whole tiles, finished on return: fence, all K steps, commit and wait in one block.
+
+    accumulator  a register tile or a tuple of them (see the module): float32, int32, or here also plain float16 tiles.
+    a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of which the first N are used.
+    a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K].
+    Shared tiles need an NVMMASharedLayout (any swizzle); which operands are MN-major follows from it. Writes to them by ordinary stores must be
+    made visible first (barrier, fence.proxy.async). Explicit kernels, sm_90a. PTX ISA 9.7.15.5.2.
+    """
+    return _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate)
+
+
+@builtin
+def _pack(tile, _semantic=None):
+    explicit_only(_semantic, "wgmma.pack")
+    (tile,), _ = tiles_of(tile)
+    factor = 32 // tile.dtype.primitive_bitwidth
+    if factor not in (2, 4) or len(tile.type.shape) != 2:
+        raise TypeError(f"wgmma.pack({tile.type}): a 2-D tile of 16-bit or 8-bit elements")
+    shape = [unwrap(size) for size in tile.type.shape]
+    layout = packed_layout(unwrap(_semantic.to_linear_layout(tile.type.layout, shape)), factor)
+    type_ = gl.distributed_type(gl.int32, [shape[0], shape[1] // factor], layout)
+    count = registers(type_, _semantic)
+    words = [pack_asm(f"${i}", [f"${count + factor * i + j}" for j in range(factor)], "t") for i in range(count)]
+    constraints = ["=&r"] * count + ["h"] * (count * factor)
+    return _semantic.inline_asm("{ .reg .b32 t0, t1; " + " ".join(words) + " }", ",".join(constraints), (tile,), type_, True)
+
+
+@builtin
+def _unpack(words, dtype, layout, _semantic=None):
+    explicit_only(_semantic, "wgmma.unpack")
+    (words,), _ = tiles_of(words)
+    dtype = unwrap(dtype)
+    if dtype.primitive_bitwidth != 16 or str(words.dtype) != "int32":
+        raise TypeError(f"wgmma.unpack({words.type}, {dtype}): int32 words into a 16-bit type")
+    rows, columns = (unwrap(size) for size in words.type.shape)
+    type_ = gl.distributed_type(dtype, [rows, 2 * columns], unwrap(layout))
+    given = unwrap(_semantic.to_linear_layout(words.type.layout, [rows, columns]))
+    if packed_layout(unwrap(_semantic.to_linear_layout(unwrap(layout), [rows, 2 * columns])), 2) != given:
+        raise ValueError(f"wgmma.unpack({words.type}) to {unwrap(layout)}: its packed form is another layout than that of the words")
+    count = registers(words.type, _semantic)
+    moves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, ${2 * count + i};" for i in range(count))
+    return _semantic.inline_asm(moves, ",".join(["=&h"] * (2 * count) + ["r"] * count), (words,), type_, True)
+
+
+@triton.jit
+def pack(tile):
+    """int32 tile of 32-bit words, each of 2 (4) neighbouring columns of a 16-bit (8-bit) register tile: an A fragment or a float16 accumulator.
+
+    The words stay in the threads that hold the elements, so nothing moves. Explicit kernels. PTX ISA 9.7.9 `mov.b32` (pack), `prmt`.
+    """
+    return _pack(tile)
+
+
+@triton.jit
+def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
+    """The 16-bit tile of type `dtype` in `layout` whose `pack` is `words`, e.g. a float16 accumulator after the wait. Explicit kernels."""
+    return _unpack(words, dtype, layout)

@@ -1,0 +1,73 @@
+"""The CUDA tools that Triton ships: nvdisasm reads the cubin, ptxas repeats its verdict on the PTX."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+
+def disassemble(cubin: bytes) -> tuple[str, str]:
+    """The kernel's SASS twice: with source lines, and with the number of live registers at each instruction."""
+    try:
+        tool = knobs.nvidia.nvdisasm.path
+    except RuntimeError as error:
+        raise RuntimeError("inspect: nvdisasm is not there; it comes with Triton's wheel and with the CUDA toolkit (put it on PATH, or set "
+                           "TRITON_NVDISASM_PATH)") from error
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        return _run(tool, "-c", "-gi", str(file)).stdout, _run(tool, "-c", "-plr", "-lrm", "count", str(file)).stdout
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"inspect: {Path(command[0]).name} failed ({done.returncode}): {done.stderr.strip()[-500:]}")
+    return done
+
+
+@dataclass(frozen=True)
+class PtxasLog:
+    registers: int | None  # a thread has these when the kernel starts
+    stack_bytes: int | None
+    spill_store_bytes: int | None
+    spill_load_bytes: int | None
+    remarks: tuple[str, ...]  # what it says about wgmma (serialised, a wait put in), and its other warnings
+
+
+def assemble(ptx: str, metadata: Any) -> PtxasLog:
+    """Runs ptxas as Triton 3.9 did for this kernel, for its log, which Triton does not keep."""
+    capability = metadata.target.arch
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        options = ["-lineinfo", "-v", "--regAllocOptLevel=2"]
+        if not metadata.enable_fp_fusion:
+            options.append("--fmad=false")
+        options += (metadata.ptx_options or "").split()
+        done = _run(get_ptxas(capability).path, *options, f"--gpu-name={sm_arch_from_capability(capability)}", str(file),
+                    "-o", str(Path(folder) / "kernel.cubin"))
+    return read_ptxas_log(done.stderr + done.stdout)
+
+
+def read_ptxas_log(log: str) -> PtxasLog:
+    """Sums over the kernel and the functions that were not inlined into it; registers are the kernel's."""
+
+    def total(pattern: str) -> int | None:
+        found = re.findall(pattern, log)
+        return sum(map(int, found)) if found else None
+
+    used = re.search(r"Used (\d+) registers", log)
+    remarks = re.findall(r"^ptxas\S*\s+(?:info|warning)\s*:\s*(.*(?:wgmma|\(C\d+\)).*)$", log, re.MULTILINE)
+    return PtxasLog(
+        registers=int(used[1]) if used else None,
+        stack_bytes=total(r"(\d+) bytes stack frame"),
+        spill_store_bytes=total(r"(\d+) bytes spill stores"),
+        spill_load_bytes=total(r"(\d+) bytes spill loads"),
+        remarks=tuple(dict.fromkeys(remarks)),
+    )

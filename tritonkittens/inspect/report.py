@@ -1,0 +1,156 @@
+"""What the inspector found out about one kernel, as plain frozen data. None means that it cannot be known from the compiled kernel."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._tiles import BankConflicts
+
+
+@dataclass(frozen=True)
+class Loop:
+    """An innermost loop with tensor-core instructions. `counts`: instructions by opcode in its code, however often each runs."""
+
+    role: str | None
+    source: str | None  # file:line of its first tensor-core instruction
+    instructions: int
+    mma: dict[str, int]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A warp-specialised partition, or the whole kernel where there is none."""
+
+    name: str
+    warps: int
+    requested_registers: int | None  # a thread's; None for the default partition, which gets what the others leave
+    registers: int | None  # the limit its code runs under: setmaxnreg's, or what the kernel was compiled for
+    live_registers: int | None  # the most that hold values at once
+    instructions: int | None
+    mma: dict[str, int] | None
+    counts: dict[str, int] | None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An allocation in shared or tensor memory."""
+
+    name: str | None
+    space: str  # "shared", "barrier" (mbarriers, in shared memory) or "tensor"
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int | None
+    slots: int | None  # the leading dimension, where the kernel picks one of several by index
+    stages: int | None  # the same, where the index is a run-time value: a ring. None for a fixed choice (one slot per consumer)
+    columns: int | None  # of tensor memory
+    layout: str | None
+    bank_conflicts: BankConflicts | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """`inspect`'s answer. `to_json` for machines, `table` for people."""
+
+    kernel: str
+    arch: str
+    warps: int
+    registers: int | None  # a thread's when the kernel starts
+    register_cap: int  # what 65536 registers leave for each of these threads, in steps of 8, at most 255
+    reallocation_requested: bool
+    reallocated: bool  # setmaxnreg is in the code
+    stack_bytes: int | None
+    spill_store_bytes: int | None
+    spill_load_bytes: int | None
+    spill_instructions: int  # LDL and STL
+    shared_bytes: int  # of a block, all in all
+    tensor_columns: int
+    wgmma_serialized: bool | None  # ptxas' verdict; None where there is no wgmma
+    roles: tuple[Role, ...]
+    buffers: tuple[Buffer, ...]
+    loops: tuple[Loop, ...]
+    mma: dict[str, int]
+    counts: dict[str, int]
+    remarks: tuple[str, ...]  # ptxas' own words on wgmma, and its other numbered messages
+
+    @property
+    def register_budget_used(self) -> int | None:
+        """Registers of all roles together, of 65536; padding warps of a worker group that is not a multiple of four are not in it."""
+        limits = [role.registers for role in self.roles]
+        return sum(32 * role.warps * (role.registers or 0) for role in self.roles) if None not in limits else None
+
+    def role(self, name: str) -> Role:
+        """The role of that name."""
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise KeyError(f"role {name!r}: {self.kernel} has {', '.join(r.name for r in self.roles)}")
+
+    def buffer(self, name: str) -> Buffer:
+        """The first buffer of that name."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(f"buffer {name!r}: {self.kernel} has {', '.join(str(b.name) for b in self.buffers)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists of plain values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON; None is null."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def table(self) -> str:
+        """The report as text, one section a topic."""
+        return "\n".join([*self._summary(), "", *self._roles(), *self._buffers(), *self._loops(), *(f"ptxas: {r}" for r in self.remarks)])
+
+    def _summary(self) -> Iterable[str]:
+        yield f"{self.kernel} for {self.arch}: {self.warps} warps"
+        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not asked for"
+        yield f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); reallocation {took_effect}"
+        yield (f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
+               f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes")
+        yield f"  shared memory   {self.shared_bytes} bytes, {sum(b.bytes or 0 for b in self.buffers if b.space != 'tensor')} of them in the buffers below"
+        if self.tensor_columns:
+            yield f"  tensor memory   {self.tensor_columns} columns"
+        yield f"  tensor cores    {_counts(self.mma)}"
+        yield f"  other           {_counts(self.counts)}"
+        if self.wgmma_serialized is not None:
+            yield f"  wgmma           {'SERIALIZED by ptxas' if self.wgmma_serialized else 'asynchronous'}"
+
+    def _roles(self) -> Iterable[str]:
+        rows = [(r.name, r.warps, r.requested_registers, r.registers, r.live_registers, r.instructions, _counts(r.mma), _counts(r.counts)) for r in self.roles]
+        return _columns(("role", "warps", "asked", "registers", "live", "instructions", "tensor cores", "other"), rows)
+
+    def _buffers(self) -> Iterable[str]:
+        rows = []
+        for b in self.buffers:
+            conflicts = f"{b.bank_conflicts.fragment} / {b.bank_conflicts.column}" if b.bank_conflicts else None
+            size = b.columns if b.space == "tensor" else b.bytes
+            rows.append((b.name, b.space, f"{'x'.join(map(str, b.shape))} {b.dtype}", size, b.stages, b.layout, conflicts, b.source))
+        return _columns(("buffer", "in", "shape", "bytes/columns", "stages", "layout", "conflicts fragment / column", "source"), rows)
+
+    def _loops(self) -> Iterable[str]:
+        rows = [(loop.role, loop.source, loop.instructions, _counts(loop.mma), _counts(loop.counts)) for loop in self.loops]
+        return _columns(("main loop of", "source", "instructions", "tensor cores", "other"), rows)
+
+
+def _text(value: Any) -> str:
+    return "?" if value is None else str(value)
+
+
+def _counts(counts: dict[str, int] | None) -> str:
+    return "?" if counts is None else " ".join(f"{n} {name}" for name, n in counts.items()) or "none"
+
+
+def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """An aligned table and an empty line; nothing for no rows. A dash stands for None."""
+    if not rows:
+        return []
+    cells = [list(head), *([("-" if c is None else str(c)) for c in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return [*("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells), ""]

@@ -1,0 +1,187 @@
+"""The one module of `lang` that knows Triton's internals and Gluon's names. The next Triton is this module's work.
+
+`op` makes a device function of the language out of a Python function that runs while a kernel is traced (or, under Triton's interpreter, while it
+is interpreted). Its first parameter is the `Trace`: where we are, and how to emit code there.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import triton.language as tl
+from triton.compiler.errors import CompilationError
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.language._semantic import GluonSemantic
+from triton.experimental.gluon.language.nvidia import blackwell, hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import base_type, base_value
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from tritonkittens.lang.errors import ArchitectureError, TileError
+from tritonkittens.lang.types import unwrap
+
+__all__ = [
+    "ArchitectureError", "GluonASTSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
+    "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash", "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
+
+
+@functools.cache
+def library_hash() -> str:
+    """A hash of this library's source. Triton's compile cache does not look into trace-time functions, so every key must carry it."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted([*root.glob("lang/*.py"), *root.glob("inline_ptx/*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Trace:
+    """Where an operation is being emitted: a plain Triton kernel, an explicit kernel, or Triton's interpreter."""
+
+    def __init__(self, semantic: Any, generator: Any) -> None:
+        self.semantic = semantic
+        self.generator = generator
+        self.explicit = isinstance(semantic, GluonSemantic)
+        self.interpreted = semantic is None
+
+    @property
+    def builder(self) -> Any:
+        return self.semantic.builder
+
+    @property
+    def arch(self) -> int:
+        """Compute capability of the target as an integer: 90 for sm_90a."""
+        match = re.fullmatch(r"sm_?(\d+)a?", str(self.builder.options.arch))
+        assert match, self.builder.options.arch
+        return int(match[1])
+
+    @property
+    def num_warps(self) -> int:
+        """Warps that execute here: the kernel's, or those of the role."""
+        return unwrap(self.semantic.num_warps(self.generator)) if self.explicit else self.builder.options.num_warps
+
+    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a Triton function (by name: a `triton.language` one), a `@triton.jit` function or another `op` from trace-time code."""
+        if isinstance(fn, str):
+            fn = getattr(tl, fn)  # by name: the interpreter replaces the attributes of triton.language
+        if self.interpreted:
+            # not the function itself: calling it would patch triton.language once more and never undo it
+            return fn.rewrite()(*args, **kwargs) if isinstance(fn, InterpretedFunction) else fn(*args, **kwargs)
+        if isinstance(fn, JITFunction):
+            return self.generator.call_JitFunction(fn, list(args), kwargs)
+        parameters = getattr(fn, "signature", None) or inspect.signature(fn)
+        if "_semantic" in parameters.parameters:
+            kwargs["_semantic"] = self.semantic
+        if "_generator" in parameters.parameters:
+            kwargs["_generator"] = self.generator
+        return fn(*args, **kwargs)
+
+    def method(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a Triton value, e.g. an operator: `t.method(x, '__mul__', y)`."""
+        return self.call(getattr(value, name), *args, **kwargs)
+
+    def scalar(self, x: Any) -> Any:
+        """A scalar Triton value from a Python number or a Triton value."""
+        x = unwrap(x)
+        return x if self.interpreted or isinstance(x, tl.tensor) else self.semantic.to_tensor(x)
+
+    def arange(self, extent: int, axis: int, like: Any) -> Any:
+        """0 … extent−1 as the vector along `axis` of the tile `like`."""
+        if self.explicit:
+            return self.semantic.arange(0, extent, gl.SliceLayout(1 - axis, like.type.layout))
+        return self.call("arange", 0, extent)
+
+    def vector(self, v: Any, axis: int, like: Any) -> Any:
+        """`v`, laid out so that it broadcasts along the other axis of the tile `like`."""
+        if self.explicit:
+            layout = gl.SliceLayout(1 - axis, like.type.layout)
+            if v.type.layout != layout:
+                return self.semantic.convert_layout(v, layout)
+        return v
+
+    def relayout(self, x: Any, like: Any) -> Any:
+        """`x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
+        if self.explicit and x.type.is_block() and like.type.is_block() and x.type.layout != like.type.layout and len(x.shape) == len(like.shape):
+            return self.semantic.convert_layout(x, like.type.layout)
+        return x
+
+    def convert(self, x: Any, layout: Any) -> Any:
+        """`x` in an explicit register layout."""
+        return x if x.type.layout == layout else self.semantic.convert_layout(x, layout)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: tl.dtype, layout: Any = None) -> Any:
+        if self.explicit:
+            return self.semantic.full(list(shape), unwrap(value), dtype, layout)
+        return self.call("full", shape, value, dtype)
+
+    def require(self, feature: str, low: int, high: int, names: str) -> None:
+        """Refuse a target whose capability is outside [low, high]; `names` are the architectures that have the feature."""
+        if not low <= self.arch <= high:
+            raise ArchitectureError(f"{feature} needs {names}; this kernel is compiled for sm_{self.arch}")
+
+    def require_explicit(self, name: str) -> None:
+        if not self.explicit:
+            raise TileError(f"{name}: works on explicit tiles only; put @tk.kernel over the @triton.jit function")
+
+
+def op(fn: F) -> F:
+    """Make a trace-time Python function `fn(trace, …)` callable from kernels."""
+
+    @functools.wraps(fn)
+    def device_function(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
+        if _semantic is None and not _interpreting():
+            raise TileError(f"{fn.__name__}: call it inside a kernel (@triton.jit)")
+        return fn(Trace(_semantic, _generator), *args, **kwargs)
+
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    hidden = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("_semantic", "_generator")]
+    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+    device_function.signature = inspect.Signature([*named, *hidden, *rest])  # type: ignore[attr-defined]  # what the code generator reads
+    device_function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what help() shows
+    device_function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    # Triton hashes the annotations of aggregates into the key of every kernel that names them: the one public way to make our source part of the key.
+    device_function.__triton_aggregate__ = True  # type: ignore[attr-defined]
+    device_function.__annotations__ = {"tritonkittens": library_hash()}
+    device_function.hash_attrs = ()  # type: ignore[attr-defined]
+    return device_function  # type: ignore[return-value]
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def reraise(error: BaseException) -> None:
+    """Raise the rule that was broken instead of the compiler's chain of wrappers; say where in the kernel it happened."""
+    where, cause = "", error
+    while cause is not None and not isinstance(cause, (TileError, ArchitectureError)):
+        if isinstance(cause, CompilationError) and getattr(cause, "src", None):
+            where = _source_line(cause) or where
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    if cause is None:
+        raise error
+    raise type(cause)(f"{cause}{where}") from None
+
+
+def _source_line(error: CompilationError) -> str:
+    node, src = getattr(error, "node", None), error.src
+    if node is None or not hasattr(node, "lineno"):
+        return ""
+    lines = src.split("\n")
+    line = lines[node.lineno - 1].strip() if 0 < node.lineno <= len(lines) else ""
+    name = re.search(r"def\s+(\w+)", src)
+    return f" [in {name[1] if name else 'kernel'}: {line}]" if line else ""

@@ -1,0 +1,85 @@
+"""What one thread block may use, and the itemised bill of what a kernel asks for. Filled while a kernel is traced, checked before it is launched."""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import MAX_TMEM_COLUMNS
+
+KIB = 1024
+# Bytes of shared memory a block may use ("opt-in" maximum). CUDA C++ Programming Guide, table "Technical specifications per compute capability".
+SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
+REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
+WARP = 32
+
+
+@dataclass
+class Bill:
+    """Shared memory and tensor memory asked for so far, by item, and the bytes of asynchronous copies traced since the last look."""
+
+    arch: int
+    shared: list[tuple[str, int]] = field(default_factory=list)
+    tmem: list[tuple[str, int]] = field(default_factory=list)
+    copied: int = 0
+    load_bytes: dict[str, int] = field(default_factory=dict)
+
+    def charge_shared(self, what: str, nbytes: int) -> None:
+        """Add an allocation; refuse it with the whole bill where the block's shared memory is exceeded."""
+        self.shared.append((what, nbytes))
+        total, limit = sum(n for _, n in self.shared), SHARED_LIMIT.get(self.arch, 99 * KIB)
+        if total > limit:
+            raise TileError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
+
+    def charge_tmem(self, what: str, columns: int) -> None:
+        """Add a tensor-memory allocation; refuse it with the whole bill where the 512 columns are exceeded."""
+        self.tmem.append((what, columns))
+        total = sum(n for _, n in self.tmem)
+        if total > MAX_TMEM_COLUMNS:
+            raise TileError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
+
+
+def _items(items: list[tuple[str, int]], unit: str) -> str:
+    return "; ".join(f"{what} {n} {unit}" for what, n in items)
+
+
+_current: contextvars.ContextVar[Bill | None] = contextvars.ContextVar("bill", default=None)
+
+
+@contextlib.contextmanager
+def billing(arch: int) -> Iterator[Bill]:
+    """The bill of the kernel that is traced inside."""
+    token = _current.set(Bill(arch))
+    try:
+        yield _current.get()  # type: ignore[misc]
+    finally:
+        _current.reset(token)
+
+
+def bill() -> Bill:
+    """The bill of the kernel being traced (a throw-away one outside `billing`)."""
+    return _current.get() or Bill(90)
+
+
+def check_registers(warps: tuple[int, ...], registers: tuple[int, ...]) -> None:
+    """Refuse role sizes that do not fit the register file.
+
+    `warps` are the warps of each role, `registers` the registers a thread asks for, the first role being the kernel's own. Hardware hands registers to
+    whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA, `setmaxnreg` (24 … 256, multiples of 8).
+    """
+    for w, r in zip(warps, registers, strict=True):
+        if r % 8 or not 24 <= r <= 256:
+            raise TileError(f"registers={registers}: {r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
+        if w < 1:
+            raise TileError(f"warps={warps}: every role needs at least one warp")
+    # Workers smaller than a warpgroup share one, and a shared warpgroup takes the largest request
+    groups = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4 == 0]
+    small = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4]
+    if small:
+        groups.append((-(-sum(w for w, _ in small) // 4) * 4, max(r for _, r in small)))
+    used = sum(w * WARP * r for w, r in groups)
+    if used > REGISTERS:
+        lines = "; ".join(f"{w} warps × {WARP} × {r} = {w * WARP * r}" for w, r in groups)
+        raise TileError(f"registers over budget: {used} of {REGISTERS}: {lines}")

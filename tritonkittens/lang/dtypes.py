@@ -1,0 +1,50 @@
+"""Element types, under the names that PyTorch and the PTX ISA use for them."""
+import torch
+import triton.language as tl
+
+from tritonkittens.lang.errors import TileError
+
+fp32 = tl.float32
+bf16 = tl.bfloat16
+fp16 = tl.float16
+fp8e4m3 = tl.float8e4nv
+fp8e5m2 = tl.float8e5
+int8 = tl.int8
+uint8 = tl.uint8
+int32 = tl.int32
+int64 = tl.int64
+
+_TORCH = {
+    torch.float32: fp32,
+    torch.bfloat16: bf16,
+    torch.float16: fp16,
+    torch.float8_e4m3fn: fp8e4m3,
+    torch.float8_e5m2: fp8e5m2,
+    torch.int8: int8,
+    torch.uint8: uint8,
+    torch.int32: int32,
+    torch.int64: int64,
+}
+_TRITON = {v: k for k, v in _TORCH.items()}
+
+
+def from_torch(dtype: torch.dtype) -> tl.dtype:
+    """The element type of a torch tensor; raises `TileError` for one that no tile can hold (float64, complex, bool)."""
+    if dtype not in _TORCH:
+        raise TileError(f"{dtype}: tiles hold {', '.join(str(t).removeprefix('torch.') for t in _TORCH)}")
+    return _TORCH[dtype]
+
+
+def to_torch(dtype: tl.dtype) -> torch.dtype:
+    """The torch type of an element type."""
+    return _TRITON[dtype]
+
+
+def itemsize(dtype: tl.dtype) -> int:
+    """Bytes of one element."""
+    return dtype.primitive_bitwidth // 8
+
+
+def base_columns(dtype: tl.dtype) -> int:
+    """Columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions take twice the depth."""
+    return 32 if itemsize(dtype) == 1 else 16

@@ -1,0 +1,99 @@
+"""Global layouts: a tensor as explicit kernels see it, with one TMA descriptor for each kind of tile piece that it moves."""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.dtypes import from_torch
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import st, sv, unwrap
+from tritonkittens.lang.types import split as split_extent
+from tritonkittens.launch import TensorMapSpec
+
+MAX_RANK = 5
+
+
+class GlobalLayout(NamedTuple):
+    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry them."""
+
+    maps: tuple
+    pointer: Any
+    shape: tuple = ()
+    strides: tuple = ()
+
+
+@functools.lru_cache(maxsize=1024)
+def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str) -> tuple[TensorMapSpec, ...]:
+    """The descriptors that the given tile types need: one for each different power-of-two piece."""
+    specs: dict[TensorMapSpec, None] = {}
+    for tile in tiles:
+        if isinstance(tile, st):
+            if rank < 2:
+                raise TileError(f"gl of a one-dimensional tensor with {tile!r}: tiles have rows and columns; use sv")
+            for _, _, r, c in tile.pieces():
+                specs[TensorMapSpec((1,) * (rank - 2) + (r, c), tile.piece_swizzle(c), fill)] = None
+        elif isinstance(tile, sv):
+            for n in split_extent(tile.length):
+                specs[TensorMapSpec((1,) * (rank - 1) + (n,), 0, fill)] = None
+        else:
+            raise TileError(f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv)")
+    return tuple(specs)
+
+
+class gl:
+    """A tensor for an explicit kernel: `tk.gl(x, tk.st(tk.bf16, 64, 128))`.
+
+    `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where a tile type is
+    given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides will do (register access).
+    `fill` is what a load past the edge reads: "zero" or "nan".
+    """
+
+    __slots__ = ("fill", "specs", "tensor", "tiles")
+
+    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero"):
+        if not isinstance(tensor, torch.Tensor):
+            raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
+        if not 1 <= tensor.ndim <= MAX_RANK:
+            raise TileError(f"gl of shape {tuple(tensor.shape)}: needs one to {MAX_RANK} dimensions")
+        dtype = from_torch(tensor.dtype)
+        for tile in tiles:
+            if tile.dtype != dtype:
+                raise TileError(f"gl of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
+        if fill not in ("zero", "nan"):
+            raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
+        self.tensor, self.tiles, self.fill = tensor, tiles, fill
+        self.specs = map_specs(tiles, tensor.ndim, fill)
+
+
+def rank_of(g: Any) -> int:
+    """Dimensions of a global layout inside a kernel."""
+    return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
+
+
+def extents_of(g: Any) -> list[Any]:
+    """Run-time extents of a global layout inside a kernel (int32 scalars)."""
+    return list(g.maps[0].shape) if len(g.maps) else list(g.shape)
+
+
+def strides_of(g: Any) -> list[Any]:
+    """Run-time strides of a global layout inside a kernel, in elements."""
+    return list(g.maps[0].strides) if len(g.maps) else list(g.strides)
+
+
+def check_global(g: Any, name: str) -> None:
+    """Refuse anything but a global layout where one is needed."""
+    if not hasattr(g, "pointer") or not hasattr(g, "maps"):
+        raise TileError(f"{name}: {g!r} is no global layout; pass tk.gl(tensor, tile types) to the kernel")
+
+
+@op
+def extent(t: Trace, g: Any, axis: Any) -> Any:
+    """Elements of a global layout along `axis` (negative axes count from the last), an int32 scalar."""
+    check_global(g, "extent")
+    axis, rank = unwrap(axis), rank_of(g)
+    if not -rank <= axis < rank:
+        raise TileError(f"extent(axis={axis}): the tensor has {rank} dimensions")
+    return extents_of(g)[axis]

@@ -1,0 +1,160 @@
+"""`@tk.kernel`: a `@triton.jit` function compiled as an explicit-tile kernel, with a launch path and a compile path that needs no GPU."""
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from tritonkittens.inline_ptx.extern import link_options
+from tritonkittens.lang._backend import ARCHITECTURES, GluonASTSource, GluonJITFunction, InterpretedFunction, JITFunction, library_hash, reraise
+from tritonkittens.lang.budget import SHARED_LIMIT, billing
+from tritonkittens.lang.dtypes import from_torch
+from tritonkittens.lang.errors import ArchitectureError, TileError
+from tritonkittens.lang.globals import GlobalLayout, gl
+from tritonkittens.lang.shared import piece_shared_layout
+from tritonkittens.launch import GlobalArg, Launcher, capability
+from tritonkittens.launch.arguments import ArgType, argument_types
+
+ALIGNED = [["tt.divisibility", 16]]  # Triton's attribute of a pointer whose address is a multiple of 16
+OPTIONS = {"num_warps", "debug", "maxnreg", "num_ctas"}
+
+
+def target_number(arch: str | int) -> int:
+    """Compute capability as an integer: "sm_90a" → 90. Raises `ArchitectureError` for a name that no GPU has."""
+    if isinstance(arch, int) and arch in ARCHITECTURES.values():
+        return arch
+    if arch not in ARCHITECTURES:
+        raise ArchitectureError(f"arch={arch!r}: must be one of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[str(arch)]
+
+
+class Kernel:
+    """An explicit-tile kernel.
+
+    `kernel[grid](*args, num_warps=4, debug=False)` launches it; `kernel.compile(*args, arch="sm_90a")` compiles it for an architecture without a GPU, where
+    tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples of these; parameters annotated
+    `tk.constexpr` take any hashable constant.
+    """
+
+    def __init__(self, fn: Any, num_warps: int = 4):
+        if isinstance(fn, InterpretedFunction):
+            raise TileError(f"@tk.kernel {fn.fn.__name__}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+        if not isinstance(fn, JITFunction):
+            raise TileError(f"@tk.kernel {getattr(fn, '__name__', fn)!r}: put it over an @triton.jit function")
+        self.jit = GluonJITFunction(fn.fn)
+        self.num_warps = num_warps
+        self.name: str = fn.fn.__name__
+        self.parameters = self.jit.params
+        self.constants = [i for i, p in enumerate(self.parameters) if p.is_constexpr]
+        self.runtime = [i for i, p in enumerate(self.parameters) if not p.is_constexpr]
+        self.launcher = Launcher(self._compile_for_launch, name=self.name, arg_names=[self.parameters[i].name for i in self.runtime])
+        functools.update_wrapper(self, fn.fn, updated=())
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return functools.partial(self.launch, grid)
+
+    def launch(self, grid: Any, *args: Any, **kwargs: Any) -> None:
+        """Launch on the current stream of the tensors' device; see the class."""
+        runtime, constants, options = self._bind(args, kwargs)
+        self.launcher(grid, tuple(prepare(a) for a in runtime), (constants, options))
+
+    def compile(self, *args: Any, arch: str | int = "sm_90a", **kwargs: Any) -> Any:
+        """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
+        runtime, constants, options = self._bind(args, kwargs)
+        types = argument_types([prepare(a) for a in runtime], [self.parameters[i].name for i in self.runtime])
+        return self._compile((constants, options), types, target_number(arch))
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
+        options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS and k not in self.jit.signature.parameters}
+        try:
+            bound = self.jit.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}; its parameters are ({', '.join(p.name for p in self.parameters)})") from None
+        bound.apply_defaults()
+        values = list(bound.arguments.values())
+        constants = tuple(values[i].value if isinstance(values[i], tl.constexpr) else values[i] for i in self.constants)
+        return [values[i] for i in self.runtime], constants, tuple(sorted(options.items()))
+
+    def _compile_for_launch(self, key: tuple, types: tuple, device: int) -> Any:
+        major, minor = capability(device)
+        return self._compile(key, types, major * 10 + minor)
+
+    def _compile(self, key: tuple, types: tuple, arch: int) -> Any:
+        constants, options = key
+        signature: dict[str, Any] = {}
+        attributes: dict[tuple[int, ...], Any] = {}
+        constexprs: dict[tuple[int, ...], Any] = {}
+        for i, value in zip(self.constants, constants, strict=True):
+            constexprs[(i,)] = value
+        kinds = dict(zip(self.runtime, types, strict=True))
+        for i, parameter in enumerate(self.parameters):
+            signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
+        source = GluonASTSource(self.jit, signature, constexprs, attributes)
+        settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, **link_options(), **dict(options)}
+        try:
+            with billing(arch) as bill:
+                compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
+        except Exception as error:
+            reraise(error)
+            raise
+        limit = SHARED_LIMIT.get(arch, 0)
+        if compiled.metadata.shared > limit:
+            items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
+            raise TileError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: {items or 'see inspect'}; "
+                            "the rest is scratch of the compiler for layout conversions")
+        return compiled
+
+
+def _signature(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: dict) -> Any:
+    """Triton's type string(s) for an argument; a descriptor argument becomes the tuple of its maps."""
+    if isinstance(kind, ArgType):
+        if kind.kind == "descriptor":
+            return tuple(_descriptor(kind.type, spec) for spec in kind.specs)
+        if kind.kind == "constexpr":
+            constexprs[path] = None
+        elif kind.kind == "pointer" and kind.aligned:
+            attributes[path] = ALIGNED
+        return kind.type
+    nested = tuple(_signature(k, (*path, j), attributes, constexprs) for j, k in enumerate(kind))
+    return type(kind)(*nested) if hasattr(kind, "_fields") else nested
+
+
+_ELEMENT = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32, "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "i8": tl.int8, "u8": tl.uint8, "i32": tl.int32,
+            "i64": tl.int64}
+
+
+def _descriptor(element: str, spec: Any) -> str:
+    layout = piece_shared_layout(_ELEMENT[element], spec.swizzle, len(spec.box))
+    return f"tensordesc<{element}[{','.join(map(str, spec.box))}],{layout!r}>"
+
+
+def prepare(argument: Any) -> Any:
+    """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has no descriptor."""
+    if isinstance(argument, gl):
+        tensor = argument.tensor
+        if argument.specs:
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor)
+        return GlobalLayout((), tensor, tuple(tensor.shape), tuple(tensor.stride()))
+    if isinstance(argument, torch.Tensor):
+        from_torch(argument.dtype)
+        return argument
+    if isinstance(argument, tuple) and not isinstance(argument, GlobalArg):
+        prepared = [prepare(a) for a in argument]
+        return type(argument)(*prepared) if hasattr(argument, "_fields") else tuple(prepared)
+    return argument
+
+
+def kernel(fn: Any = None, *, num_warps: int = 4) -> Any:
+    """Make an explicit-tile kernel of a `@triton.jit` function: `@tk.kernel` or `@tk.kernel(num_warps=8)` over `@triton.jit`."""
+    if fn is None:
+        return functools.partial(kernel, num_warps=num_warps)
+    return Kernel(fn, num_warps)
+
+
+__all__ = ["Kernel", "inspect", "kernel", "library_hash", "prepare", "target_number"]

@@ -1,0 +1,223 @@
+"""Element-wise operations on register tiles and vectors: fills, maps of one, two and three operands, casts.
+
+Everything here works in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any extents. Transcendental
+functions are computed in fp32 and returned in the operand's type.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import apply_pieces
+
+
+@triton.jit
+def _neg(x):
+    return 0 - x
+
+
+@triton.jit
+def _relu(x):
+    return tl.maximum(x, 0.0).to(x.dtype)
+
+
+@triton.jit
+def _reciprocal(x):
+    return 1.0 / x
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    # (1 − e^−2|x|) / (1 + e^−2|x|) cancels near zero, where three terms of the Taylor series are exact to fp32
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    square = x * x
+    small = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    return tl.where(tl.abs(x) < 0.15, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_tanh(x):
+    return 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
+    dtype = x.dtype
+    if not dtype.is_floating():
+        raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {dtype}")
+    if dtype == tl.float32:
+        return t.call(fn, x)
+    return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
+
+
+def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callable[..., Any]:
+    def operation(t: Trace, x: Any) -> Any:
+        x = t.scalar(x)
+        return apply_pieces(t, lambda p: t.call(fn, p) if any_dtype else _in_fp32(t, fn, p), x)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"{meaning}, element by element; shape and dtype of `x`."
+    return op(operation)
+
+
+exp = _unary("exp", "exp", "e^x")
+exp2 = _unary("exp2", "exp2", "2^x (one MUFU.EX2 an element)")
+log = _unary("log", "log", "Natural logarithm")
+log2 = _unary("log2", "log2", "Binary logarithm")
+sqrt = _unary("sqrt", "sqrt", "Square root")
+rsqrt = _unary("rsqrt", "rsqrt", "1 / √x")
+sin = _unary("sin", "sin", "Sine (radians)")
+cos = _unary("cos", "cos", "Cosine (radians)")
+erf = _unary("erf", "erf", "Error function")
+tanh = _unary("tanh", _tanh, "Hyperbolic tangent")
+sigmoid = _unary("sigmoid", _sigmoid, "1 / (1 + e^−x)")
+silu = _unary("silu", _silu, "x · sigmoid(x)")
+reciprocal = _unary("reciprocal", _reciprocal, "1 / x")
+floor = _unary("floor", "floor", "Largest integer ≤ x")
+ceil = _unary("ceil", "ceil", "Smallest integer ≥ x")
+abs = _unary("abs", "abs", "Absolute value", any_dtype=True)
+neg = _unary("neg", _neg, "−x", any_dtype=True)
+relu = _unary("relu", _relu, "max(x, 0)", any_dtype=True)
+
+
+@op
+def gelu(t: Trace, x: Any, approximate: Any = "none") -> Any:
+    """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`)."""
+    forms = {"none": _gelu, "tanh": _gelu_tanh}
+    approximate = unwrap(approximate)
+    if approximate not in forms:
+        raise TileError(f"gelu(approximate={approximate!r}): must be 'none' or 'tanh'")
+    return apply_pieces(t, lambda p: _in_fp32(t, forms[approximate], p), x)
+
+
+@op
+def copy(t: Trace, x: Any) -> Any:
+    """The tile itself: values are immutable, so a copy costs nothing."""
+    return x
+
+
+@op
+def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
+    """Element-wise conversion to `dtype`. `rounding` is None (to nearest even) or "rtz" (toward zero), for conversions to a narrower float."""
+    dtype, rounding = unwrap(dtype), unwrap(rounding)
+    if rounding not in (None, "rtne", "rtz"):
+        raise TileError(f"cast(rounding={rounding!r}): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)")
+
+    def piece(p: Any) -> Any:
+        narrower = dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
+        if rounding and not narrower:
+            raise TileError(f"cast({p.dtype} → {dtype}, rounding={rounding!r}): only a conversion to a narrower float rounds")
+        return t.method(p, "to", dtype, fp_downcast_rounding=rounding) if rounding else t.method(p, "to", dtype)
+
+    return apply_pieces(t, piece, x)
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def _sub(a, b):
+    return a - b
+
+
+@triton.jit
+def _mul(a, b):
+    return a * b
+
+
+@triton.jit
+def _div(a, b):
+    return a / b
+
+
+@triton.jit
+def _lt(a, b):
+    return a < b
+
+
+@triton.jit
+def _le(a, b):
+    return a <= b
+
+
+@triton.jit
+def _gt(a, b):
+    return a > b
+
+
+@triton.jit
+def _ge(a, b):
+    return a >= b
+
+
+@triton.jit
+def _eq(a, b):
+    return a == b
+
+
+@triton.jit
+def _ne(a, b):
+    return a != b
+
+
+@triton.jit
+def _fma(a, b, c):
+    return a * b + c
+
+
+def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
+    def binary(t: Trace, a: Any, b: Any) -> Any:
+        return apply_pieces(t, lambda x, y: t.call(fn, x, y), a, b)
+
+    binary.__name__ = binary.__qualname__ = name
+    binary.__doc__ = f"{meaning}; tiles of one shape, or a tile and a scalar. Triton's type promotion."
+    return op(binary)
+
+
+add = _nary("add", _add, "a + b")
+sub = _nary("sub", _sub, "a − b")
+mul = _nary("mul", _mul, "a · b")
+div = _nary("div", _div, "a / b")
+maximum = _nary("maximum", "maximum", "The larger of a and b")
+minimum = _nary("minimum", "minimum", "The smaller of a and b")
+lt = _nary("lt", _lt, "a < b as booleans")
+le = _nary("le", _le, "a ≤ b as booleans")
+gt = _nary("gt", _gt, "a > b as booleans")
+ge = _nary("ge", _ge, "a ≥ b as booleans")
+eq = _nary("eq", _eq, "a = b as booleans")
+ne = _nary("ne", _ne, "a ≠ b as booleans")
+
+
+@op
+def fma(t: Trace, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars)."""
+    return apply_pieces(t, lambda x, y, z: t.call(_fma, x, y, z), a, b, c)
+
+
+@op
+def where(t: Trace, condition: Any, a: Any, b: Any) -> Any:
+    """`a` where `condition`, else `b` (tiles of one shape, or scalars)."""
+    return apply_pieces(t, lambda c, x, y: t.call("where", c, x, y), condition, a, b)

@@ -1,0 +1,146 @@
+"""Masks of register tiles. Every mask writes its result: elements outside the kept region become `fill`.
+
+`row` and `col` are the global coordinates of the tile's first element (element units).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.tiles import index_tiles
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import assemble, axes_of, pieces_of
+
+NEG_INFTY = float("-inf")
+
+
+@triton.jit
+def _keep_left(row, col, a, b):
+    return col < a
+
+
+@triton.jit
+def _keep_right(row, col, a, b):
+    return col >= a
+
+
+@triton.jit
+def _keep_top(row, col, a, b):
+    return row < a
+
+
+@triton.jit
+def _keep_bottom(row, col, a, b):
+    return row >= a
+
+
+@triton.jit
+def _keep_lower(row, col, a, b):
+    return col - row <= a
+
+
+@triton.jit
+def _keep_upper(row, col, a, b):
+    return col - row >= a
+
+
+@triton.jit
+def _keep_not_corner(row, col, a, b):
+    return (row >= a) | (col < b)
+
+
+@triton.jit
+def _keep_window(row, col, a, b):
+    return (col >= row - a) & (col <= row + b)
+
+
+@triton.jit
+def _keep_block(row, col, a, b):
+    return row // a == col // a
+
+
+def _mask(t: Trace, x: Any, keep: Any, fill: Any, row: Any, col: Any, a: Any = 0, b: Any = 0) -> Any:
+    rows, cols = index_tiles(t, x, row, col)
+    pieces = []
+    for r, c, p in zip(rows, cols, pieces_of(x), strict=True):
+        kept = t.call(keep, r, c, a, b)
+        pieces.append(t.method(t.call("where", kept, p, fill), "to", p.dtype))
+    return assemble(axes_of(x), pieces)
+
+
+def _causal(name: str, keep: Any, text: str) -> Callable[..., Any]:
+    def operation(t: Trace, x: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+        return _mask(t, x, keep, fill, row, col)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = text
+    return op(operation)
+
+
+make_causal = _causal("make_causal", _keep_lower, "Keep col ≤ row (global coordinates); the rest becomes `fill`, −∞ by default.")
+make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row, the causal mask of a transposed score tile; the rest becomes `fill`.")
+
+
+@op
+def tril(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
+    """Keep col − row ≤ `diagonal`, as `torch.tril`; the rest becomes `fill`."""
+    return _mask(t, x, _keep_lower, fill, row, col, diagonal)
+
+
+@op
+def triu(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
+    """Keep col − row ≥ `diagonal`, as `torch.triu`; the rest becomes `fill`."""
+    return _mask(t, x, _keep_upper, fill, row, col, diagonal)
+
+
+@op
+def left_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+    """Columns < `index` become `fill`."""
+    return _mask(t, x, _keep_right, fill, 0, 0, index)
+
+
+@op
+def right_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+    """Columns ≥ `index` become `fill` (with −∞: the ragged last key block of attention)."""
+    return _mask(t, x, _keep_left, fill, 0, 0, index)
+
+
+@op
+def upper_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+    """Rows < `index` become `fill`."""
+    return _mask(t, x, _keep_bottom, fill, 0, 0, index)
+
+
+@op
+def lower_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+    """Rows ≥ `index` become `fill`."""
+    return _mask(t, x, _keep_top, fill, 0, 0, index)
+
+
+@op
+def upper_right_fill(t: Trace, x: Any, row_index: Any, col_index: Any, fill: Any = 0.0) -> Any:
+    """Elements with row < `row_index` and col ≥ `col_index` become `fill`."""
+    return _mask(t, x, _keep_not_corner, fill, 0, 0, row_index, col_index)
+
+
+@op
+def sliding_window(t: Trace, x: Any, left: Any, right: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+    """Keep row − `left` ≤ col ≤ row + `right` (global coordinates); the rest becomes `fill`."""
+    return _mask(t, x, _keep_window, fill, row, col, left, right)
+
+
+@op
+def block_diagonal(t: Trace, x: Any, block: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+    """Keep elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`."""
+    return _mask(t, x, _keep_block, fill, row, col, block)
+
+
+@op
+def mask(t: Trace, x: Any, predicate: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+    """Keep where `predicate(row, col)` holds (a `@triton.jit` function of broadcastable index tiles); the rest becomes `fill`."""
+    rows, cols = index_tiles(t, x, row, col)
+    kept = [t.call(unwrap(predicate), r, c) for r, c in zip(rows, cols, strict=True)]
+    return assemble(axes_of(x), [t.method(t.call("where", k, p, fill), "to", p.dtype) for k, p in zip(kept, pieces_of(x), strict=True)])

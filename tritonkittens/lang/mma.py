@@ -1,0 +1,297 @@
+"""Matrix products of tiles: D = A·B + C with either operand transposed, on whatever unit the operands call for.
+
+The accumulator chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes wgmma (B from shared memory, A from shared memory
+or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05. Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N),
+AtBt (K×M, N×K) give M×N. Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate in fp32; int8 in int32.
+Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mma_v2, op, tcgen05_mma
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.shared import shared
+from tritonkittens.lang.sync import semaphore
+from tritonkittens.lang.tensor_memory import BLACKWELL, tensor_tile
+from tritonkittens.lang.tiles import accumulator_layout, transpose, warp_layout
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import assemble, axes_of, composite, pieces_of, shape_of
+
+FP8 = (tl.float8e4nv, tl.float8e5)
+OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
+
+
+class pending_type(base_type):
+    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+        self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, pending_type) and self.mangle() == other.mangle()
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def mangle(self) -> str:
+        return f"W{self.groups}_" + "_".join(p.mangle() for p in (*self.parts, *self.kept)) + "W"
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        for p in (*self.parts, *self.kept):
+            p._flatten_ir_types(builder, out)
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[pending, int]:
+        values = []
+        for p in (*self.parts, *self.kept):
+            value, cursor = p._unflatten_ir(handles, cursor)
+            values.append(value)
+        n = len(self.parts)
+        return pending(self.axes, tuple(values[:n]), tuple(values[n:]), self.groups), cursor
+
+
+class pending(base_value):
+    """A product under way (`wait=False`): the accumulator registers belong to the tensor cores until `mma_wait`. It may be accumulated into again.
+
+    `kept` are the register operands that the tensor cores still read, `groups` the wgmma groups that it consists of.
+    """
+
+    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+        self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
+
+    @property
+    def type(self) -> pending_type:  # type: ignore[override]
+        return pending_type(self.axes, tuple(p.type for p in self.parts), tuple(k.type for k in self.kept), self.groups)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(sum(a) for a in self.axes)
+
+    def _flatten_ir(self, handles: list) -> None:
+        for p in (*self.parts, *self.kept):
+            p._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        for p in self.parts:
+            p._set_name(builder, name)
+
+
+def _axes(x: Any) -> tuple[tuple[int, ...], ...]:
+    return x.axes if isinstance(x, (shared, tensor_tile, pending)) else axes_of(x)
+
+
+def _extents(x: Any) -> list[int]:
+    return [sum(a) for a in _axes(x)]
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if isinstance(x, (shared, tensor_tile, composite)) else x.type.element_ty if isinstance(x, pending) else x.dtype
+
+
+def _describe(x: Any) -> str:
+    place = "shared" if isinstance(x, shared) else "tensor memory" if isinstance(x, tensor_tile) else "registers"
+    return f"{'×'.join(map(str, _extents(x)))} {_dtype(x)} in {place}"
+
+
+def _check(name: str, a: Any, b: Any, acc: Any) -> None:
+    """Shapes and element types; `a` and `b` already as M×K and K×N."""
+    for what, x in (("A", a), ("B", b)):
+        if len(_axes(x)) != 2:
+            raise TileError(f"{name}: {what} must be a tile of two axes, got shape {_extents(x)}")
+        if isinstance(x, shared) and x.stages is not None:
+            raise TileError(f"{name}: {what} is a ring of {x.spec!r}; take a slot first, ring[slot]")
+        if isinstance(x, shared) and not x.whole:
+            raise TileError(f"{name}: {what} is a view of {x.spec!r} that cuts a swizzle atom; the tensor cores cannot read it")
+        if _dtype(x) not in OPERANDS:
+            raise TileError(f"{name}: {what} is {_describe(x)}; the tensor cores take {', '.join(str(d) for d in OPERANDS)}")
+    m, k = _extents(a)
+    k2, n = _extents(b)
+    if k != k2:
+        raise TileError(f"{name}: A is {_describe(a)} and B is {_describe(b)} (as M×K and K×N): the depths {k} and {k2} differ")
+    if _dtype(a) != _dtype(b) and not (_dtype(a) in FP8 and _dtype(b) in FP8):
+        raise TileError(f"{name}: A is {_dtype(a)} and B is {_dtype(b)}; operands must have one element type (fp8 kinds may mix)")
+    if acc is not None:
+        if _extents(acc) != [m, n]:
+            raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got {'×'.join(map(str, _extents(acc)))}")
+        if not isinstance(acc, pending):
+            want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+            if _dtype(acc) != want:
+                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {want}, got an accumulator of {_dtype(acc)}")
+
+
+def _grid(x: Any) -> list[list[Any]]:
+    """Pieces as rows of columns."""
+    axes = _axes(x)
+    pieces = x.pieces if isinstance(x, (shared, tensor_tile)) else pieces_of(x)
+    return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
+
+
+def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any) -> Any:
+    a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
+    a_stored, b_stored = a, b
+    a = t.call(transpose, a) if transposed[0] and not isinstance(a, tensor_tile) else a
+    b = t.call(transpose, b) if transposed[1] else b
+    _check(name, a, b, acc)
+    if not t.explicit:
+        return _dot(t, a, b, acc)
+    if isinstance(acc, tensor_tile):
+        return _tcgen05(t, name, a, b, acc, sem)
+    if t.arch < 80:
+        t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
+    m, n = _extents(a)[0], _extents(b)[1]
+    if _warpgroup(t, acc, m, n):
+        return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait)
+    return _mma_sync(t, a, b, acc)
+
+
+def _dot(t: Trace, a: Any, b: Any, acc: Any) -> Any:
+    """Plain Triton: tl.dot, piece by piece."""
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    gc = _grid(acc) if acc is not None else None
+    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+    out = []
+    for i in range(len(rows)):
+        for j in range(len(cols)):
+            total = gc[i][j] if gc else None
+            for k in range(len(ga[0])):
+                total = t.call("dot", ga[i][k], gb[k][j], total, out_dtype=out_dtype)
+            out.append(total)
+    return assemble((rows, cols), out)
+
+
+def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
+    """Does the accumulator belong to whole warpgroups (wgmma)?"""
+    if isinstance(acc, pending):
+        return True
+    layout = pieces_of(acc)[0].type.layout if acc is not None else accumulator_layout(t, m, n)
+    return getattr(layout, "version", None) is not None and tuple(layout.version) == (3, 0)
+
+
+def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool) -> Any:
+    t.require(f"{name} on warpgroup tiles (wgmma)", 90, 90, "sm_90a (Hopper)")
+    if not isinstance(b, shared):
+        raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
+    bits = _dtype(a).primitive_bitwidth
+    if bits != 16:  # only 16-bit operands may have their depth strided
+        for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
+            if isinstance(stored, shared) and not k_major:
+                raise TileError(f"{name}: {what} of {_dtype(a)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the rows; wgmma reads {bits}-bit "
+                                f"operands with the depth along the columns only: use mma_ABt with K-major tiles")
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    parts, kept = [], []
+    before = acc.parts if isinstance(acc, pending) else pieces_of(acc) if acc is not None else None
+    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+    for i in range(len(rows)):
+        for j in range(len(cols)):
+            layout = accumulator_layout(t, rows[i], cols[j])
+            if before is None:
+                total, use = t.full((rows[i], cols[j]), 0, out_dtype, layout), False
+            else:
+                total, use = before[i * len(cols) + j], True
+                layout = (total.type.tensor_type if isinstance(acc, pending) else total.type).layout
+            for k in range(len(ga[0])):
+                left = ga[i][k]
+                if not isinstance(a, shared):
+                    left = t.convert(left, gl.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // bits))
+                    kept.append(left)
+                total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
+                use = True
+            parts.append(total)
+    result = pending((rows, cols), tuple(parts), tuple(kept), len(parts) * len(ga[0]))
+    return _wait(t, [result], 0)[0] if wait else result
+
+
+def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
+    deps = [d for p in products for d in (*p.parts, *p.kept)]
+    done = t.call(hopper.warpgroup_mma_wait, outstanding, deps=deps)
+    done = list(done) if len(deps) > 1 else [done]
+    out, cursor = [], 0
+    for p in products:
+        out.append(assemble(p.axes, done[cursor:cursor + len(p.parts)]))
+        cursor += len(p.parts) + len(p.kept)
+    return out
+
+
+def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
+    t.require("mma.sync of 8-bit floats", 89, 999, "sm_89 or newer") if _dtype(a) in FP8 else None
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+    gc = _grid(acc) if acc is not None else None
+    width = 32 // _dtype(a).primitive_bitwidth
+    out = []
+
+    def operand(x: Any, index: int, parent: Any) -> Any:
+        layout = gl.DotOperandLayout(operand_index=index, parent=parent, k_width=width)
+        return t.call(x.load, layout) if isinstance(x, gl.shared_memory_descriptor) else t.convert(x, layout)
+
+    for i in range(len(rows)):
+        for j in range(len(cols)):
+            total = gc[i][j] if gc else t.full((rows[i], cols[j]), 0, out_dtype, warp_layout(t, rows[i]))
+            home = total.type.layout
+            parent = home if isinstance(home, gl.NVMMADistributedLayout) else warp_layout(t, rows[i])
+            total = t.convert(total, parent)
+            for k in range(len(ga[0])):
+                total = t.call(mma_v2, operand(ga[i][k], 0, parent), operand(gb[k][j], 1, parent), total)
+            out.append(t.convert(total, home))
+    return assemble((rows, cols), out)
+
+
+def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, sem: Any) -> tensor_tile:
+    t.require(f"{name} into tensor memory (tcgen05)", *BLACKWELL)
+    if not isinstance(b, shared):
+        raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
+    if not isinstance(a, (shared, tensor_tile)):
+        raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
+    barriers = None if sem is None else [sem.barrier(t)]
+    ga, gb = _grid(a), _grid(b)
+    last = len(acc.pieces) * len(ga[0]) - 1
+    for j, piece in enumerate(acc.pieces):
+        for k in range(len(ga[0])):
+            done = barriers if j * len(ga[0]) + k == last else [] if barriers is not None else None
+            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, mbarriers=done)
+    return acc
+
+
+def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
+    a, b = "KM" if transposed[0] else "MK", "NK" if transposed[1] else "KN"
+    shapes = f"A is {a[0]}×{a[1]}, B is {b[0]}×{b[1]}"
+
+    def mma(t: Trace, a: Any, b: Any, acc: Any, wait: Any = True, arrived: Any = None) -> Any:
+        if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
+            raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and mma_wait")
+        return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
+
+    def mm(t: Trace, a: Any, b: Any, wait: Any = True) -> Any:
+        return _product(t, f"mm_{suffix}", a, b, None, transposed, bool(unwrap(wait)), None)
+
+    mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
+    mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "
+                   "into tensor memory `arrived` is a semaphore that the product completes on. Synchronous units ignore both.")
+    mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
+    mm.__doc__ = f"The product ({shapes}; the result is M×N in registers); `wait` as in `mma_{suffix}`."
+    return op(mma), op(mm)
+
+
+mma_AB, mm_AB = _family("AB", (False, False))
+mma_ABt, mm_ABt = _family("ABt", (False, True))
+mma_AtB, mm_AtB = _family("AtB", (True, False))
+mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
+
+
+@op
+def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
+    """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under way.
+
+    A product that was computed synchronously comes back as it is. Source: PTX ISA, wgmma.wait_group.
+    """
+    waiting = [p for p in products if isinstance(p, pending)]
+    later = [p for p in (leave if isinstance(leave, (tuple, list, tl.tuple)) else (leave,)) if isinstance(p, pending)]
+    done = iter(_wait(t, waiting, sum(p.groups for p in later)) if waiting else [])
+    out = [next(done) if isinstance(p, pending) else p for p in products]
+    return out[0] if len(out) == 1 else tl.tuple(out)
+
+
+__all__ = ["mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_wait", "pending", "shape_of"]

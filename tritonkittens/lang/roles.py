@@ -1,0 +1,76 @@
+"""Warp roles: parts of a block that run different code, and how many registers each may use."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.inline_ptx import registers as ptx_registers
+from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.budget import REGISTERS, WARP, check_registers
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.sync import publish
+from tritonkittens.lang.types import unwrap
+
+MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
+
+
+def consumer_registers(consumers: int) -> int:
+    """Registers a thread of one consumer warpgroup, beside one producer warpgroup: 240 for one or two, 160 for three, 112 for four."""
+    return {1: 240, 2: 240, 3: 160, 4: 112}[consumers]
+
+
+def producer_registers(consumers: int) -> int:
+    """Registers a producer thread: 24, or 32 where three consumers leave a remainder."""
+    return 32 if consumers == 3 else 24
+
+
+@op
+def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
+    """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
+
+    `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the warps of each role;
+    the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers between whole warpgroups.
+    The kernel waits for all roles at the end. Raises `TileError` where the register file cannot hold them.
+    """
+    t.require_explicit("specialize")
+    t.require("warp roles (setmaxnreg)", 90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+    warps, registers = unwrap(warps), unwrap(registers)
+    pairs = [(pair[0], pair[1]) for pair in roles]
+    if len(warps) != len(pairs) or (registers is not None and len(registers) != len(pairs)):
+        raise TileError(f"specialize: {len(pairs)} roles need as many warps and registers, got warps={warps}, registers={registers}")
+    if warps[0] != t.num_warps:
+        raise TileError(f"specialize(warps={warps}): the first role runs on the kernel's own {t.num_warps} warps")
+    if len(pairs) - 1 > MAX_WORKERS:
+        raise TileError(f"specialize: {len(pairs)} roles; at most {MAX_WORKERS + 1} are possible")
+    total = warps[0] + -(-sum(warps[1:]) // 4) * 4
+    if total > 32:
+        raise TileError(f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32")
+    if registers is not None:
+        check_registers(warps, registers)
+    publish(t)
+    functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
+    t.call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
+
+
+@op
+def increase_registers(t: Trace, count: Any) -> Any:
+    """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by itself."""
+    _check_count(count)
+    t.call(ptx_registers.inc, unwrap(count))
+
+
+@op
+def decrease_registers(t: Trace, count: Any) -> Any:
+    """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
+    _check_count(count)
+    t.call(ptx_registers.dec, unwrap(count))
+
+
+def _check_count(count: Any) -> None:
+    count = unwrap(count)
+    if not isinstance(count, int) or count % 8 or not 24 <= count <= 256:
+        raise TileError(f"registers: {count!r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
+
+
+__all__ = ["REGISTERS", "WARP", "consumer_registers", "decrease_registers", "increase_registers", "producer_registers", "specialize"]

@@ -1,0 +1,211 @@
+"""Shared memory: tiles and vectors that own storage, views of them, and loads and stores between them and registers."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, base_type, base_value, gl, op
+from tritonkittens.lang.budget import bill
+from tritonkittens.lang.dtypes import itemsize
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.tiles import memory_layout, piece_layout, vector_layout
+from tritonkittens.lang.types import rt, split, st, sv, unwrap
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+
+
+class shared_type(base_type):
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool):
+        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, shared_type) and self.mangle() == other.mangle()
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def __repr__(self) -> str:
+        return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
+
+    def mangle(self) -> str:
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_" + "_".join(p.mangle() for p in self.pieces) + "M"
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        for p in self.pieces:
+            p._flatten_ir_types(builder, out)
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[shared, int]:
+        pieces = []
+        for p in self.pieces:
+            piece, cursor = p._unflatten_ir(handles, cursor)
+            pieces.append(piece)
+        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole), cursor
+
+
+class shared(base_value):
+    """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
+
+    `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor cores cannot read it.
+    """
+
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True):
+        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+
+    @property
+    def type(self) -> shared_type:  # type: ignore[override]
+        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole)
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(sum(a) for a in self.axes)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one tile (not of the ring)."""
+        total = itemsize(self.dtype)
+        for extent in self.shape:
+            total *= extent
+        return total
+
+    @property
+    def __asm_operand__(self) -> Any:
+        return self.pieces[0] if len(self.pieces) == 1 else self.pieces
+
+    def _flatten_ir(self, handles: list) -> None:
+        for p in self.pieces:
+            p._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        for i, p in enumerate(self.pieces):
+            p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
+
+    def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
+        return shared(self.spec, axes or self.axes, stages, tuple(fn(p) for p in self.pieces), self.whole if whole is None else whole)
+
+    def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
+        t = Trace(_semantic, _generator)
+        if self.stages is None:
+            raise TileError(f"{self.spec!r}: this is one tile, not a ring; subtile() makes views")
+        index = unwrap(slot)
+        if isinstance(index, int) and not 0 <= index < self.stages:
+            raise TileError(f"slot {index} of a ring of {self.stages} stages")
+        return self.map(lambda p: t.call(p.index, slot))
+
+    def transposed_view(self, t: Trace) -> shared:
+        """The same memory with rows and columns exchanged."""
+        down, across = len(self.axes[0]), len(self.axes[1])
+        order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
+        view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole)
+        return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
+
+
+def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> Any:
+    """The layout that TMA and wgmma share: `swizzle` bytes, innermost dimension contiguous."""
+    return gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, rank=rank)
+
+
+def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
+    """Storage for one tile or a ring of them, charged to the kernel's shared-memory budget."""
+    t.require_explicit(f"allocate({spec!r})")
+    bill().charge_shared(name, spec.nbytes * (1 if stages is None else stages))
+    lead = [] if stages is None else [stages]
+    if isinstance(spec, sv):
+        sizes = split(spec.length)
+        pieces = tuple(t.call(gl.allocate_shared_memory, spec.dtype, [*lead, n], piece_shared_layout(spec.dtype, 0, 1)) for n in sizes)
+        return shared(spec, (sizes,), stages, pieces)
+    pieces = tuple(
+        t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
+        for _, _, r, c in spec.pieces())
+    return shared(spec, (split(spec.rows), split(spec.cols)), stages, pieces)
+
+
+@op
+def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
+    """Shared storage for a tile or vector type (`st`, `sv`), or for a ring of `stages` of them. Explicit kernels; before the roles start.
+
+    Raises `TileError` with the itemised bill when the block's shared memory is exceeded.
+    """
+    spec, stages = unwrap(spec), unwrap(stages)
+    if not isinstance(spec, (st, sv)):
+        raise TileError(f"allocate({spec!r}): shared memory holds st and sv types")
+    if stages is not None and (not isinstance(stages, int) or stages < 1):
+        raise TileError(f"allocate({spec!r}, stages={stages!r}): a ring has at least one stage")
+    return allocate_pieces(t, spec, stages, f"{spec!r}" + (f" × {stages}" if stages is not None else ""))
+
+
+@op
+def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
+    """The `rows` × `cols` view number (`row`, `col`) of a shared tile, counted in views. Extents and indices are compile-time constants.
+
+    A view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores.
+    """
+    rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
+    if not all(isinstance(x, int) for x in (rows, cols, row, col)):
+        raise TileError("subtile: extents and indices must be compile-time constants")
+    if tile.stages is not None:
+        raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
+    if rows <= 0 or cols <= 0 or tile.rows % rows or tile.cols % cols or (row + 1) * rows > tile.rows or (col + 1) * cols > tile.cols:
+        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
+    if len(tile.pieces) > 1:
+        raise TileError(f"subtile of {tile.spec!r}: its extents are not powers of two; views of composite tiles are not contiguous")
+    piece = tile.pieces[0]
+    whole = tile.whole and (cols * itemsize(tile.dtype)) % tile.spec.piece_swizzle(tile.cols) == 0 and rows % 8 == 0
+    view = t.call(piece.slice, row * rows, rows, 0)
+    view = t.call(view.slice, col * cols, cols, 1)
+    return shared(tile.spec, ((rows,), (cols,)), None, (view,), whole)
+
+
+def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
+    """Registers from shared memory, each piece in the layout asked for."""
+    if src.stages is not None:
+        raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
+    if like is not None and axes_of(like) != src.axes:
+        raise TileError(f"load of {src.spec!r} like a tile of shape {list(shape_of(like))}: shapes differ")
+    if like is not None:
+        layouts = [p.type.layout for p in pieces_of(like)]
+    elif len(src.axes) == 1:
+        layouts = [vector_layout(t) for _ in src.pieces]
+    else:
+        layouts = [piece_layout(t, layout, r, c, itemsize(src.dtype)) for r in src.axes[0] for c in src.axes[1]]
+    return assemble(src.axes, [t.call(p.load, layout) for p, layout in zip(src.pieces, layouts, strict=True)])
+
+
+def store_shared(t: Trace, dst: shared, value: Any) -> None:
+    """Shared memory from registers; the tile is converted to the destination's element type."""
+    if dst.stages is not None:
+        raise TileError(f"store to a ring of {dst.spec!r}: take a slot first, ring[slot]")
+    if axes_of(value) != dst.axes:
+        raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
+    for d, v in zip(dst.pieces, pieces_of(value), strict=True):
+        t.call(d.store, v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype))
+
+
+@op
+def bank_conflicts(t: Trace, tile: Any, register: Any = None) -> Any:
+    """Extra shared-memory wavefronts an access between `tile` and registers costs (0 is ideal), a compile-time constant.
+
+    `register` is a register tile of the same shape, or None for the layout of coalesced global access.
+    """
+    worst = 0
+    for i, piece in enumerate(tile.pieces):
+        if register is not None:
+            layout = pieces_of(register)[i].type.layout
+        else:
+            layout = memory_layout(t, *piece.shape, itemsize(tile.dtype))
+        worst = max(worst, unwrap(t.call(gl.bank_conflicts, gl.distributed_type(tile.dtype, list(piece.shape), layout), piece.type)))
+    return tl.constexpr(worst)
+
+
+__all__ = ["allocate", "allocate_pieces", "bank_conflicts", "load_shared", "piece_shared_layout", "rt", "shared", "shared_type", "store_shared", "subtile"]

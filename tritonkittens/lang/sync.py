@@ -1,0 +1,216 @@
+"""Synchronisation: semaphores (mbarriers), the ring state of a pipeline, named barriers."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import barrier as ptx_barrier
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
+from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, op
+from tritonkittens.lang.budget import bill
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import struct
+
+WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
+
+
+class semaphore_type(base_type):
+    def __init__(self, number: int | None, piece: Any):
+        self.number, self.piece = number, piece
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, semaphore_type) and self.number == other.number and self.piece == other.piece
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def __repr__(self) -> str:
+        return "semaphore" if self.number is None else f"{self.number} semaphores"
+
+    def mangle(self) -> str:
+        return f"B{self.number}_{self.piece.mangle()}B"
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        self.piece._flatten_ir_types(builder, out)
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[semaphore, int]:
+        piece, cursor = self.piece._unflatten_ir(handles, cursor)
+        return semaphore(self.number, piece), cursor
+
+
+class semaphore(base_value):
+    """An mbarrier in shared memory, or an array of them: `arrived[slot]`. Made by `tk.semaphores`."""
+
+    def __init__(self, number: int | None, piece: Any):
+        self.number, self.piece = number, piece
+
+    @property
+    def type(self) -> semaphore_type:  # type: ignore[override]
+        return semaphore_type(self.number, self.piece.type)
+
+    @property
+    def __asm_operand__(self) -> Any:
+        return self.piece
+
+    def barrier(self, t: Trace) -> Any:
+        """The mbarrier itself; raises `TileError` for an array."""
+        if self.number is not None:
+            raise TileError(f"this is an array of {self.number} semaphores: take one, semaphores[i]")
+        return self.piece
+
+    def _flatten_ir(self, handles: list) -> None:
+        self.piece._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        self.piece._set_name(builder, name)
+
+    def __getitem__(self, i: Any, _semantic: Any = None, _generator: Any = None) -> semaphore:
+        if self.number is None:
+            raise TileError("this is one semaphore, not an array")
+        index = unwrap(i)
+        if isinstance(index, int) and not 0 <= index < self.number:
+            raise TileError(f"semaphore {index} of {self.number}")
+        return semaphore(None, Trace(_semantic, _generator).call(self.piece.index, i))
+
+
+@op
+def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
+    """`number` mbarriers in shared memory, each completing its phase after `arrivals` arrivals (and the bytes it was told to expect).
+
+    Made by the whole kernel before its roles start, which also makes them visible to TMA.
+    """
+    t.require_explicit("semaphores")
+    t.require("semaphores (mbarrier)", 90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+    number, arrivals = unwrap(number), unwrap(arrivals)
+    if not isinstance(number, int) or number < 1 or not isinstance(arrivals, int) or arrivals < 1:
+        raise TileError(f"semaphores({number!r}, arrivals={arrivals!r}): both must be positive compile-time integers")
+    bill().charge_shared(f"{number} semaphores", 8 * number)
+    piece = t.call(gl.allocate_shared_memory, tl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in range(number):
+        t.call(mbarrier.init, t.call(piece.index, i), arrivals)
+    return semaphore(number, piece)
+
+
+@op
+def expect(t: Trace, sem: Any, what: Any) -> Any:
+    """Arrive once and make the current phase wait for bytes of TMA copies as well: a number of bytes, or tiles whose bytes add up."""
+    what = unwrap(what)
+    items = what if isinstance(what, (tuple, list, tl.tuple)) else [what]
+    nbytes = sum(unwrap(i) if isinstance(unwrap(i), int) else i.nbytes for i in items)
+    t.call(mbarrier.expect, sem.barrier(t), nbytes)
+
+
+@op
+def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role") -> Any:
+    """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without any
+    synchronisation between warps (per="warp": the semaphore must count one arrival for every warp)."""
+    per = unwrap(per)
+    if per == "warp":
+        t.call(ptx_mbarrier.arrive, sem.barrier(t), unwrap(count), issuer="warp")
+    elif per == "role":
+        t.call(mbarrier.arrive, sem.barrier(t), count=unwrap(count))
+    else:
+        raise TileError(f"arrive(per={per!r}): must be 'role' or 'warp'")
+
+
+@op
+def wait(t: Trace, sem: Any, phase: Any) -> Any:
+    """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1 returns at once.
+
+    In debug mode (`debug=True` at launch) a wait of more than two seconds traps instead of hanging.
+    """
+    if t.builder.options.debug:
+        t.call(ptx_mbarrier.wait_or_trap, sem.barrier(t), phase, WAIT_LIMIT_NS)
+    else:
+        t.call(ptx_mbarrier.wait, sem.barrier(t), phase)
+
+
+@op
+def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS) -> Any:
+    """`wait` that traps after `limit_ns` nanoseconds instead of hanging."""
+    t.call(ptx_mbarrier.wait_or_trap, sem.barrier(t), phase, limit_ns)
+
+
+@op
+def pipeline(t: Trace, stages: Any) -> Any:
+    """The state of a ring of `stages` slots at its start: a record with `index` (the slot), `phase` (parity of the round) and `count` (steps so far)."""
+    stages = unwrap(stages)
+    if not isinstance(stages, int) or stages < 1:
+        raise TileError(f"pipeline({stages!r}): a ring has at least one stage")
+    return struct(index=t.scalar(0), phase=t.scalar(0), count=t.scalar(0), stages=tl.constexpr(stages))
+
+
+@triton.jit
+def _advance(index, phase, count, STAGES: tl.constexpr):
+    wrapped = index + 1 == STAGES
+    return tl.where(wrapped, 0, index + 1), tl.where(wrapped, phase ^ 1, phase), count + 1
+
+
+@op
+def advance(t: Trace, ring: Any) -> Any:
+    """The next state of a pipeline ring."""
+    index, phase, count = t.call(_advance, ring.index, ring.phase, ring.count, ring.stages)
+    return ring.replace(index=index, phase=phase, count=count)
+
+
+@op
+def producer_acquire(t: Trace, ring: Any, finished: Any) -> Any:
+    """Wait until the consumers have released the ring's slot (at once in the first round)."""
+    t.call(wait, t.call(finished.__getitem__, ring.index), t.method(ring.phase, "__xor__", 1))
+
+
+@op
+def producer_commit(t: Trace, ring: Any, arrived: Any, what: Any) -> Any:
+    """Announce the copies into the ring's slot: bytes, or the tiles that they fill. One barrier may gather several copies (K and V)."""
+    t.call(expect, t.call(arrived.__getitem__, ring.index), what)
+
+
+@op
+def consumer_wait(t: Trace, ring: Any, arrived: Any) -> Any:
+    """Wait until the copies into the ring's slot have landed."""
+    t.call(wait, t.call(arrived.__getitem__, ring.index), ring.phase)
+
+
+@op
+def consumer_release(t: Trace, ring: Any, finished: Any, per: Any = "role") -> Any:
+    """Give the ring's slot back to the producer; see `arrive` for `per`."""
+    t.call(arrive, t.call(finished.__getitem__, ring.index), per=per)
+
+
+@op
+def sync(t: Trace) -> Any:
+    """Synchronise the threads of this role (of the whole block outside roles)."""
+    if t.explicit:
+        t.call(gl.barrier)
+    else:
+        t.call("debug_barrier")
+
+
+@op
+def named_sync(t: Trace, identifier: Any, threads: Any) -> Any:
+    """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX ISA, barrier.sync."""
+    _check_named(identifier, threads)
+    t.call(ptx_barrier.sync, unwrap(identifier), unwrap(threads))
+
+
+@op
+def named_arrive(t: Trace, identifier: Any, threads: Any) -> Any:
+    """Arrive at a named barrier without waiting."""
+    _check_named(identifier, threads)
+    t.call(ptx_barrier.arrive, unwrap(identifier), unwrap(threads))
+
+
+def _check_named(identifier: Any, threads: Any) -> None:
+    identifier, threads = unwrap(identifier), unwrap(threads)
+    if isinstance(identifier, int) and not 8 <= identifier <= 15:
+        raise TileError(f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)")
+    if not isinstance(threads, int) or threads % 32 or not 32 <= threads <= 1024:
+        raise TileError(f"named barrier of {threads!r} threads: must be a multiple of 32 up to 1024")
+
+
+def publish(t: Trace) -> None:
+    """Make initialised semaphores visible to the asynchronous proxy before the roles start."""
+    t.call(hopper.fence_async_shared)

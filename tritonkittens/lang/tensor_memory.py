@@ -1,0 +1,119 @@
+"""Tensor memory (Blackwell): tiles, their allocation, and moves between them and registers."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.lang._backend import TensorMemoryLayout, Trace, allocate_tensor_memory, base_type, base_value, op
+from tritonkittens.lang.budget import bill
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import split, tt, unwrap
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+
+BLACKWELL = (100, 119, "sm_100a or sm_103a (Blackwell data centre)")
+
+
+class tensor_tile_type(base_type):
+    def __init__(self, spec: tt, pieces: tuple[Any, ...]):
+        self.spec, self.pieces = spec, pieces
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tensor_tile_type) and self.mangle() == other.mangle()
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def __repr__(self) -> str:
+        return repr(self.spec)
+
+    def mangle(self) -> str:
+        return f"T{self.spec.mangle()}_" + "_".join(p.mangle() for p in self.pieces) + "T"
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        for p in self.pieces:
+            p._flatten_ir_types(builder, out)
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[tensor_tile, int]:
+        pieces = []
+        for p in self.pieces:
+            piece, cursor = p._unflatten_ir(handles, cursor)
+            pieces.append(piece)
+        return tensor_tile(self.spec, tuple(pieces)), cursor
+
+
+class tensor_tile(base_value):
+    """A tile in tensor memory, made by `tensor_allocator`; power-of-two column pieces behind one tile."""
+
+    def __init__(self, spec: tt, pieces: tuple[Any, ...]):
+        self.spec, self.pieces = spec, pieces
+
+    @property
+    def type(self) -> tensor_tile_type:  # type: ignore[override]
+        return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces))
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.spec.shape
+
+    @property
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.spec.rows,), split(self.spec.cols))
+
+    @property
+    def __asm_operand__(self) -> Any:
+        return self.pieces[0] if len(self.pieces) == 1 else self.pieces
+
+    def fill(self, t: Trace, value: Any) -> tensor_tile:
+        """Set every element to `value`."""
+        for p in self.pieces:
+            t.call(p.store, t.full(tuple(p.shape), value, self.dtype, t.call(p.get_reg_layout)))
+        return self
+
+    def _flatten_ir(self, handles: list) -> None:
+        for p in self.pieces:
+            p._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        for i, p in enumerate(self.pieces):
+            p._set_name(builder, f"{name}.{i}")
+
+
+@op
+def tensor_allocator(t: Trace, spec: Any) -> Any:
+    """A tile of tensor memory for the kernel's life (`tt`), released at its end. Raises `TileError` with the bill beyond 512 columns."""
+    spec = unwrap(spec)
+    if not isinstance(spec, tt):
+        raise TileError(f"tensor_allocator({spec!r}): tensor memory holds tt types")
+    t.require_explicit("tensor_allocator")
+    t.require("tensor memory (tcgen05)", *BLACKWELL)
+    bill().charge_tmem(repr(spec), spec.columns)
+    pieces = tuple(t.call(allocate_tensor_memory, spec.dtype, [spec.rows, c], TensorMemoryLayout([spec.rows, c], col_stride=1)) for c in split(spec.cols))
+    return tensor_tile(spec, pieces)
+
+
+def load_tensor_memory(t: Trace, src: tensor_tile) -> Any:
+    """Registers from tensor memory (tcgen05.ld and its wait)."""
+    return assemble(src.axes, [t.call(p.load) for p in src.pieces])
+
+
+def store_tensor_memory(t: Trace, dst: tensor_tile, value: Any) -> None:
+    """Tensor memory from registers (tcgen05.st and its wait)."""
+    if axes_of(value) != dst.axes:
+        raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
+    for d, v in zip(dst.pieces, pieces_of(value), strict=True):
+        v = v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype)
+        t.call(d.store, t.convert(v, t.call(d.get_reg_layout)))
+
+
+@op
+def load_max(t: Trace, src: Any) -> Any:
+    """A tensor-memory tile and its row maxima in one instruction (tcgen05.ld.red): (tile, column vector)."""
+    if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
+        raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")
+    t.require("tcgen05.ld.red", 103, 103, "sm_103a")
+    return tl.tuple(list(t.call(src.pieces[0].load_max)))

@@ -1,0 +1,212 @@
+"""Making register tiles: fills, ranges, layout changes, and `apply`."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import rt, rv, split, tt, unwrap
+from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite, pieces_of, shape_of
+
+WARPGROUP = 4  # warps
+MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
+
+
+def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
+    """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
+    if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.arch == 90:
+        warps_m = min(t.num_warps, rows // 16)
+        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, min(cols, MAX_WGMMA_COLUMNS), 16])
+    return warp_layout(t, rows)
+
+
+def warp_layout(t: Trace, rows: int) -> Any:
+    """Accumulator layout of mma.sync: every warp computes 16×8 tiles."""
+    warps_m = min(t.num_warps, max(1, rows // 16))
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
+
+
+def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> Any:
+    """Layout for global access: every thread holds 16 bytes of a row, neighbours hold neighbouring pieces."""
+    vector = min(cols, max(1, 16 // itemsize))
+    lanes = min(32, max(1, cols // vector))
+    return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [t.num_warps, 1], [1, 0])
+
+
+def row_layout(t: Trace, cols: int) -> Any:
+    """One row a thread: the layout of tensor-memory loads (32x32b)."""
+    return gl.BlockedLayout([1, cols], [32, 1], [t.num_warps, 1], [0, 1])
+
+
+def vector_layout(t: Trace) -> Any:
+    return gl.BlockedLayout([1], [32], [t.num_warps], [0])
+
+
+def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> Any:
+    """Layout of one power-of-two piece of a register tile of layout kind "mma", "row" or "memory"."""
+    if not t.explicit:
+        return None
+    if kind == "row":
+        return row_layout(t, cols)
+    if kind == "memory":
+        return memory_layout(t, rows, cols, itemsize)
+    return accumulator_layout(t, rows, cols)
+
+
+def _tile_type(what: Any, dtype: Any) -> Any:
+    what, dtype = unwrap(what), unwrap(dtype)
+    if isinstance(what, (rt, rv, tt)):
+        return what
+    if isinstance(what, tuple) and len(what) in (1, 2):
+        dtype = dtype or tl.float32
+        return rt(dtype, *what) if len(what) == 2 else rv(dtype, *what)
+    raise TileError(f"{what!r}: give a tile type (rt, rv) or a shape of one or two extents")
+
+
+def make(t: Trace, what: Any, value: Any) -> Any:
+    """A register tile or vector of type `what` with every element `value`."""
+    if isinstance(what, rv):
+        layout = vector_layout(t) if t.explicit else None
+        axes: tuple[tuple[int, ...], ...] = (split(what.length),)
+        return assemble(axes, [t.full((n,), value, what.dtype, layout) for n in axes[0]])
+    axes = (split(what.rows), split(what.cols))
+    size = max(1, what.dtype.primitive_bitwidth // 8)
+    pieces = [t.full((r, c), value, what.dtype, piece_layout(t, what.layout, r, c, size)) for r in axes[0] for c in axes[1]]
+    return assemble(axes, pieces)
+
+
+@op
+def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
+    """A register tile or vector filled with `value`. `what` is a type (`tk.rt(tk.fp32, 64, 96)`) or a shape (`(64, 96)`, then `dtype`, fp32 by default)."""
+    return make(t, _tile_type(what, dtype), value)
+
+
+@op
+def zero(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves both homes."""
+    what = unwrap(what)
+    return what.fill(t, 0) if hasattr(what, "fill") else make(t, _tile_type(what, dtype), 0)
+
+
+@op
+def one(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of ones; see `full`."""
+    return make(t, _tile_type(what, dtype), 1)
+
+
+@op
+def pos_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of +∞; see `full`."""
+    return make(t, _tile_type(what, dtype), float("inf"))
+
+
+@op
+def neg_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of −∞; see `full`."""
+    return make(t, _tile_type(what, dtype), float("-inf"))
+
+
+@op
+def full_like(t: Trace, x: Any, value: Any, dtype: Any = None) -> Any:
+    """A tile or vector of the shape and layout of `x`, filled with `value`."""
+    dtype = unwrap(dtype)
+    return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype or p.dtype, getattr(p.type, "layout", None)), x)
+
+
+def indices(t: Trace, x: Any, axis: int, start: Any = 0) -> list[Any]:
+    """For every piece of the tile `x` (row-major) the global index along `axis` as a vector, offset by `start`."""
+    axes = axes_of(x)
+    pieces = pieces_of(x)
+    out, r0 = [], 0
+    for i, r in enumerate(axes[0]):
+        c0 = 0
+        for j, c in enumerate(axes[1]):
+            like = pieces[i * len(axes[1]) + j]
+            vector = t.arange(c if axis else r, axis, like)
+            out.append(t.method(t.method(vector, "__add__", c0 if axis else r0), "__add__", start))
+            c0 += c
+        r0 += r
+    return out
+
+
+@triton.jit
+def _column(v):
+    return v[:, None]
+
+
+@triton.jit
+def _row(v):
+    return v[None, :]
+
+
+def index_tiles(t: Trace, x: Any, row: Any, col: Any) -> tuple[list[Any], list[Any]]:
+    """For every piece of `x` its row indices (n, 1) and column indices (1, m), with the tile's global origin (row, col)."""
+    return [t.call(_column, v) for v in indices(t, x, 0, row)], [t.call(_row, v) for v in indices(t, x, 1, col)]
+
+
+@triton.jit
+def _spread(v, x):
+    return v + (x * 0).to(v.dtype)
+
+
+@op
+def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
+    """An int32 tile of the shape of `x` whose elements are their index along `axis` (0 rows, 1 columns), counted from `start`."""
+    axis = unwrap(axis)
+    if len(shape_of(x)) != 2 or axis not in (0, 1):
+        raise TileError(f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1")
+    zeros = t.call(full_like, x, 0, tl.int32)
+    vectors = [t.call(_row if axis else _column, v) for v in indices(t, x, axis, start)]
+    return assemble(axes_of(x), [t.method(v, "__add__", z) for v, z in zip(vectors, pieces_of(zeros), strict=True)])
+
+
+@op
+def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
+    """`f(row, col, x)` for every element, where `f` is a `@triton.jit` function of broadcastable index tiles and the tile's values.
+
+    `row` and `col` are the global coordinates of the tile's first element, so that the indices are right at any scope.
+    """
+    rows, cols = index_tiles(t, x, row, col)
+    out = [t.call(unwrap(f), r, c, p) for r, c, p in zip(rows, cols, pieces_of(x), strict=True)]
+    return assemble(axes_of(x), out)
+
+
+@op
+def swap_layout(t: Trace, x: Any) -> Any:
+    """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it: the same values."""
+    return x
+
+
+@op
+def transpose(t: Trace, x: Any) -> Any:
+    """The transposed register tile (columns × rows), or a transposed view of a shared tile."""
+    if hasattr(x, "transposed_view"):
+        return x.transposed_view(t)
+    axes = axes_of(x)
+    if len(axes) != 2:
+        raise TileError(f"transpose of shape {list(shape_of(x))}: needs a tile of two axes")
+    pieces, across = pieces_of(x), len(axes[1])
+    flipped = [t.call("permute", pieces[i * across + j], (1, 0)) for j in range(across) for i in range(len(axes[0]))]
+    return assemble((axes[1], axes[0]), flipped)
+
+
+@op
+def split_cols(t: Trace, x: Any) -> Any:
+    """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile)."""
+    axes = axes_of(x)
+    pieces, across = pieces_of(x), len(axes[1])
+    return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
+
+
+@op
+def concat_cols(t: Trace, *tiles: Any) -> Any:
+    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`."""
+    axes = [axes_of(x) for x in tiles]
+    if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):
+        raise TileError(f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows")
+    rows = axes[0][0]
+    pieces = [p for i in range(len(rows)) for x, a in zip(tiles, axes, strict=True) for p in pieces_of(x)[i * len(a[1]):(i + 1) * len(a[1])]]
+    return composite((rows, tuple(c for a in axes for c in a[1])), tuple(pieces)) if len(pieces) > 1 else pieces[0]

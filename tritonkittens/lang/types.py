@@ -1,0 +1,228 @@
+"""The types of tiles: what a tile holds and where it lives. Plain frozen host objects, usable on the host and inside kernels.
+
+A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a template declares them in its `layout`. Constructing a type checks it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import triton.language as tl
+from triton.language.core import base_value, constexpr, constexpr_type
+
+from tritonkittens.lang.dtypes import base_columns, itemsize
+from tritonkittens.lang.errors import TileError
+
+SWIZZLES = (32, 64, 128)
+MAX_TMEM_COLUMNS = 512
+TMEM_LANES = 128
+
+
+def unwrap(x: Any) -> Any:
+    """The Python value behind a `constexpr`; anything else as it is. Lists and tuples are unwrapped element by element."""
+    if isinstance(x, constexpr):
+        return unwrap(x.value)
+    if isinstance(x, (list, tuple, tl.tuple)) and not hasattr(x, "_fields"):
+        return tuple(unwrap(i) for i in x)
+    return x
+
+
+def split(extent: int) -> tuple[int, ...]:
+    """The powers of two, in descending order, that make up `extent`: 176 → (128, 32, 16)."""
+    return tuple(1 << b for b in range(extent.bit_length() - 1, -1, -1) if extent >> b & 1)
+
+
+class TileType(base_value):
+    """Base of the tile types. It behaves as a compile-time constant inside kernels."""
+
+    __triton_builtin__ = True  # lets kernel code call the constructor
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, f.name, unwrap(getattr(self, f.name)))
+        self.check()
+
+    def check(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def type(self) -> constexpr_type:  # type: ignore[override]
+        return constexpr_type(self)
+
+    def _flatten_ir(self, handles: list) -> None:
+        pass
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        pass
+
+    def mangle(self) -> str:
+        return type(self).__name__ + "_" + "_".join(str(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+
+def _positive_multiple(what: str, value: Any, step: int, why: str) -> None:
+    if not isinstance(value, int) or value <= 0 or value % step:
+        raise TileError(f"{what}: {value!r} must be a positive multiple of {step} ({why})")
+
+
+@dataclass(frozen=True, repr=False)
+class rt(TileType):
+    """Register tile, spread over the warps that own it. `rows` and `cols` are any multiples of 16 (columns of 32 for one-byte types).
+
+    `layout` says how an explicit kernel spreads it: "mma" (tensor-core accumulator, the default), "row" (one row a thread, what
+    tensor memory loads give) or "memory" (16-byte pieces of rows, for coalesced global access). Plain Triton kernels choose themselves.
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+    layout: str = "mma"
+
+    def __repr__(self) -> str:
+        return f"rt({self.dtype}, {self.rows}, {self.cols})"
+
+    def check(self) -> None:
+        step = base_columns(self.dtype)
+        base = f"the base tile of {self.dtype} is 16×{step}"
+        _positive_multiple(f"{self!r}: rows", self.rows, 16, base)
+        _positive_multiple(f"{self!r}: cols", self.cols, step, base)
+        if self.layout not in ("mma", "row", "memory"):
+            raise TileError(f"{self!r}: layout {self.layout!r} must be 'mma', 'row' or 'memory'")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+
+@dataclass(frozen=True, repr=False)
+class rv(TileType):
+    """Register vector of `length` elements (a multiple of 16), a plain distributed array; vectors tied to a tile come from reductions."""
+
+    dtype: tl.dtype
+    length: int
+
+    def __repr__(self) -> str:
+        return f"rv({self.dtype}, {self.length})"
+
+    def check(self) -> None:
+        _positive_multiple(f"{self!r}: length", self.length, 16, "a register vector covers whole 16-element pieces")
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+
+@dataclass(frozen=True, repr=False)
+class st(TileType):
+    """Shared tile of `rows` × `cols`, swizzled so that TMA and the tensor cores agree on it.
+
+    `swizzle` is the span in bytes that is permuted: 32, 64 or 128, or "auto" for the widest that the row bytes allow. Rows are multiples
+    of 16, columns of 16 (32 for one-byte types). Extents that are not powers of two are made of power-of-two pieces behind one tile.
+    Source: PTX ISA, "Swizzling modes" (tensor copies) and "Shared memory matrix layout" (wgmma).
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+    swizzle: int | str = "auto"
+
+    def __repr__(self) -> str:
+        tail = "" if self.swizzle == "auto" else f", swizzle={self.swizzle}"
+        return f"st({self.dtype}, {self.rows}, {self.cols}{tail})"
+
+    def check(self) -> None:
+        step = base_columns(self.dtype)
+        row_bytes = self.cols * itemsize(self.dtype) if isinstance(self.cols, int) else 0
+        if isinstance(self.cols, int) and self.cols % step:
+            raise TileError(
+                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {self.dtype} tile needs a multiple of {step} columns "
+                f"({step * itemsize(self.dtype)} bytes)")
+        _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {self.dtype} is 16×{step}")
+        _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {self.dtype} is 16×{step}")
+        if self.swizzle != "auto":
+            if self.swizzle not in SWIZZLES:
+                raise TileError(f"{self!r}: swizzle {self.swizzle!r} must be 'auto', 32, 64 or 128 bytes")
+            for piece in split(self.cols):
+                if piece * itemsize(self.dtype) % self.swizzle:
+                    raise TileError(
+                        f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; {piece} columns are {piece * itemsize(self.dtype)} bytes")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.cols * itemsize(self.dtype)
+
+    def piece_swizzle(self, cols: int) -> int:
+        """Swizzle span in bytes of a power-of-two piece of `cols` columns."""
+        if self.swizzle != "auto":
+            return int(self.swizzle)
+        row_bytes = cols * itemsize(self.dtype)
+        return next(s for s in (128, 64, 32) if row_bytes % s == 0)
+
+    def pieces(self) -> list[tuple[int, int, int, int]]:
+        """(row offset, column offset, rows, cols) of every power-of-two piece, row-major."""
+        out, r0 = [], 0
+        for r in split(self.rows):
+            c0 = 0
+            for c in split(self.cols):
+                out.append((r0, c0, r, c))
+                c0 += c
+            r0 += r
+        return out
+
+
+@dataclass(frozen=True, repr=False)
+class sv(TileType):
+    """Shared vector of `length` elements (a multiple of 16), a plain array without swizzle."""
+
+    dtype: tl.dtype
+    length: int
+
+    def __repr__(self) -> str:
+        return f"sv({self.dtype}, {self.length})"
+
+    def check(self) -> None:
+        _positive_multiple(f"{self!r}: length", self.length, 16, "a shared vector is moved in whole 16-element pieces")
+        if self.length * itemsize(self.dtype) % 16:
+            raise TileError(f"{self!r}: {self.length * itemsize(self.dtype)} bytes; bulk copies move multiples of 16 bytes")
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class tt(TileType):
+    """Tensor-memory tile (Blackwell): 64 or 128 lanes by 32-bit columns. A tile of `cols` elements of 4 bytes takes `cols` columns, of 2 bytes half.
+
+    Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least 32 columns.
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+
+    def __repr__(self) -> str:
+        return f"tt({self.dtype}, {self.rows}, {self.cols})"
+
+    def check(self) -> None:
+        if self.rows not in (64, 128):
+            raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
+        _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
+        if self.columns > MAX_TMEM_COLUMNS:
+            raise TileError(f"{self!r}: {self.columns} columns of 32 bits; tensor memory has {MAX_TMEM_COLUMNS}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+    @property
+    def columns(self) -> int:
+        """32-bit tensor-memory columns that the pieces of this tile take, each rounded up to the allocation unit of 32."""
+        return sum(max(32, c * itemsize(self.dtype) // 4) for c in split(self.cols))

@@ -1,0 +1,84 @@
+"""Tile and vector together: `*_row` takes a column vector (one value per row), `*_col` a row vector (one value per column)."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.maps import _add, _div, _mul, _sub
+from tritonkittens.lang.tiles import _column, _row
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+
+
+def _check(name: str, x: Any, v: Any, axis: int) -> None:
+    if len(axes_of(x)) != 2:
+        raise TileError(f"{name}: the first operand has shape {list(shape_of(x))}; it must be a tile of two axes")
+    if axes_of(v) != (axes_of(x)[axis],):
+        kind = "one value per row" if axis == 0 else "one value per column"
+        raise TileError(f"{name}: a tile of shape {list(shape_of(x))} needs a vector of {shape_of(x)[axis]} elements ({kind}), got {list(shape_of(v))}")
+
+
+def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
+    """`fn(piece, vector broadcast along the other axis)` for every piece; axis 0: one value per row, 1: one value per column."""
+    _check(name, x, v, axis)
+    axes, pieces, vectors = axes_of(x), pieces_of(x), pieces_of(v)
+    across = len(axes[1])
+    out = []
+    for i in range(len(axes[0])):
+        for j in range(across):
+            piece = pieces[i * across + j]
+            vector = t.vector(vectors[j if axis else i], axis, piece)
+            out.append(fn(piece, t.call(_row if axis else _column, vector)))
+    return assemble(axes, out)
+
+
+def _broadcast_op(name: str, fn: Any, symbol: str, axis: int) -> Callable[..., Any]:
+    def operation(t: Trace, x: Any, v: Any) -> Any:
+        return combine(t, name, lambda p, w: t.call(fn, p, w), x, v, axis)
+
+    operation.__name__ = operation.__qualname__ = name
+    kind = "a value per row (a column vector)" if axis == 0 else "a value per column (a row vector)"
+    operation.__doc__ = f"x {symbol} v for a tile x (rows × cols) and v with {kind}."
+    return op(operation)
+
+
+add_row, add_col = _broadcast_op("add_row", _add, "+", 0), _broadcast_op("add_col", _add, "+", 1)
+sub_row, sub_col = _broadcast_op("sub_row", _sub, "−", 0), _broadcast_op("sub_col", _sub, "−", 1)
+mul_row, mul_col = _broadcast_op("mul_row", _mul, "·", 0), _broadcast_op("mul_col", _mul, "·", 1)
+div_row, div_col = _broadcast_op("div_row", _div, "/", 0), _broadcast_op("div_col", _div, "/", 1)
+max_row, max_col = _broadcast_op("max_row", "maximum", "max", 0), _broadcast_op("max_col", "maximum", "max", 1)
+min_row, min_col = _broadcast_op("min_row", "minimum", "min", 0), _broadcast_op("min_col", "minimum", "min", 1)
+
+
+@triton.jit
+def _replace(x, v):
+    return tl.where(x == x, v, v).to(v.dtype)
+
+
+@op
+def broadcast_row(t: Trace, x: Any, v: Any) -> Any:
+    """A tile of the shape of `x` whose every row holds the row's value of the column vector `v`."""
+    return combine(t, "broadcast_row", lambda p, w: t.call(_replace, p, w), x, v, 0)
+
+
+@op
+def broadcast_col(t: Trace, x: Any, v: Any) -> Any:
+    """A tile of the shape of `x` whose every column holds the column's value of the row vector `v`."""
+    return combine(t, "broadcast_col", lambda p, w: t.call(_replace, p, w), x, v, 1)
+
+
+@triton.jit
+def _exp2_affine(x, v, scale):
+    return tl.exp2(x * scale - v)
+
+
+@op
+def exp2_row(t: Trace, x: Any, scale: Any, v: Any) -> Any:
+    """exp2(x · scale − v) with one `v` per row: one fused multiply-add and one MUFU.EX2 an element (fp32 tiles). The step of a softmax."""
+    if pieces_of(x)[0].dtype != tl.float32:
+        raise TileError(f"exp2_row: needs an fp32 tile, got {pieces_of(x)[0].dtype}")
+    return combine(t, "exp2_row", lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, 0)

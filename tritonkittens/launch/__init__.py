@@ -1,0 +1,25 @@
+"""From tensors to a running kernel: TMA descriptors built on the host and reused, launches that cost microseconds."""
+
+from .arguments import ArgType, GlobalArg
+from .device import Device, capability, device_facts, l2_bytes, multiprocessor_count, shared_memory_per_block
+from .launcher import Launcher
+from .libcuda import CudaDriver, cuda_driver
+from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
+
+__all__ = [
+    "ArgType",
+    "CudaDriver",
+    "Device",
+    "GlobalArg",
+    "Launcher",
+    "TensorMapSpec",
+    "capability",
+    "check_tensor_map",
+    "cuda_driver",
+    "device_facts",
+    "encode",
+    "hardware_box",
+    "l2_bytes",
+    "multiprocessor_count",
+    "shared_memory_per_block",
+]

@@ -1,0 +1,262 @@
+"""Kernel arguments: what in them can change the compiled code or a prebuilt launch, and how they are laid out as parameters."""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from triton._utils import canonicalize_dtype
+from triton.backends.driver import expand_signature
+from triton.language import constexpr
+
+from .tensormap import TensorMapSpec, addressable_strides
+
+POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
+
+
+class GlobalArg(NamedTuple):
+    """A tensor that a kernel moves with TMA: one tensor map per tile in ``specs``.
+
+    As kernel parameters, each spec is the tensor map, the shape (int32 each) and the strides in elements (int64 each), in this order:
+    what Triton calls a ``tensordesc`` argument. Reuse one ``specs`` tuple from call to call: the launcher recognises it by identity first.
+    """
+
+    tensor: torch.Tensor
+    specs: tuple[TensorMapSpec, ...]
+
+
+class ArgType(NamedTuple):
+    """What the compiled code may depend on, of one argument.
+
+    ========== ============================================ =======================================
+    kind       type                                         also
+    ========== ============================================ =======================================
+    pointer    ``"*bf16"``                                  ``aligned``: address a multiple of 16
+    descriptor ``"bf16"``, the element type                 ``specs``, one Triton argument for each
+    scalar     ``"i32"``, ``"i64"``, ``"u64"``, ``"fp32"``, ``"u1"``
+    constexpr  ``"constexpr"``: takes no parameter
+    ========== ============================================ =======================================
+    """
+
+    kind: str
+    type: str
+    aligned: bool = False
+    specs: tuple[TensorMapSpec, ...] = ()
+
+
+CONSTEXPR = ArgType("constexpr", "constexpr")
+
+
+def scalar_type(value: int | float) -> str | None:
+    """Triton's type of a Python scalar: ``u1``, ``i32``, ``i64``, ``u64`` or ``fp32``; None for an integer beyond 64 bits."""
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, float):
+        return "fp32"
+    if -(1 << 31) <= value < 1 << 31:
+        return "i32"
+    if -(1 << 63) <= value < 1 << 63:
+        return "i64"
+    return "u64" if 0 <= value < 1 << 64 else None
+
+
+def leaves(args: Sequence[Any], names: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """The arguments in parameter order with a name for messages; nested tuples flattened, a GlobalArg being one leaf."""
+    for i, value in enumerate(args):
+        name = names[i] if i < len(names) else f"argument {i}"
+        if isinstance(value, tuple) and not isinstance(value, GlobalArg):
+            yield from leaves(value, [f"{name}[{j}]" for j in range(len(value))])
+        else:
+            yield name, value
+
+
+def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple:
+    """A hashable description of the arguments that equals another's only if the same prebuilt launch serves both.
+
+    Tensors enter as integers and dtypes, never as objects; scalars enter as types, and their values are appended to ``scalars``.
+    """
+    out: list[Any] = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            out += (value.data_ptr(), value.dtype, value.get_device())
+        elif isinstance(value, GlobalArg):
+            tensor, specs = value
+            if isinstance(tensor, torch.Tensor):
+                out += (tensor.data_ptr(), tensor.dtype, tensor.get_device(), tensor.shape, tensor.stride())
+            out.append(specs)
+        elif isinstance(value, (int, float)):
+            out.append(scalar_type(value))
+            scalars.append(value)
+        elif isinstance(value, tuple):
+            out.append(fingerprint(value, scalars))
+        else:
+            out.append(None if isinstance(value, constexpr) else type(value))
+    return tuple(out)
+
+
+def argument_types(args: Sequence[Any], names: Sequence[str] = ()) -> tuple:
+    """The arguments' :class:`ArgType`, nested as the arguments are.
+
+    Raises TypeError for an argument that a kernel cannot take, ValueError for an integer beyond 64 bits.
+    """
+    out: list[Any] = []
+    for i, value in enumerate(args):
+        name = names[i] if i < len(names) else f"argument {i}"
+        if isinstance(value, torch.Tensor):
+            out.append(ArgType("pointer", "*" + element_type(value, name), value.data_ptr() % POINTER_ALIGNMENT == 0))
+        elif isinstance(value, GlobalArg):
+            if not isinstance(value.tensor, torch.Tensor):
+                raise TypeError(f"{name}: GlobalArg({type(value.tensor).__name__}, ...); its first field is a torch tensor")
+            if not isinstance(value.specs, tuple) or not value.specs:
+                raise TypeError(f"{name}: GlobalArg(..., specs={value.specs!r}); specs is a tuple of at least one TensorMapSpec")
+            for spec in value.specs:
+                if not isinstance(spec, TensorMapSpec) or not isinstance(spec.box, tuple):
+                    raise TypeError(f"{name}: {spec!r}; a tile is described by a TensorMapSpec; the box is a tuple of ints")
+            out.append(ArgType("descriptor", element_type(value.tensor, name), specs=value.specs))
+        elif isinstance(value, (int, float)):
+            scalar = scalar_type(value)
+            if scalar is None:
+                raise ValueError(f"{name}: {value} does not fit in 64 bits")
+            out.append(ArgType("scalar", scalar))
+        elif isinstance(value, tuple):
+            nested = argument_types(value, [f"{name}[{j}]" for j in range(len(value))])
+            out.append(type(value)(*nested) if hasattr(value, "_fields") else nested)  # kernels read a named tuple by its names
+        elif value is None or isinstance(value, constexpr):
+            out.append(CONSTEXPR)
+        else:
+            raise TypeError(
+                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, bool, None, constexpr "
+                "and tuples of these"
+            )
+    return tuple(out)
+
+
+def element_type(tensor: torch.Tensor, name: str) -> str:
+    """Triton's name of a tensor's dtype, such as ``bf16``. TypeError if it has none."""
+    try:
+        return canonicalize_dtype(tensor.dtype)
+    except KeyError:
+        raise TypeError(f"{name}: {tensor.dtype} has no Triton type") from None
+
+
+def check_devices(args: Sequence[Any], names: Sequence[str], device_type: str) -> None:
+    """Refuse tensors that are not on ``device_type``, or not all on the device of the first. Raises ValueError."""
+    first: tuple[str, torch.device] | None = None
+    for name, value in leaves(args, names):
+        tensor = value.tensor if isinstance(value, GlobalArg) else value
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.device.type != device_type:
+            raise ValueError(
+                f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take tensors on {device_type}"
+            )
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise ValueError(f"{name} is on {tensor.device}, {first[0]} on {first[1]}; one kernel's tensors lie on one device")
+
+
+def tensor_device(args: Sequence[Any]) -> int | None:
+    """Index of the device of the first tensor, None if there is none."""
+    for value in args:
+        if isinstance(value, GlobalArg):
+            value = value.tensor
+        if isinstance(value, torch.Tensor):
+            return value.get_device()
+        if isinstance(value, tuple) and (device := tensor_device(value)) is not None:
+            return device
+    return None
+
+
+def signature_types(signature: Sequence[Any], tensordesc_meta: Any) -> list[str]:
+    """Triton's parameter types of a compiled kernel, flat, without constexprs and scratch pointers; a tensor map is ``nvTmaDesc``."""
+    flat: list[str] = []
+
+    def visit(types: Sequence[Any]) -> None:
+        for item in types:
+            if isinstance(item, tuple):
+                visit(item)
+            elif item != "constexpr":
+                flat.append(item)
+
+    visit(expand_signature(signature, tensordesc_meta, "nvTmaDesc"))
+    return flat
+
+
+# Bytes and format of a scalar parameter in Triton's launcher (driver.c: an i1/u1 is passed as 32 bits).
+SCALAR_FORMAT = {"u1": "<I", "i32": "<i", "i64": "<q", "u64": "<Q", "fp32": "<f"}
+
+
+class Parameters(NamedTuple):
+    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in."""
+
+    block: bytes
+    offsets: tuple[int, ...]
+    slots: tuple[tuple[int, str], ...]
+
+
+class ParameterBlock:
+    """Lays parameters out one after the other, each at its natural alignment relative to a block aligned to 128 bytes."""
+
+    def __init__(self) -> None:
+        self.data, self.types = bytearray(), list[str]()
+        self.offsets, self.slots = list[int](), list[tuple[int, str]]()
+
+    def add(self, type: str, value: bytes, alignment: int | None = None) -> None:
+        self.data += bytes(-len(self.data) % (alignment or len(value)))
+        self.offsets.append(len(self.data))
+        self.types.append(type)
+        self.data += value
+
+    def add_scalar(self, type: str) -> None:
+        self.add(type, bytes(struct.calcsize(SCALAR_FORMAT[type])))
+        self.slots.append((self.offsets[-1], type))
+
+    def add_global(self, arg: GlobalArg, maps: Sequence[bytes], name: str) -> None:
+        tensor = arg.tensor
+        strides = addressable_strides(tensor.shape, tensor.stride(), tensor.itemsize)
+        for extent in tensor.shape:
+            if extent >= 1 << 31:
+                raise ValueError(f"{name}: shape {tuple(tensor.shape)}; a kernel receives extents as int32, below 2**31")
+        for tensor_map in maps:
+            self.add("nvTmaDesc", tensor_map)
+            for extent in tensor.shape:
+                self.add("i32", struct.pack("<i", extent))
+            for stride in strides:
+                self.add("i64", struct.pack("<q", stride))
+
+    def finish(self, scratch_pointers: int) -> Parameters:
+        for _ in range(scratch_pointers):
+            self.add("scratch", bytes(8))
+        return Parameters(bytes(self.data), tuple(self.offsets), tuple(self.slots))
+
+
+def pack(
+    args: Sequence[Any],
+    names: Sequence[str],
+    expected: list[str],
+    encode_map: Callable[[torch.Tensor, TensorMapSpec, str, int], bytes],
+    kernel: str,
+) -> Parameters:
+    """The parameter block of a launch, scalars left at zero, with Triton's two scratch pointers (global, profile; null) at its end.
+
+    ``expected``: :func:`signature_types` of the compiled kernel. ``encode_map(tensor, spec, name, position)`` gives a tensor map's bytes;
+    ``position`` counts the descriptors. Raises RuntimeError if the kernel was compiled for other parameters.
+    """
+    block, descriptors = ParameterBlock(), 0
+    for name, value in leaves(args, names):
+        if isinstance(value, torch.Tensor):
+            block.add("*" + element_type(value, name), struct.pack("<Q", value.data_ptr()))
+        elif isinstance(value, GlobalArg):
+            maps = [encode_map(value.tensor, spec, name, descriptors + i) for i, spec in enumerate(value.specs)]
+            descriptors += len(maps)
+            block.add_global(value, maps, name)
+        elif isinstance(value, (int, float)):
+            block.add_scalar(str(scalar_type(value)))
+    # A pointer to const is "*k..." in a Triton signature.
+    if [expect.replace("*k", "*", 1) for expect in expected] != block.types:
+        raise RuntimeError(
+            f"{kernel} was compiled for parameters ({', '.join(expected)}), but its arguments are ({', '.join(block.types)}); the compile "
+            "callback must build its signature from the argument types it was given"
+        )
+    return block.finish(scratch_pointers=2)

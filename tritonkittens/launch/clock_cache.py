@@ -1,0 +1,40 @@
+"""A bounded cache whose reads are plain dictionary reads."""
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+
+class Used(Protocol):
+    used: bool
+
+
+class ClockCache:
+    """At most ``capacity`` entries; the reader marks an entry ``used``, and eviction gives marked entries a second chance.
+
+    This approximates least-recently-used without touching the dictionary on a hit, so that hits need no lock. ``table`` may be read by
+    any thread at any time; ``insert`` must be called under the owner's lock.
+    """
+
+    def __init__(self, capacity: int):
+        if capacity < 1:
+            raise ValueError(f"ClockCache({capacity}): a cache holds at least one entry")
+        self.capacity = capacity
+        self.table: dict[Hashable, Any] = {}
+
+    def insert(self, key: Hashable, value: Used) -> None:
+        """Add ``value`` (anything with a writable ``used``), evicting the oldest entries that were not used since last looked at."""
+        table = self.table
+        table.pop(key, None)
+        while len(table) >= self.capacity:
+            oldest = next(iter(table))
+            entry = table.pop(oldest)
+            if entry.used:
+                entry.used = False
+                table[oldest] = entry
+        table[key] = value
+
+    def clear(self) -> None:
+        self.table.clear()
+
+    def __len__(self) -> int:
+        return len(self.table)

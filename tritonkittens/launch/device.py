@@ -1,0 +1,74 @@
+"""What a kernel's configuration may ask of the device, instead of hard-coding it."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """Facts about one GPU.
+
+    ``shared_memory_per_block`` and ``l2_bytes`` are bytes (the former with the opt-in above 48 KiB); ``registers_per_multiprocessor``
+    counts 32-bit registers.
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory_per_block: int
+    shared_memory_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    l2_bytes: int
+    memory_bytes: int
+
+
+@functools.cache
+def _device(index: int) -> Device:
+    properties: Any = torch.cuda.get_device_properties(index)  # torch's stubs lack some of its fields
+    return Device(
+        index=index,
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        shared_memory_per_block=properties.shared_memory_per_block_optin,
+        shared_memory_per_multiprocessor=properties.shared_memory_per_multiprocessor,
+        registers_per_multiprocessor=properties.regs_per_multiprocessor,
+        l2_bytes=properties.L2_cache_size,
+        memory_bytes=properties.total_memory,
+    )
+
+
+def device_facts(device: int | torch.device | None = None) -> Device:
+    """Facts about ``device`` (an index, a torch device, or None for the current one); read once per device.
+
+    Raises ValueError for a device that is not a GPU, RuntimeError without one.
+    """
+    if isinstance(device, torch.device):
+        if device.type != "cuda":
+            raise ValueError(f"device_facts({device!s}): only CUDA devices have these facts")
+        device = device.index
+    return _device(torch.cuda.current_device() if device is None else device)
+
+
+def multiprocessor_count(device: int | torch.device | None = None) -> int:
+    """Number of streaming multiprocessors."""
+    return device_facts(device).multiprocessors
+
+
+def shared_memory_per_block(device: int | torch.device | None = None) -> int:
+    """Bytes of shared memory that one block may use (opt-in maximum)."""
+    return device_facts(device).shared_memory_per_block
+
+
+def l2_bytes(device: int | torch.device | None = None) -> int:
+    """Bytes of L2 cache."""
+    return device_facts(device).l2_bytes
+
+
+def capability(device: int | torch.device | None = None) -> tuple[int, int]:
+    """Compute capability (major, minor)."""
+    return device_facts(device).capability

@@ -1,0 +1,512 @@
+// The launch fast path: recognise the arguments, find the prebuilt launch, call cuLaunchKernelEx. No allocation but one key,
+// no Python code but the caller's. Everything it cannot handle it declines (returns False), and launcher.py does it in Python.
+//
+// libcuda and libtorch are reached through function addresses that native.py looks up, so that this file needs no header but
+// Python's, links to nothing, and a test can hand it a stand-in driver.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <alloca.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+// CUlaunchConfig of the CUDA driver API (cuda.h), 56 bytes.
+typedef struct {
+  uint32_t grid[3], block[3], shared_bytes;
+  void *stream, *attributes;
+  uint32_t num_attributes;
+} LaunchConfig;
+_Static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig is 56 bytes");
+
+#define ATTRIBUTE_BYTES 72 // sizeof(CUlaunchAttribute)
+#define MAX_ATTRIBUTES 8
+#define PARAMETER_ALIGNMENT 128 // a CUtensorMap wants 64 (128 in newer headers)
+#define MAX_PARAMETER_BYTES 32768
+#define MAX_SCALARS 64
+#define MAX_KEY_WORDS 512
+#define MAX_NESTING 16
+
+typedef int (*LaunchKernelEx)(const LaunchConfig *, void *function, void **parameters, void **extra);
+typedef int (*ContextGetCurrent)(void **);
+typedef int (*ContextSetCurrent)(void *);
+// torch's stable C interface (aoti_torch_*): a handle is an at::Tensor *, and an at::Tensor is one pointer to its TensorImpl.
+typedef int (*TensorGetPointer)(void *handle, void **);
+typedef int (*TensorGetInt64)(void *handle, int64_t *);
+typedef int (*TensorGetInt64Array)(void *handle, int64_t **);
+typedef int (*TensorGetInt32)(void *handle, int32_t *);
+
+typedef struct {
+  TensorGetPointer data_ptr;
+  TensorGetInt64 dim;
+  TensorGetInt64Array sizes, strides;
+  TensorGetInt32 dtype, device_type, device_index;
+} TensorReader;
+
+static PyObject *cdata_name, *enter_name, *exit_name, *calls_name;
+
+// ---- Binding: one prebuilt launch ------------------------------------------------------------------------------------
+
+typedef struct {
+  PyObject_HEAD
+  void *function, *context;
+  PyObject *device;   // int, handed to the stream look-up as it is
+  PyObject *owner;    // keeps the compiled kernel and the objects whose addresses are in the key alive
+  LaunchConfig config; // without grid, stream and attribute address
+  uint32_t num_ctas;
+  char attributes[MAX_ATTRIBUTES * ATTRIBUTE_BYTES];
+  PyObject *block, *offsets, *slots; // bytes: parameter values; uint32 offset of each parameter; (uint32 offset, uint32 bytes) of each scalar
+  char used;
+} Binding;
+
+static PyObject *Binding_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
+  unsigned long long function, context;
+  unsigned int num_ctas, threads, shared;
+  PyObject *device, *owner, *attributes, *block, *offsets, *slots;
+  if (!PyArg_ParseTuple(args, "KKO!IIISSSSO", &function, &context, &PyLong_Type, &device, &num_ctas, &threads, &shared, &attributes,
+                        &block, &offsets, &slots, &owner))
+    return NULL;
+  Py_ssize_t attribute_bytes = PyBytes_GET_SIZE(attributes);
+  if (attribute_bytes % ATTRIBUTE_BYTES || attribute_bytes > (Py_ssize_t)sizeof(((Binding *)0)->attributes) ||
+      PyBytes_GET_SIZE(block) > MAX_PARAMETER_BYTES || PyBytes_GET_SIZE(slots) / 8 > MAX_SCALARS)
+    return PyErr_Format(PyExc_ValueError, "a launch takes at most %d attributes, %d parameter bytes and %d scalars", MAX_ATTRIBUTES,
+                        MAX_PARAMETER_BYTES, MAX_SCALARS);
+  Binding *self = (Binding *)type->tp_alloc(type, 0);
+  if (!self)
+    return NULL;
+  self->function = (void *)(uintptr_t)function;
+  self->context = (void *)(uintptr_t)context;
+  self->num_ctas = num_ctas;
+  self->config = (LaunchConfig){.block = {threads, 1, 1}, .shared_bytes = shared, .num_attributes = attribute_bytes / ATTRIBUTE_BYTES};
+  memcpy(self->attributes, PyBytes_AS_STRING(attributes), attribute_bytes);
+  self->device = Py_NewRef(device);
+  self->owner = Py_NewRef(owner);
+  self->block = Py_NewRef(block);
+  self->offsets = Py_NewRef(offsets);
+  self->slots = Py_NewRef(slots);
+  return (PyObject *)self;
+}
+
+static int Binding_traverse(Binding *self, visitproc visit, void *arg) {
+  Py_VISIT(self->owner);
+  return 0;
+}
+
+static int Binding_clear(Binding *self) {
+  Py_CLEAR(self->owner);
+  return 0;
+}
+
+static void Binding_dealloc(Binding *self) {
+  PyObject_GC_UnTrack(self);
+  Binding_clear(self);
+  Py_XDECREF(self->device);
+  Py_XDECREF(self->block);
+  Py_XDECREF(self->offsets);
+  Py_XDECREF(self->slots);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMemberDef Binding_members[] = {
+    {"used", T_BOOL, offsetof(Binding, used), 0, "launched since the cache last looked"},
+    {"owner", T_OBJECT_EX, offsetof(Binding, owner), READONLY, "what the binding keeps alive"},
+    {NULL},
+};
+
+static PyTypeObject BindingType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tritonkittens_launch.Binding",
+    .tp_doc = "Binding(function, context, device, num_ctas, threads, shared, attributes, block, offsets, slots, owner): one prebuilt launch.",
+    .tp_basicsize = sizeof(Binding),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = Binding_new,
+    .tp_traverse = (traverseproc)Binding_traverse,
+    .tp_clear = (inquiry)Binding_clear,
+    .tp_dealloc = (destructor)Binding_dealloc,
+    .tp_members = Binding_members,
+};
+
+// ---- reading arguments -----------------------------------------------------------------------------------------------
+
+typedef struct {
+  uint64_t words[MAX_KEY_WORDS];
+  int num_words;
+  uint64_t scalars[MAX_SCALARS];
+  int num_scalars;
+  bool has_tensor, overflow;
+} Reading;
+
+enum { TAG_OPEN = 1, TAG_CLOSE, TAG_POINTER, TAG_DESCRIPTOR, TAG_CONSTEXPR, TAG_BOOL, TAG_I32, TAG_I64, TAG_U64, TAG_FP32 };
+
+static inline void put(Reading *reading, uint64_t word) {
+  if (reading->num_words < MAX_KEY_WORDS)
+    reading->words[reading->num_words++] = word;
+  else
+    reading->overflow = true;
+}
+
+static inline void put_scalar(Reading *reading, int tag, uint64_t bits) {
+  put(reading, tag);
+  if (reading->num_scalars < MAX_SCALARS)
+    reading->scalars[reading->num_scalars++] = bits;
+  else
+    reading->overflow = true;
+}
+
+// ---- Dispatcher ------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  PyObject_HEAD
+  LaunchKernelEx launch_kernel;
+  ContextGetCurrent context_get;
+  ContextSetCurrent context_set;
+  TensorReader tensor;
+  int32_t device_type;
+  PyObject *tensor_types, *global_type, *constexpr_type; // types compared by identity: a subclass may override anything
+  PyObject *stream_of, *runtime, *hook_chain, *raise_error, *table;
+} Dispatcher;
+
+// Adds one tensor to the key: pointer arguments by address and dtype, TMA arguments also by shape and strides.
+static bool read_tensor(Dispatcher *self, PyObject *tensor, PyObject *specs, Reading *reading) {
+  PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
+  if (!cdata)
+    return false;
+  void *impl = PyLong_AsVoidPtr(cdata);
+  Py_DECREF(cdata);
+  if (!impl)
+    return false;
+  void *handle = &impl, *address;
+  int32_t dtype, device_type, device_index;
+  const TensorReader *get = &self->tensor;
+  if (get->device_type(handle, &device_type) || device_type != self->device_type || get->device_index(handle, &device_index) ||
+      get->dtype(handle, &dtype) || get->data_ptr(handle, &address))
+    return false;
+  put(reading, (uint64_t)(specs ? TAG_DESCRIPTOR : TAG_POINTER) | (uint64_t)(uint32_t)dtype << 8 | (uint64_t)(uint32_t)device_index << 32);
+  put(reading, (uint64_t)(uintptr_t)address);
+  reading->has_tensor = true;
+  if (!specs)
+    return true;
+  int64_t dim, *sizes, *strides;
+  if (get->dim(handle, &dim) || dim > 5 || get->sizes(handle, &sizes) || get->strides(handle, &strides))
+    return false;
+  put(reading, (uint64_t)(uintptr_t)specs); // its identity: the binding keeps it alive
+  put(reading, (uint64_t)dim);
+  for (int64_t i = 0; i < dim; ++i) {
+    put(reading, (uint64_t)sizes[i]);
+    put(reading, (uint64_t)strides[i]);
+  }
+  return true;
+}
+
+static inline bool is_plain_tensor(Dispatcher *self, PyObject *value) {
+  PyObject *type = (PyObject *)Py_TYPE(value);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->tensor_types); ++i)
+    if (PyTuple_GET_ITEM(self->tensor_types, i) == type)
+      return true;
+  return false;
+}
+
+static bool read_arguments(Dispatcher *self, PyObject *args, Reading *reading, int depth) {
+  if (depth > MAX_NESTING)
+    return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    PyObject *value = PyTuple_GET_ITEM(args, i);
+    if (is_plain_tensor(self, value)) {
+      if (!read_tensor(self, value, NULL, reading))
+        return false;
+    } else if ((PyObject *)Py_TYPE(value) == self->global_type && PyTuple_GET_SIZE(value) == 2) {
+      PyObject *tensor = PyTuple_GET_ITEM(value, 0);
+      if (!is_plain_tensor(self, tensor) || !read_tensor(self, tensor, PyTuple_GET_ITEM(value, 1), reading))
+        return false;
+    } else if (PyLong_CheckExact(value)) {
+      int overflow;
+      int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+      if (overflow < 0)
+        return false;
+      if (overflow > 0) {
+        uint64_t large = PyLong_AsUnsignedLongLong(value);
+        if (large == UINT64_MAX && PyErr_Occurred())
+          return false;
+        put_scalar(reading, TAG_U64, large);
+      } else {
+        put_scalar(reading, number >= INT32_MIN && number <= INT32_MAX ? TAG_I32 : TAG_I64, (uint64_t)number);
+      }
+    } else if (PyBool_Check(value)) {
+      put_scalar(reading, TAG_BOOL, value == Py_True);
+    } else if (PyFloat_CheckExact(value)) {
+      float single = (float)PyFloat_AS_DOUBLE(value);
+      uint32_t bits;
+      memcpy(&bits, &single, sizeof bits);
+      put_scalar(reading, TAG_FP32, bits);
+    } else if (value == Py_None || (PyObject *)Py_TYPE(value) == self->constexpr_type) {
+      put(reading, TAG_CONSTEXPR);
+    } else if (PyTuple_Check(value)) {
+      put(reading, TAG_OPEN);
+      if (!read_arguments(self, value, reading, depth + 1))
+        return false;
+      put(reading, TAG_CLOSE);
+    } else {
+      return false;
+    }
+  }
+  return !reading->overflow;
+}
+
+// A tuple (key, bytes), or NULL with or without an exception set: without one, the arguments are not for this path.
+static PyObject *table_key(Dispatcher *self, PyObject *key, PyObject *args, Reading *reading) {
+  reading->num_words = reading->num_scalars = 0;
+  reading->has_tensor = reading->overflow = false;
+  if (!PyTuple_Check(args) || !read_arguments(self, args, reading, 0) || !reading->has_tensor) {
+    PyErr_Clear(); // an attribute or conversion error says "not for this path": the Python path repeats it in words
+    return NULL;
+  }
+  PyObject *bytes = PyBytes_FromStringAndSize((char *)reading->words, reading->num_words * sizeof(uint64_t));
+  if (!bytes)
+    return NULL;
+  PyObject *result = PyTuple_Pack(2, key, bytes);
+  Py_DECREF(bytes);
+  return result;
+}
+
+// 1: a hook is set; 0: none; -1: error. An empty HookChain (Triton's default) is no hook.
+static int has_hook(Dispatcher *self, PyObject *name) {
+  PyObject *hook = PyObject_GetAttr(self->runtime, name);
+  if (!hook)
+    return -1;
+  int result = hook != Py_None;
+  if ((PyObject *)Py_TYPE(hook) == self->hook_chain) {
+    PyObject *calls = PyObject_GetAttr(hook, calls_name);
+    result = calls ? PyObject_IsTrue(calls) : -1;
+    Py_XDECREF(calls);
+  }
+  Py_DECREF(hook);
+  return result;
+}
+
+// false: not a tuple of one to three ints in range for this path.
+static bool read_grid(PyObject *grid, uint32_t out[3]) {
+  static const long limits[3] = {INT32_MAX, 65535, 65535};
+  if (!PyTuple_Check(grid) || PyTuple_GET_SIZE(grid) < 1 || PyTuple_GET_SIZE(grid) > 3)
+    return false;
+  out[0] = out[1] = out[2] = 1;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grid); ++i) {
+    PyObject *item = PyTuple_GET_ITEM(grid, i);
+    int overflow;
+    if (!PyLong_CheckExact(item))
+      return false;
+    long extent = PyLong_AsLongAndOverflow(item, &overflow);
+    if (overflow || extent < 0 || extent > limits[i])
+      return false;
+    out[i] = (uint32_t)extent;
+  }
+  return true;
+}
+
+static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t grid[3], void *stream, const Reading *reading) {
+  Py_ssize_t block_bytes = PyBytes_GET_SIZE(binding->block), num_parameters = PyBytes_GET_SIZE(binding->offsets) / 4;
+  uintptr_t unaligned = (uintptr_t)alloca(block_bytes + PARAMETER_ALIGNMENT);
+  char *block = (char *)((unaligned + PARAMETER_ALIGNMENT - 1) & ~(uintptr_t)(PARAMETER_ALIGNMENT - 1));
+  void **parameters = alloca(num_parameters * sizeof(void *));
+  memcpy(block, PyBytes_AS_STRING(binding->block), block_bytes);
+  const uint32_t *offsets = (const uint32_t *)PyBytes_AS_STRING(binding->offsets);
+  for (Py_ssize_t i = 0; i < num_parameters; ++i)
+    parameters[i] = block + offsets[i];
+  const uint32_t *slots = (const uint32_t *)PyBytes_AS_STRING(binding->slots);
+  for (int i = 0; i < reading->num_scalars; ++i)
+    memcpy(block + slots[2 * i], &reading->scalars[i], slots[2 * i + 1]); // little endian: the low bytes come first
+  LaunchConfig config = binding->config;
+  config.grid[0] = grid[0] * binding->num_ctas;
+  config.grid[1] = grid[1];
+  config.grid[2] = grid[2];
+  config.stream = stream;
+  config.attributes = binding->attributes;
+
+  int code;
+  Py_BEGIN_ALLOW_THREADS; // the driver may wait for room in its queue
+  void *current = NULL;
+  code = self->context_get(&current);
+  bool elsewhere = current != binding->context; // another device is current, or this thread has no context yet
+  if (!code && elsewhere)
+    code = self->context_set(binding->context);
+  if (!code) {
+    code = self->launch_kernel(&config, binding->function, parameters, NULL);
+    if (elsewhere && current)
+      self->context_set(current);
+  }
+  Py_END_ALLOW_THREADS;
+  return code;
+}
+
+static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
+  if (count != 3)
+    return PyErr_Format(PyExc_TypeError, "launch(grid, args, key) takes 3 arguments, got %zd", count);
+  uint32_t grid[3];
+  if (!read_grid(args[0], grid))
+    Py_RETURN_FALSE;
+  if (!grid[0] || !grid[1] || !grid[2])
+    Py_RETURN_TRUE; // no block to run
+  int hooks = has_hook(self, enter_name);
+  if (!hooks)
+    hooks = has_hook(self, exit_name);
+  if (hooks)
+    return hooks < 0 ? NULL : Py_NewRef(Py_False);
+
+  Reading reading;
+  PyObject *key = table_key(self, args[2], args[1], &reading);
+  if (!key) {
+    if (PyErr_Occurred())
+      return NULL;
+    Py_RETURN_FALSE;
+  }
+  Binding *binding = (Binding *)PyDict_GetItemWithError(self->table, key);
+  Py_XINCREF(binding); // another thread may evict it while the driver runs
+  Py_DECREF(key);
+  if (!binding) {
+    if (PyErr_Occurred())
+      return NULL;
+    Py_RETURN_FALSE;
+  }
+  PyObject *result = NULL;
+  if ((uint64_t)grid[0] * binding->num_ctas > INT32_MAX || reading.num_scalars * 8 != PyBytes_GET_SIZE(binding->slots)) {
+    result = Py_NewRef(Py_False);
+    goto done;
+  }
+  PyObject *stream = PyObject_CallOneArg(self->stream_of, binding->device);
+  if (!stream)
+    goto done;
+  void *stream_handle = PyLong_AsVoidPtr(stream);
+  Py_DECREF(stream);
+  if (PyErr_Occurred())
+    goto done;
+  binding->used = 1;
+  int code = launch_binding(self, binding, grid, stream_handle, &reading);
+  if (code) {
+    PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, "cuLaunchKernelEx");
+    Py_XDECREF(ignored);
+    if (!PyErr_Occurred())
+      PyErr_Format(PyExc_RuntimeError, "cuLaunchKernelEx failed with code %d", code);
+    goto done;
+  }
+  result = Py_NewRef(Py_True);
+done:
+  Py_DECREF(binding);
+  return result;
+}
+
+static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
+  if (count != 2)
+    return PyErr_Format(PyExc_TypeError, "table_key(args, key) takes 2 arguments, got %zd", count);
+  Reading reading;
+  PyObject *key = table_key(self, args[1], args[0], &reading);
+  if (!key && !PyErr_Occurred())
+    Py_RETURN_NONE;
+  return key;
+}
+
+static PyObject *Dispatcher_read(Dispatcher *self, PyObject *args) {
+  Reading reading = {.num_words = 0};
+  if (!read_arguments(self, args, &reading, 0)) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  PyObject *words = PyTuple_New(reading.num_words);
+  for (int i = 0; words && i < reading.num_words; ++i)
+    PyTuple_SET_ITEM(words, i, PyLong_FromUnsignedLongLong(reading.words[i]));
+  return words;
+}
+
+static PyObject *Dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
+  unsigned long long launch_kernel, context_get, context_set, tensor[7];
+  int device_type;
+  PyObject *tensor_types, *global_type, *constexpr_type, *stream_of, *runtime, *hook_chain, *raise_error, *table;
+  if (!PyArg_ParseTuple(args, "(KKK)(KKKKKKK)i(O!OO)OOOOO!", &launch_kernel, &context_get, &context_set, tensor, tensor + 1, tensor + 2,
+                        tensor + 3, tensor + 4, tensor + 5, tensor + 6, &device_type, &PyTuple_Type, &tensor_types, &global_type,
+                        &constexpr_type, &stream_of, &runtime, &hook_chain, &raise_error, &PyDict_Type, &table))
+    return NULL;
+  Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
+  if (!self)
+    return NULL;
+  self->launch_kernel = (LaunchKernelEx)(uintptr_t)launch_kernel;
+  self->context_get = (ContextGetCurrent)(uintptr_t)context_get;
+  self->context_set = (ContextSetCurrent)(uintptr_t)context_set;
+  self->tensor = (TensorReader){
+      (TensorGetPointer)(uintptr_t)tensor[0], (TensorGetInt64)(uintptr_t)tensor[1],      (TensorGetInt64Array)(uintptr_t)tensor[2],
+      (TensorGetInt64Array)(uintptr_t)tensor[3], (TensorGetInt32)(uintptr_t)tensor[4], (TensorGetInt32)(uintptr_t)tensor[5],
+      (TensorGetInt32)(uintptr_t)tensor[6]};
+  self->device_type = device_type;
+  self->tensor_types = Py_NewRef(tensor_types);
+  self->global_type = Py_NewRef(global_type);
+  self->constexpr_type = Py_NewRef(constexpr_type);
+  self->stream_of = Py_NewRef(stream_of);
+  self->runtime = Py_NewRef(runtime);
+  self->hook_chain = Py_NewRef(hook_chain);
+  self->raise_error = Py_NewRef(raise_error);
+  self->table = Py_NewRef(table);
+  return (PyObject *)self;
+}
+
+static int Dispatcher_traverse(Dispatcher *self, visitproc visit, void *arg) {
+  Py_VISIT(self->stream_of);
+  Py_VISIT(self->runtime);
+  Py_VISIT(self->raise_error);
+  Py_VISIT(self->table);
+  return 0;
+}
+
+static int Dispatcher_clear(Dispatcher *self) {
+  Py_CLEAR(self->tensor_types);
+  Py_CLEAR(self->global_type);
+  Py_CLEAR(self->constexpr_type);
+  Py_CLEAR(self->stream_of);
+  Py_CLEAR(self->runtime);
+  Py_CLEAR(self->hook_chain);
+  Py_CLEAR(self->raise_error);
+  Py_CLEAR(self->table);
+  return 0;
+}
+
+static void Dispatcher_dealloc(Dispatcher *self) {
+  PyObject_GC_UnTrack(self);
+  Dispatcher_clear(self);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef Dispatcher_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))Dispatcher_launch, METH_FASTCALL,
+     "launch(grid, args, key) -> bool: False when the Python path has to do it (nothing was launched)."},
+    {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
+     "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
+    {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, or None."},
+    {NULL},
+};
+
+static PyTypeObject DispatcherType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tritonkittens_launch.Dispatcher",
+    .tp_doc = "Dispatcher(driver, tensor, device_type, types, stream_of, runtime, hook_chain, raise_error, table): finds and launches.",
+    .tp_basicsize = sizeof(Dispatcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = Dispatcher_new,
+    .tp_traverse = (traverseproc)Dispatcher_traverse,
+    .tp_clear = (inquiry)Dispatcher_clear,
+    .tp_dealloc = (destructor)Dispatcher_dealloc,
+    .tp_methods = Dispatcher_methods,
+};
+
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, .m_name = "tritonkittens_launch", .m_size = -1};
+
+PyMODINIT_FUNC PyInit_tritonkittens_launch(void) {
+  if (PyType_Ready(&BindingType) < 0 || PyType_Ready(&DispatcherType) < 0)
+    return NULL;
+  cdata_name = PyUnicode_InternFromString("_cdata");
+  enter_name = PyUnicode_InternFromString("launch_enter_hook");
+  exit_name = PyUnicode_InternFromString("launch_exit_hook");
+  calls_name = PyUnicode_InternFromString("calls");
+  PyObject *module = PyModule_Create(&module_definition);
+  if (!module || !cdata_name || !enter_name || !exit_name || !calls_name ||
+      PyModule_AddObjectRef(module, "Binding", (PyObject *)&BindingType) < 0 ||
+      PyModule_AddObjectRef(module, "Dispatcher", (PyObject *)&DispatcherType) < 0) {
+    Py_XDECREF(module);
+    return NULL;
+  }
+  return module;
+}

@@ -1,0 +1,79 @@
+"""Builds and checks the launch fast path (native.c). Without a C compiler, or on any doubt, launches go the Python way."""
+
+import ctypes
+import functools
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.language import constexpr
+from triton.runtime.build import compile_module_from_file
+
+from .arguments import GlobalArg
+from .libcuda import CudaDriver
+
+_log = logging.getLogger(__name__)
+_SOURCE = Path(__file__).with_name("native.c")
+_DEVICE_TYPE = {"cpu": 0, "cuda": 1}  # c10::DeviceType
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+# torch's stable C interface (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native.c's TensorReader
+_TENSOR_FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+_lock = threading.Lock()
+
+
+@functools.cache
+def _load() -> tuple[Any, tuple[int, ...]] | None:
+    if os.environ.get("TRITONKITTENS_NATIVE_LAUNCH", "1") == "0":
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        functions = tuple(address(getattr(library, f"aoti_torch_get_{name}")) for name in _TENSOR_FUNCTIONS)
+        module = compile_module_from_file(str(_SOURCE), "tritonkittens_launch", library_dirs=[], include_dirs=[], libraries=[])
+        _check(module, functions)
+    except Exception as error:  # a missing compiler, header or symbol: nothing that should stop a kernel from running
+        _log.warning("launching through Python, a few microseconds slower per kernel: %s: %s", type(error).__name__, error)
+        return None
+    return module, functions
+
+
+def load() -> tuple[Any, tuple[int, ...]] | None:
+    """The compiled module and the addresses of torch's functions, or None; built once per process (and cached on disk by Triton)."""
+    with _lock:
+        return _load()
+
+
+def address(function: Any) -> int:
+    """Address of a ctypes function."""
+    value = ctypes.cast(function, ctypes.c_void_p).value
+    assert value
+    return value
+
+
+def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, table: dict) -> Any:
+    """A native ``Dispatcher`` that looks prebuilt launches up in ``table``."""
+    return module.Dispatcher(
+        (address(driver.launch_kernel), address(driver.context_get), address(driver.context_set)),
+        functions,
+        _DEVICE_TYPE[driver.device_type],
+        (_TENSOR_TYPES, GlobalArg, constexpr),
+        driver.current_stream,
+        knobs.runtime,
+        knobs.HookChain,
+        driver.raise_error,
+        table,
+    )
+
+
+def _check(module: Any, functions: tuple[int, ...]) -> None:
+    """Refuse the module unless it reads a tensor as torch does. The dispatcher made here only reads: no driver, no stream look-up."""
+    reader = module.Dispatcher((0, 0, 0), functions, 0, (_TENSOR_TYPES, GlobalArg, constexpr), id, knobs.runtime, knobs.HookChain, id, {})
+    tensor, specs = torch.empty(7, 3, 5, dtype=torch.bfloat16)[1:, :, 2:].transpose(0, 1), ("spec",)
+    words = reader.read((GlobalArg(tensor, specs),))  # type: ignore[arg-type]
+    expected = (tensor.data_ptr(), id(specs), 3, *(x for pair in zip(tensor.shape, tensor.stride()) for x in pair))
+    if words is None or words[1:] != expected:
+        raise RuntimeError(f"native.c misreads tensors of torch {torch.__version__} (Triton {triton.__version__}): {words} != {expected}")

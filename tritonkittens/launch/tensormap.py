@@ -1,0 +1,212 @@
+"""Tensor maps: what the Tensor Memory Accelerator (TMA) knows about one tensor and one tile shape.
+
+A tensor map (``CUtensorMap``, 128 opaque bytes) holds the tensor's address, extents and strides and the box that one copy moves. Rules
+and limits: CUDA driver API, ``cuTensorMapEncodeTiled``; PTX ISA, "Tensor-map".
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from .clock_cache import ClockCache
+from .libcuda import CudaDriver, cuda_driver
+
+MAX_RANK = 5
+MAX_BOX = 256  # elements along one dimension of one copy
+MAX_EXTENT = 1 << 32  # elements along one dimension of the tensor
+MAX_STRIDE_BYTES = 1 << 40
+ALIGNMENT = 16  # bytes: address, strides and inner box
+SWIZZLES = (0, 32, 64, 128)  # bytes
+
+_SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
+_FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
+_L2_PROMOTION_128B = 2  # CUtensorMapL2promotion
+
+# CUtensorMapDataType. fp8 has no type of its own: bytes are bytes.
+_TYPE_CODE = {
+    torch.uint8: 0, torch.int8: 0, torch.bool: 0,
+    torch.float8_e4m3fn: 0, torch.float8_e5m2: 0, torch.float8_e8m0fnu: 0,
+    torch.uint16: 1, torch.int16: 1, torch.uint32: 2, torch.int32: 3, torch.uint64: 4, torch.int64: 5,
+    torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+
+
+class TensorMapSpec(NamedTuple):
+    """What the tensor map of one tile looks like.
+
+    ``box``: the tile's extents in elements, as many as the tensor has dimensions. ``swizzle``: width in bytes of the shared-memory
+    swizzle, 0, 32, 64 or 128. ``fill``: what a read outside the tensor gives, ``"zero"`` or ``"nan"`` (floating point only).
+
+    A tile wider than one copy can be (256 elements, or the swizzle width along the last dimension) is moved by several copies, as
+    Triton's TMA lowering does; :func:`hardware_box` says how large one copy is.
+    """
+
+    box: tuple[int, ...]
+    swizzle: int
+    fill: str = "zero"
+
+
+def hardware_box(spec: TensorMapSpec, itemsize: int) -> tuple[int, ...]:
+    """Extents in elements of one TMA copy of a tile: at most 256 each, and exactly the swizzle width in the last dimension."""
+    box = [min(extent, MAX_BOX) for extent in spec.box]
+    if spec.swizzle:
+        box[-1] = spec.swizzle // itemsize
+    return tuple(box)
+
+
+def addressable_strides(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """``strides`` (elements) with those of size-1 dimensions replaced by ones that TMA accepts.
+
+    torch leaves arbitrary strides on dimensions of size 1; they take part in no address, but TMA checks them.
+    """
+    legal = list(strides)
+    quantum = max(ALIGNMENT // itemsize, 1)
+    for i in reversed(range(len(shape))):
+        if shape[i] != 1:
+            continue
+        if i == len(shape) - 1:
+            legal[i] = 1
+        elif legal[i] * itemsize % ALIGNMENT or not 0 < legal[i] * itemsize < MAX_STRIDE_BYTES:
+            legal[i] = max(-(-shape[i + 1] * legal[i + 1] // quantum) * quantum, quantum)
+    return tuple(legal)
+
+
+def check_tensor_map(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+    address: int | None,
+    spec: TensorMapSpec,
+    name: str,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Refuse a tensor or tile that TMA cannot address.
+
+    ``shape`` and ``strides`` are in elements, ``itemsize`` in bytes; ``address`` is None for a tensor without storage (meta). ``name`` is
+    what the message calls the tensor. Needs no GPU.
+
+    Raises TypeError for a spec or extents of the wrong type, ValueError for a broken rule.
+    """
+    if not isinstance(spec, TensorMapSpec):
+        raise TypeError(f"{name}: a tile is described by a TensorMapSpec, got {type(spec).__name__}: {spec!r}")
+    what = f"{name}: shape {tuple(shape)}, strides {tuple(strides)}, {itemsize}-byte elements"
+    tile = f"{name}: box {spec.box}, swizzle {spec.swizzle}, {itemsize}-byte elements"
+    rank = len(shape)
+    if not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"{what}: {rank} dimensions; TMA addresses 1 to {MAX_RANK}")
+    if itemsize not in (1, 2, 4, 8):
+        raise ValueError(f"{what}: TMA moves elements of 1, 2, 4 or 8 bytes")
+    if len(strides) != rank:
+        raise ValueError(f"{what}: {rank} extents but {len(strides)} strides")
+    if len(spec.box) != rank:
+        raise ValueError(f"{tile}: the box has {len(spec.box)} dimensions, the tensor {rank} (shape {tuple(shape)}); they must agree")
+    for i, extent in enumerate(spec.box):
+        if not isinstance(extent, int):
+            raise TypeError(f"{tile}: extent {i} of the box is a {type(extent).__name__}; box extents are ints")
+        if extent < 1:
+            raise ValueError(f"{tile}: extent {extent} of dimension {i}; a box has at least one element along every dimension")
+    if spec.swizzle not in SWIZZLES:
+        raise ValueError(f"{tile}: the swizzle must be one of {SWIZZLES} bytes")
+    if spec.fill not in _FILL_CODE:
+        raise ValueError(f"{name}: fill {spec.fill!r}; a read outside the tensor gives 'zero' or 'nan'")
+    if spec.fill == "nan" and dtype is not None and (not dtype.is_floating_point or itemsize < 2):
+        raise ValueError(f"{name}: fill 'nan' with {dtype}; TMA fills NaN only for floating-point types of 2, 4 or 8 bytes")
+    row_bytes = spec.box[-1] * itemsize
+    if row_bytes % ALIGNMENT:
+        raise ValueError(f"{tile}: a row of the box is {row_bytes} bytes; TMA needs a multiple of {ALIGNMENT} bytes")
+    if spec.swizzle and row_bytes % spec.swizzle:
+        raise ValueError(
+            f"{tile}: a row of the box is {row_bytes} bytes; with a {spec.swizzle}-byte swizzle it must be a multiple of {spec.swizzle}"
+        )
+    if address is not None and address % ALIGNMENT:
+        raise ValueError(f"{what}: address {address:#x} is not a multiple of {ALIGNMENT} bytes, as TMA needs (a sliced tensor?)")
+    for i, extent in enumerate(shape):
+        if not 1 <= extent <= MAX_EXTENT:
+            raise ValueError(f"{what}: extent {extent} of dimension {i}; TMA addresses 1 to 2**32 elements along a dimension")
+    strides = addressable_strides(shape, strides, itemsize)
+    if strides[-1] != 1:
+        raise ValueError(f"{what}: the last dimension has stride {strides[-1]}; TMA needs it contiguous (stride 1)")
+    for i, stride in enumerate(strides[:-1]):
+        if stride * itemsize % ALIGNMENT:
+            raise ValueError(
+                f"{what}: stride {stride} of dimension {i} is {stride * itemsize} bytes; TMA needs a multiple of {ALIGNMENT} bytes"
+            )
+        if not 0 <= stride * itemsize < MAX_STRIDE_BYTES:
+            raise ValueError(f"{what}: stride {stride} of dimension {i}; TMA needs 0 <= stride < 2**40 bytes")
+
+
+class _Encoded:
+    """A cached tensor map; ``used`` belongs to the cache."""
+
+    __slots__ = ("data", "used")
+
+    def __init__(self, data: bytes):
+        self.data, self.used = data, False
+
+
+_cache = ClockCache(4096)
+_lock = threading.Lock()
+
+
+def encode(
+    tensor: torch.Tensor,
+    spec: TensorMapSpec,
+    *,
+    name: str = "tensor",
+    box: tuple[int, ...] | None = None,
+    driver: CudaDriver | None = None,
+) -> bytes:
+    """The 128 bytes of the tensor map of ``tensor`` (rank 1 to 5) for the tile ``spec``.
+
+    ``box`` overrides :func:`hardware_box` (a compiled kernel knows its own). Cached by address, dtype, shape, strides, device and tile,
+    not by tensor: the cache keeps no tensor alive, and an address that comes back with another shape gets another map.
+
+    Raises ValueError or TypeError as :func:`check_tensor_map`, RuntimeError if the driver refuses.
+    """
+    driver = driver or cuda_driver()
+    key = (id(driver), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, spec, box)
+    entry = _cache.table.get(key)
+    if entry is None:
+        data = _encode(driver, tensor, spec, name, box)
+        with _lock:
+            entry = _cache.table.get(key)
+            if entry is None:
+                entry = _Encoded(data)
+                _cache.insert(key, entry)
+    entry.used = True
+    return entry.data
+
+
+def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: TensorMapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
+    shape, itemsize, address = tuple(tensor.shape), tensor.itemsize, tensor.data_ptr()
+    check_tensor_map(shape, tensor.stride(), itemsize, address, spec, name, tensor.dtype)
+    strides = [stride * itemsize for stride in addressable_strides(shape, tensor.stride(), itemsize)[:-1]]
+    data = driver.encode_tiled(
+        type_code(tensor.dtype, name),
+        address,
+        list(reversed(shape)),
+        list(reversed(strides)),
+        list(reversed(box or hardware_box(spec, itemsize))),
+        _SWIZZLE_CODE[spec.swizzle],
+        _L2_PROMOTION_128B,
+        _FILL_CODE[spec.fill],
+    )
+    span = sum((extent - 1) * stride for extent, stride in zip(shape, [*strides, itemsize]))
+    return _correct_small_tensor(data, span) if driver.version <= 13010 else data
+
+
+def _correct_small_tensor(data: bytes, span: int) -> bytes:
+    """Drivers up to CUDA 13.1 set a wrong bit for tensors under 128 KiB (as CUTLASS and Triton correct it): clear bit 21 of word 1."""
+    if span >= 128 * 1024:
+        return data
+    word = int.from_bytes(data[8:16], "little") & ~(1 << 21)
+    return data[:8] + word.to_bytes(8, "little") + data[16:]
+
+
+def type_code(dtype: torch.dtype, name: str = "tensor") -> int:
+    """CUtensorMapDataType of a torch dtype. TypeError for a dtype that TMA does not move."""
+    if dtype not in _TYPE_CODE:
+        raise TypeError(f"{name}: TMA does not move {dtype}")
+    return _TYPE_CODE[dtype]
