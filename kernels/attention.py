@@ -1,10 +1,17 @@
 """Attention prefill O = softmax(Q Kᵀ · scale) V as load / compute / finish hooks: one query tile a consumer, K and V stream through the ring."""
 from __future__ import annotations
 
+import functools
+import math
+
+import torch
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands
+
+HEAD_DIMS = range(16, 257, 16)
 
 
 class AttentionPrefill(tk.lcf):
@@ -15,7 +22,6 @@ class AttentionPrefill(tk.lcf):
     rows: int = 64
     cols: int = 128
     head_dim: int = 128
-    ordered: bool = True
 
     def layout(self):
         q, kv = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
@@ -85,3 +91,53 @@ class AttentionPrefill(tk.lcf):
         tk.store(staging.O, o)
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
+
+
+@functools.lru_cache
+def template(dtype: torch.dtype, head_dim: int) -> AttentionPrefill:
+    """The kernel for a dtype and a head dimension. Wide heads take smaller key blocks, so that the accumulators fit the registers and the ring its memory."""
+    return AttentionPrefill(dtype=tk.from_torch(dtype), head_dim=head_dim, cols=128 if head_dim <= 128 else 64)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    """softmax(Q Kᵀ · scale) V for every batch and head, non-causal.
+
+    q: (batch, heads, queries, D); k, v: (batch, kv_heads, keys, D), heads a multiple of kv_heads; bf16 or fp16; D a multiple of 16 up to 256. Any strides
+    whose last is 1 run without a copy if they are multiples of 16 bytes (so also permuted (batch, sequence, heads, D) tensors). `scale` is 1/√D by default.
+    Returns a tensor like q, `out` where given; zeros where there are no keys. Raises ValueError or TypeError for operands that do not fit together.
+    """
+    check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
+    (batch, heads, queries, dim), (kv_batch, kv_heads, keys, kv_dim) = q.shape, k.shape
+    if v.shape != k.shape or kv_batch != batch or kv_dim != dim:
+        raise ValueError(f"attention: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; they must be (B, H, S, D) and twice (B, H_kv, S_kv, D)")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"attention: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
+    if dim not in HEAD_DIMS:
+        raise ValueError(f"attention: head dimension {dim}; it must be a multiple of 16 up to 256")
+    if out is not None and out.shape != q.shape:
+        raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {tuple(q.shape)}")
+    result = torch.empty_like(q) if out is None else out
+    if q.numel() == 0:
+        return result
+    if keys == 0:
+        return result.zero_()
+    home = result if addressable(result) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    scale = (1.0 / math.sqrt(dim) if scale is None else scale) * math.log2(math.e)
+    template(q.dtype, dim)(as_addressable(q), as_addressable(k), as_addressable(v), home, scale=scale)
+    return result if home is result else result.copy_(home)
+
+
+def attention_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None) -> torch.Tensor:
+    """Reference in float64."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    return scores.softmax(-1) @ v
+
+
+def _compiled(arch: str, head_dim: int) -> object:
+    x = torch.empty(4, 16, 4096, head_dim, dtype=torch.bfloat16, device="meta")
+    return template(torch.bfloat16, head_dim).compile(x, x, x, x, scale=1.0, arch=arch)
+
+
+inspectable = {f"attention_d{dim}": functools.partial(_compiled, head_dim=dim) for dim in (64, 128)}

@@ -1,10 +1,14 @@
 """Matrix product C = A·B or A·Bᵀ of 16-bit matrices, as load / compute / finish hooks. One source for Hopper (wgmma) and Blackwell (tcgen05)."""
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty
 
 
 class Gemm(tk.lcf):
@@ -43,16 +47,82 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        return tk.struct(acc=tk.zero(ctx.accumulators.acc))
+        return tk.struct(acc=tk.mma_begin(tk.zero(ctx.accumulators.acc)))
 
     @triton.jit
-    def compute(ctx, state, input):
+    def compute(ctx, state, input, previous):
         a = tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
-        acc = tk.mma_ABt(a, input.B, state.acc) if ctx.config.transposed else tk.mma_AB(a, input.B, state.acc)
-        return state.replace(acc=acc)
+        if ctx.config.transposed:
+            return state.replace(acc=tk.mma_retire(tk.mma_ABt(a, input.B, state.acc, wait=False)))
+        else:
+            return state.replace(acc=tk.mma_retire(tk.mma_AB(a, input.B, state.acc, wait=False)))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc)))
 
     @triton.jit
     def finish(ctx, state, staging):
-        tk.store(staging.C, tk.load(state.acc))
+        tk.store(staging.C, tk.load(tk.mma_wait(state.acc)))
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col))
+
+
+@functools.lru_cache
+def template(dtype: torch.dtype, transposed: bool) -> Gemm:
+    """The kernel for a dtype and an orientation of B."""
+    return Gemm(dtype=tk.from_torch(dtype), transposed=transposed)
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
+    """C = A·B, or A·Bᵀ with `transposed`, accumulated in fp32.
+
+    a: (M, K); b: (K, N), or (N, K) with `transposed`; bf16 or fp16; any strides whose last is 1 run without a copy if rows start at multiples of 16
+    bytes. Returns C (M, N), written to `out` where given. Raises ValueError or TypeError for operands that do not fit together.
+    """
+    if out is None or not (addressable(a) and addressable(b) and addressable(out)):
+        return _general(a, b, transposed, out)
+    return _run(a, b, transposed, out)
+
+
+def _run(a: torch.Tensor, b: torch.Tensor, transposed: bool, out: torch.Tensor) -> torch.Tensor:
+    check_operands("gemm", HALF_TYPES, 2, a=a, b=b, out=out)
+    (m, depth), (k, n) = a.shape, (b.shape[::-1] if transposed else b.shape)
+    if k != depth or out.shape != (m, n):
+        raise ValueError(f"gemm(transposed={transposed}): a is {tuple(a.shape)}, b is {tuple(b.shape)}, out is {tuple(out.shape)}; they must be (M, K), "
+                         f"{'(N, K)' if transposed else '(K, N)'} and (M, N)")
+    if m == 0 or n == 0:
+        return out
+    if k == 0:
+        return out.zero_()
+    template(a.dtype, transposed)(a, b, out)
+    return out
+
+
+def _general(a: torch.Tensor, b: torch.Tensor, transposed: bool, out: torch.Tensor | None) -> torch.Tensor:
+    """Operands that TMA cannot address are copied to rows that it can; so is the result."""
+    check_operands("gemm", HALF_TYPES, 2, a=a, b=b)
+    shape = (a.shape[0], b.shape[0 if transposed else 1])
+    home = padded_empty(shape, a) if out is None or not addressable(out) else out
+    if out is not None:
+        check_operands("gemm", HALF_TYPES, 2, a=a, out=out)
+        if tuple(out.shape) != shape:
+            raise ValueError(f"gemm: out is {tuple(out.shape)}; it must be {shape}")
+    _run(as_addressable(a), as_addressable(b), transposed, home)
+    return home if out is None or home is out else out.copy_(home)
+
+
+def gemm_torch(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
+    """Reference in float64."""
+    return a.double() @ (b.double().T if transposed else b.double())
+
+
+def _compiled(arch: str, transposed: bool) -> object:
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    return template(torch.bfloat16, transposed).compile(x, x, x, arch=arch)
+
+
+inspectable = {
+    "gemm": functools.partial(_compiled, transposed=False),
+    "gemm_transposed": functools.partial(_compiled, transposed=True),
+}

@@ -1,4 +1,7 @@
-"""Fixtures and the gpu marker. Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers the source."""
+"""Fixtures and the gpu marker.
+
+Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers a kernel's source.
+"""
 
 import functools
 import os
@@ -32,7 +35,7 @@ def _no_gpu_reason():
 def pytest_collection_modifyitems(items):
     reason = None
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):  # not item.keywords: the folder tests/gpu is in there too
             reason = reason or _no_gpu_reason()
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -13,12 +13,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 def test_kernels_from_the_source_tree(tmp_path):
     """With only PYTHONPATH set, from another folder."""
     code = "import tritonkittens.kernels as k; print(k.__file__)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
-    assert pathlib.Path(run.stdout.strip()).resolve() == ROOT / "kernels" / "__init__.py"
+    environment = {"PYTHONPATH": str(ROOT)}
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
+    assert pathlib.Path(printed.strip()).resolve() == ROOT / "kernels" / "__init__.py"
 
 
 def test_kernels_in_a_wheel(tmp_path):
-    """A wheel holds every Python file and data file of tritonkittens/ and kernels/ under tritonkittens/, and nothing else of the repository."""
+    """A wheel holds every Python and data file of tritonkittens/ and kernels/, under tritonkittens/, and nothing else."""
     pytest.importorskip("setuptools")
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     copy = tmp_path / "source"  # setuptools writes build/ and *.egg-info beside the sources

@@ -1,4 +1,6 @@
-"""inline_ptx: wgmma, tcgen05, math, convert, memory, timing, extern. No GPU: every shim is compiled and assembled for the architectures it claims."""
+"""inline_ptx: wgmma, tcgen05, math, convert, memory, timing, extern. No GPU: every shim is compiled and assembled for the architectures it
+claims.
+"""
 
 import re
 import subprocess
@@ -54,7 +56,9 @@ def missing(compiled, *mnemonics):
 
 def sass(compiled, tmp_path):
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
-    return subprocess.run([knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @triton.jit
@@ -75,9 +79,23 @@ def math_kernel(X, H, Y, Z, SM: tl.constexpr):
     i = iota(512)
     x = tl.load(X + i)
     a = ptx_math.ex2(x) + ptx_math.lg2(x) + ptx_math.rcp(x) + ptx_math.rsqrt(x) + ptx_math.sqrt(x)
-    a += ptx_math.sin(x) + ptx_math.cos(x) + ptx_math.tanh(x) + ptx_math.add(x, 1.5) + ptx_math.sub(x, x) + ptx_math.mul(x, x) + ptx_math.fma(x, x, x)
+    a += (
+        ptx_math.sin(x)
+        + ptx_math.cos(x)
+        + ptx_math.tanh(x)
+        + ptx_math.add(x, 1.5)
+        + ptx_math.sub(x, x)
+        + ptx_math.mul(x, x)
+        + ptx_math.fma(x, x, x)
+    )
     if SM >= 100:
-        a += ptx_math.add_f32x2(x, x) + ptx_math.mul_f32x2(x, x) + ptx_math.fma_f32x2(x, x, x) + ptx_math.max3(x, x, a) + ptx_math.min3(x, x, a)
+        a += (
+            ptx_math.add_f32x2(x, x)
+            + ptx_math.mul_f32x2(x, x)
+            + ptx_math.fma_f32x2(x, x, x)
+            + ptx_math.max3(x, x, a)
+            + ptx_math.min3(x, x, a)
+        )
     tl.store(Y + i, a)
     h = tl.load(H + i)
     b = ptx_math.fma(h, h, h) + ptx_math.fma_relu(h, h, h)
@@ -110,12 +128,15 @@ def math_refused(X, NAME: tl.constexpr):
     tl.store(X + tl.arange(0, 128), y.to(tl.float32))
 
 
-@pytest.mark.parametrize("arch, name, message", [
-    (80, "bf16", "ex2.approx.ftz.bf16x2 needs sm_90 or newer; this kernel is compiled for sm_80"),
-    (90, "f32x2", "add.rn.f32x2 needs sm_100 or newer; this kernel is compiled for sm_90"),
-    (90, "type", r"lg2\(fp16\): the operands must all have one type, of fp32"),
-    (90, "mixed", r"fma\(fp32, fp16, fp32\): the operands must all have one type"),
-])
+@pytest.mark.parametrize(
+    "arch, name, message",
+    [
+        (80, "bf16", "ex2.approx.ftz.bf16x2 needs sm_90 or newer; this kernel is compiled for sm_80"),
+        (90, "f32x2", "add.rn.f32x2 needs sm_100 or newer; this kernel is compiled for sm_90"),
+        (90, "type", r"lg2\(fp16\): the operands must all have one type, of fp32"),
+        (90, "mixed", r"fma\(fp32, fp16, fp32\): the operands must all have one type"),
+    ],
+)
 def test_math_refusals(arch, name, message):
     assert re.search(message, refusal(math_refused, {"X": "*fp32"}, {"NAME": name}, arch))
 
@@ -149,12 +170,40 @@ def convert_kernel(X, Y, SM: tl.constexpr, ALL: tl.constexpr):
 
 
 CONVERSIONS = {
-    80: ["cvt.rn.bf16x2.f32", "cvt.rz.relu.bf16x2.f32", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32", "cvt.rn.relu.f16x2.f32", "cvt.rna.tf32.f32"],
-    90: ["cvt.rn.tf32.f32", "cvt.rz.relu.tf32.f32", "cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.relu.e4m3x2.f16x2", "cvt.rn.f16x2.e4m3x2",
-         "cvt.rn.relu.f16x2.e4m3x2", "cvt.rn.satfinite.relu.e5m2x2.f32", "cvt.rn.satfinite.e5m2x2.f16x2", "cvt.rn.f16x2.e5m2x2"],
-    100: ["cvt.rn.satfinite.e2m1x2.f32", "cvt.rn.f16x2.e2m1x2", "cvt.rz.satfinite.ue8m0x2.f32", "cvt.rp.satfinite.ue8m0x2.f32", "cvt.rn.bf16x2.ue8m0x2"],
+    80: [
+        "cvt.rn.bf16x2.f32",
+        "cvt.rz.relu.bf16x2.f32",
+        "cvt.rn.f16x2.f32",
+        "cvt.rz.f16x2.f32",
+        "cvt.rn.relu.f16x2.f32",
+        "cvt.rna.tf32.f32",
+    ],
+    90: [
+        "cvt.rn.tf32.f32",
+        "cvt.rz.relu.tf32.f32",
+        "cvt.rn.satfinite.e4m3x2.f32",
+        "cvt.rn.satfinite.relu.e4m3x2.f16x2",
+        "cvt.rn.f16x2.e4m3x2",
+        "cvt.rn.relu.f16x2.e4m3x2",
+        "cvt.rn.satfinite.relu.e5m2x2.f32",
+        "cvt.rn.satfinite.e5m2x2.f16x2",
+        "cvt.rn.f16x2.e5m2x2",
+    ],
+    100: [
+        "cvt.rn.satfinite.e2m1x2.f32",
+        "cvt.rn.f16x2.e2m1x2",
+        "cvt.rz.satfinite.ue8m0x2.f32",
+        "cvt.rp.satfinite.ue8m0x2.f32",
+        "cvt.rn.bf16x2.ue8m0x2",
+    ],
 }
-STOCHASTIC = ["cvt.rs.bf16x2.f32", "cvt.rs.relu.f16x2.f32", "cvt.rs.satfinite.e4m3x4.f32", "cvt.rs.satfinite.e5m2x4.f32", "cvt.rs.satfinite.e2m1x4.f32"]
+STOCHASTIC = [
+    "cvt.rs.bf16x2.f32",
+    "cvt.rs.relu.f16x2.f32",
+    "cvt.rs.satfinite.e4m3x4.f32",
+    "cvt.rs.satfinite.e5m2x4.f32",
+    "cvt.rs.satfinite.e2m1x4.f32",
+]
 
 
 @both
@@ -185,14 +234,17 @@ def convert_refused(X, NAME: tl.constexpr):
     tl.store(X + i, y)
 
 
-@pytest.mark.parametrize("arch, name, message", [
-    (80, "fp8", "cvt.rn.satfinite.e4m3x2.f32 needs sm_89 or newer; this kernel is compiled for sm_80"),
-    (120, "rs", "cvt.rs.bf16x2.f32 needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
-    (90, "fp4", "cvt.rn.satfinite.e2m1x2.f32 needs sm_100a, sm_103a or sm_120a; this kernel is compiled for sm_90"),
-    (90, "rounding", "rounding is 'rn', 'rz', not 'up'"),
-    (90, "relu", "relu with rounding 'rna' is False, not True"),
-    (90, "type", r"cvt.rn.bf16x2.f32 converts \(fp32\), not \(fp16\)"),
-])
+@pytest.mark.parametrize(
+    "arch, name, message",
+    [
+        (80, "fp8", "cvt.rn.satfinite.e4m3x2.f32 needs sm_89 or newer; this kernel is compiled for sm_80"),
+        (120, "rs", "cvt.rs.bf16x2.f32 needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
+        (90, "fp4", "cvt.rn.satfinite.e2m1x2.f32 needs sm_100a, sm_103a or sm_120a; this kernel is compiled for sm_90"),
+        (90, "rounding", "rounding is 'rn', 'rz', not 'up'"),
+        (90, "relu", "relu with rounding 'rna' is False, not True"),
+        (90, "type", r"cvt.rn.bf16x2.f32 converts \(fp32\), not \(fp16\)"),
+    ],
+)
 def test_convert_refusals(arch, name, message):
     assert re.search(message, refusal(convert_refused, {"X": "*fp32"}, {"NAME": name}, arch))
 
@@ -236,10 +288,22 @@ def memory_kernel(X, Y, F, D, SM: tl.constexpr):
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_memory(arch, explicit):
     compiled = build(memory_kernel, {"X": "*fp32", "Y": "*fp32", "F": "*i32", "D": "*i64"}, {"SM": arch}, arch, explicit)
-    expected = ["ld.global.L1::no_allocate.L2::128B.v4.b32", "ld.global.cg.nc.v2.b32", "ld.global.cs.L2::cache_hint.b32",
-                "st.global.L1::evict_first.v4.b32", "st.global.wt.L2::cache_hint.b32", "prefetch.global.L1 ", "prefetch.global.L2 ",
-                "prefetch.global.L2::evict_last ", "ld.global.v2.b64", "ld.acquire.gpu.global.b32", "st.release.sys.global.b32",
-                "st.release.gpu.global.b32", "red.release.gpu.global.add.s32", "red.relaxed.gpu.global.add.f32"]
+    expected = [
+        "ld.global.L1::no_allocate.L2::128B.v4.b32",
+        "ld.global.cg.nc.v2.b32",
+        "ld.global.cs.L2::cache_hint.b32",
+        "st.global.L1::evict_first.v4.b32",
+        "st.global.wt.L2::cache_hint.b32",
+        "prefetch.global.L1 ",
+        "prefetch.global.L2 ",
+        "prefetch.global.L2::evict_last ",
+        "ld.global.v2.b64",
+        "ld.acquire.gpu.global.b32",
+        "st.release.sys.global.b32",
+        "st.release.gpu.global.b32",
+        "red.release.gpu.global.add.s32",
+        "red.relaxed.gpu.global.add.f32",
+    ]
     expected += ["red.relaxed.gpu.global.add.v4.f32", "ld.acquire.cluster.global.b32"] if arch >= 90 else []
     expected += ["red.relaxed.sys.global.add.v4.f32", "red.relaxed.gpu.global.add.noftz.v2.bf16x2"] if arch >= 90 and explicit else []
     if arch >= 100:
@@ -247,16 +311,19 @@ def test_memory(arch, explicit):
     assert missing(compiled, *expected) == []
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("load", 16, 2), "load of 2 words of 16 bits: words have 32 or 64 bits"),
-    (("load", 32, 3), "load of 3 words of 32 bits"),
-    (("load", 64, 8), "together at most 128 bits"),
-    (("load_nc", 32, 1, "lu"), "cache='lu': it is one of 'ca', 'cg', 'cs'"),
-    (("store", 32, 1, "ca"), "cache='ca': it is one of 'wb'"),
-    (("load", 32, 1, "cg", "evict_last"), "exclude each other"),
-    (("load", 32, 4, "", "", "evict_last"), "load of 128 bits with l2='evict_last': an L2 priority belongs to 256-bit accesses"),
-    (("store", 32, 4, "", "", "", "64B"), "only a load fetches ahead"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("load", 16, 2), "load of 2 words of 16 bits: words have 32 or 64 bits"),
+        (("load", 32, 3), "load of 3 words of 32 bits"),
+        (("load", 64, 8), "together at most 128 bits"),
+        (("load_nc", 32, 1, "lu"), "cache='lu': it is one of 'ca', 'cg', 'cs'"),
+        (("store", 32, 1, "ca"), "cache='ca': it is one of 'wb'"),
+        (("load", 32, 1, "cg", "evict_last"), "exclude each other"),
+        (("load", 32, 4, "", "", "evict_last"), "load of 128 bits with l2='evict_last': an L2 priority belongs to 256-bit accesses"),
+        (("store", 32, 4, "", "", "", "64B"), "only a load fetches ahead"),
+    ],
+)
 def test_access_rules(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         memory.access(*arguments)
@@ -286,18 +353,21 @@ def memory_refused(X, H, NAME: tl.constexpr):
         memory.prefetch(X, "L3")
 
 
-@pytest.mark.parametrize("arch, explicit, name, message", [
-    (90, False, "wide", r"ld.global.v8.b32 \(256 bits\) needs sm_100 or newer"),
-    (90, False, "half", "global access to fp16: a word has 32 or 64 bits; cast the pointer"),
-    (90, False, "plain tile", "red_add on a tile in a plain Triton kernel: several threads may hold one element"),
-    (90, True, "replicated", "this layout gives an element to several threads"),
-    (90, True, "issuer", "on a tile with issuer='warp': the threads that hold the elements execute it"),
-    (90, False, "kind", "red_add of 1 x 'f16': the type is one of f32"),
-    (90, False, "type", "red_add of int32 as f32: the operand must be fp32"),
-    (80, False, "vector", "red.relaxed.global.add.v2.f32 needs sm_90 or newer"),
-    (90, False, "scope", "scope='device': it is one of 'cta', 'cluster', 'gpu', 'sys'"),
-    (90, False, "level", "prefetch to 'L3': the level is one of 'L1', 'L2'"),
-])
+@pytest.mark.parametrize(
+    "arch, explicit, name, message",
+    [
+        (90, False, "wide", r"ld.global.v8.b32 \(256 bits\) needs sm_100 or newer"),
+        (90, False, "half", "global access to fp16: a word has 32 or 64 bits; cast the pointer"),
+        (90, False, "plain tile", "red_add on a tile in a plain Triton kernel: several threads may hold one element"),
+        (90, True, "replicated", "this layout gives an element to several threads"),
+        (90, True, "issuer", "on a tile with issuer='warp': the threads that hold the elements execute it"),
+        (90, False, "kind", "red_add of 1 x 'f16': the type is one of f32"),
+        (90, False, "type", "red_add of int32 as f32: the operand must be fp32"),
+        (80, False, "vector", "red.relaxed.global.add.v2.f32 needs sm_90 or newer"),
+        (90, False, "scope", "scope='device': it is one of 'cta', 'cluster', 'gpu', 'sys'"),
+        (90, False, "level", "prefetch to 'L3': the level is one of 'L1', 'L2'"),
+    ],
+)
 def test_memory_refusals(arch, explicit, name, message):
     assert re.search(message, refusal(memory_refused, {"X": "*fp32", "H": "*fp16"}, {"NAME": name}, arch, explicit))
 
@@ -354,7 +424,14 @@ def assemble(entries, arch, tmp_path):
     """Runs ptxas on one file with one entry function for each text; returns its complaints."""
     source = f".version 9.0\n.target sm_{arch}a\n.address_size 64\n" + "".join(PTX_ENTRY.format(i, text) for i, text in enumerate(entries))
     (tmp_path / "all.ptx").write_text(source)
-    command = [knobs.nvidia.ptxas_blackwell.path, f"--gpu-name=sm_{arch}a", "-O0", str(tmp_path / "all.ptx"), "-o", str(tmp_path / "all.cubin")]
+    command = [
+        knobs.nvidia.ptxas_blackwell.path,
+        f"--gpu-name=sm_{arch}a",
+        "-O0",
+        str(tmp_path / "all.ptx"),
+        "-o",
+        str(tmp_path / "all.cubin"),
+    ]
     # Its infos say that -O0 serialises wgmma; only errors matter here.
     return [line for line in subprocess.run(command, capture_output=True, text=True).stderr.splitlines() if " info " not in line]
 
@@ -386,18 +463,21 @@ def test_every_wgmma_assembles(tmp_path):
     assert assemble(texts, 90, tmp_path) == []
 
 
-@pytest.mark.parametrize("multiply, message", [
-    (wgmma.Multiply(12, "f32", "bf16", "bf16"), "wgmma m64n12 f32 += bf16 x bf16: N is a multiple of 8 from 8 to 256, not 12"),
-    (wgmma.Multiply(264, "f32", "bf16", "bf16"), "N is a multiple of 8 from 8 to 256, not 264"),
-    (wgmma.Multiply(40, "s32", "s8", "s8"), "N is 8, 16, 24 or a multiple of 16 from 32 to 256, not 40"),
-    (wgmma.Multiply(8, "f16", "bf16", "bf16"), "bf16 operands accumulate in f32"),
-    (wgmma.Multiply(8, "f32", "bf16", "f16"), "both operands come from one of"),
-    (wgmma.Multiply(8, "f32", "e4m3", "e5m2", trans_b=True), "only 16-bit operands may be MN-major; e4m3 must be contiguous in K"),
-    (wgmma.Multiply(8, "f32", "f16", "f16", True, trans_a=True), "a register operand has no major-ness"),
-    (wgmma.Multiply(8, "f32", "f16", "f16", scale_a=2), "the immediates are 1 or -1"),
-    (wgmma.Multiply(8, "s32", "s8", "s8", scale_b=-1), "integer operands cannot be negated"),
-    (wgmma.Multiply(8, "f32", "f16", "f16", saturate=True), "only integer accumulators saturate"),
-])
+@pytest.mark.parametrize(
+    "multiply, message",
+    [
+        (wgmma.Multiply(12, "f32", "bf16", "bf16"), "wgmma m64n12 f32 += bf16 x bf16: N is a multiple of 8 from 8 to 256, not 12"),
+        (wgmma.Multiply(264, "f32", "bf16", "bf16"), "N is a multiple of 8 from 8 to 256, not 264"),
+        (wgmma.Multiply(40, "s32", "s8", "s8"), "N is 8, 16, 24 or a multiple of 16 from 32 to 256, not 40"),
+        (wgmma.Multiply(8, "f16", "bf16", "bf16"), "bf16 operands accumulate in f32"),
+        (wgmma.Multiply(8, "f32", "bf16", "f16"), "both operands come from one of"),
+        (wgmma.Multiply(8, "f32", "e4m3", "e5m2", trans_b=True), "only 16-bit operands may be MN-major; e4m3 must be contiguous in K"),
+        (wgmma.Multiply(8, "f32", "f16", "f16", True, trans_a=True), "a register operand has no major-ness"),
+        (wgmma.Multiply(8, "f32", "f16", "f16", scale_a=2), "the immediates are 1 or -1"),
+        (wgmma.Multiply(8, "s32", "s8", "s8", scale_b=-1), "integer operands cannot be negated"),
+        (wgmma.Multiply(8, "f32", "f16", "f16", saturate=True), "only integer accumulators saturate"),
+    ],
+)
 def test_wgmma_rules(multiply, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         wgmma.check(multiply)
@@ -414,9 +494,11 @@ def test_operand_strides():
     assert wgmma.operand_strides(64, 32, 2, 0, True) == (64 * 16, 128)
     assert wgmma.operand_strides(64, 32, 2, 0, False) == (128, 64 * 16)
     assert wgmma.descriptor_constant(16, 1024, 128) == 1 << 16 | 64 << 32 | 1 << 62
-    for call, message in ((lambda: wgmma.operand_strides(64, 24, 2, 128, True), "a row in panels of 128 bytes"),
-                          (lambda: wgmma.operand_strides(64, 64, 2, 48, True), "swizzle=48: it is 0, 32, 64 or 128 bytes"),
-                          (lambda: wgmma.descriptor_constant(8, 1024, 128), "leading_bytes=8: it is a multiple of 16")):
+    for call, message in (
+        (lambda: wgmma.operand_strides(64, 24, 2, 128, True), "a row in panels of 128 bytes"),
+        (lambda: wgmma.operand_strides(64, 64, 2, 48, True), "swizzle=48: it is 0, 32, 64 or 128 bytes"),
+        (lambda: wgmma.descriptor_constant(8, 1024, 128), "leading_bytes=8: it is a multiple of 16"),
+    ):
         with pytest.raises(ValueError, match=message):
             call()
 
@@ -464,18 +546,30 @@ def wgmma_kernel(A, B, C, TYPE: tl.constexpr, ACC: tl.constexpr, BITS: tl.conste
 
 
 @pytest.mark.parametrize("registers", [False, True], ids=["shared", "registers"])
-@pytest.mark.parametrize("kind, acc, shape, instruction", [
-    ("bf16", "fp32", "m64n48k16.f32.bf16.bf16", "HGMMA"),
-    ("fp16", "fp16", "m64n48k16.f16.f16.f16", "HGMMA"),
-    ("fp32", "fp32", "m64n48k8.f32.tf32.tf32", "HGMMA"),
-    ("fp8e4nv", "fp32", "m64n48k32.f32.e4m3.e4m3", "QGMMA"),
-    ("i8", "i32", "m64n48k32.s32.s8.s8", "IGMMA"),
-])
+@pytest.mark.parametrize(
+    "kind, acc, shape, instruction",
+    [
+        ("bf16", "fp32", "m64n48k16.f32.bf16.bf16", "HGMMA"),
+        ("fp16", "fp16", "m64n48k16.f16.f16.f16", "HGMMA"),
+        ("fp32", "fp32", "m64n48k8.f32.tf32.tf32", "HGMMA"),
+        ("fp8e4nv", "fp32", "m64n48k32.f32.e4m3.e4m3", "QGMMA"),
+        ("i8", "i32", "m64n48k32.s32.s8.s8", "IGMMA"),
+    ],
+)
 def test_wgmma(kind, acc, shape, instruction, registers, tmp_path):
     types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv, "i8": gl.int8, "i32": gl.int32}
     constants = {"TYPE": types[kind], "ACC": types[acc], "BITS": types[kind].primitive_bitwidth, "REGISTERS": registers}
     compiled = build(wgmma_kernel, {"A": f"*{kind}", "B": f"*{kind}", "C": f"*{acc}"}, constants, 90, True)
-    assert missing(compiled, f"wgmma.mma_async.sync.aligned.{shape}", "wgmma.fence.sync.aligned", "wgmma.commit_group", "wgmma.wait_group.sync.aligned 0") == []
+    assert (
+        missing(
+            compiled,
+            f"wgmma.mma_async.sync.aligned.{shape}",
+            "wgmma.fence.sync.aligned",
+            "wgmma.commit_group",
+            "wgmma.wait_group.sync.aligned 0",
+        )
+        == []
+    )
     text = sass(compiled, tmp_path)
     assert text.count(f"{instruction}.64x48x") == 2 + 4  # two asynchronous, and the four K steps of mma_sync
 
@@ -510,7 +604,9 @@ def wgmma_refused(X, NAME: tl.constexpr):
             acc = acc.to(gl.float16)
         if NAME == "layout":
             acc = gl.convert_layout(acc, gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0]))
-        if NAME == "swizzle" or NAME == "major":
+        if NAME == "row-major":
+            wgmma.operand_descriptor(gl.allocate_shared_memory(gl.float16, [64, 64], gl.NVMMASharedLayout(0, 16, 2)), 1)
+        elif NAME == "step" or NAME == "major":
             tile = gl.allocate_shared_memory(gl.float8e5, [64, 64], gl.NVMMASharedLayout(64, 8, 2))
             if NAME == "major":
                 wgmma.operand_descriptor(tile, 0)
@@ -525,19 +621,23 @@ def wgmma_refused(X, NAME: tl.constexpr):
             wgmma.mma_async(acc, 0, 0, "bf16")
 
 
-@pytest.mark.parametrize("arch, explicit, name, message", [
-    (80, False, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_80"),
-    (100, True, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_100"),
-    (90, False, "pending", r"wgmma.wait_group\(8\): the number of groups left unfinished is a constant from 0 to 7"),
-    (90, False, "plain tile", "takes register tiles, which only explicit kernels have"),
-    (90, True, "rows", "a piece has 64 rows"),
-    (90, True, "half", "float16 pairs packed to int32"),
-    (90, True, "layout", "a piece has 64 rows in NVMMADistributedLayout"),
-    (90, True, "major", "only 16-bit operands may be MN-major; store it contiguous in K"),
-    (90, True, "swizzle", "K=64 has 2 steps of 32 bytes"),
-    (90, True, "fragment", r"it is 64 x K in DotOperandLayout\(0, accumulator layout, k_width=2\)"),
-    (90, True, "untyped", "wgmma a_type=None: name one of f16"),
-])
+@pytest.mark.parametrize(
+    "arch, explicit, name, message",
+    [
+        (80, False, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_80"),
+        (100, True, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_100"),
+        (90, False, "pending", r"wgmma.wait_group\(8\): the number of groups left unfinished is a constant from 0 to 7"),
+        (90, False, "plain tile", "takes register tiles, which only explicit kernels have"),
+        (90, True, "rows", "a piece has 64 rows"),
+        (90, True, "half", "float16 pairs packed to int32"),
+        (90, True, "layout", "a piece has 64 rows in NVMMADistributedLayout"),
+        (90, True, "major", "only 16-bit operands may be MN-major; store it contiguous in K"),
+        (90, True, "row-major", "with swizzling, or in core_matrix_layout without"),
+        (90, True, "step", "K=64 has 2 steps of 32 bytes"),
+        (90, True, "fragment", r"it is 64 x K in DotOperandLayout\(0, accumulator layout, k_width=2\)"),
+        (90, True, "untyped", "wgmma a_type=None: name one of f16"),
+    ],
+)
 def test_wgmma_refusals(arch, explicit, name, message):
     assert re.search(message, refusal(wgmma_refused, {"X": "*fp32"}, {"NAME": name}, arch, explicit))
 
@@ -593,15 +693,34 @@ def tcgen05_kernel(X, Y, SM: tl.constexpr):
 @pytest.mark.parametrize("arch", [100, 103])
 def test_tcgen05(arch, explicit, tmp_path):
     compiled = build(tcgen05_kernel, {"X": "*i32", "Y": "*i32"}, {"SM": arch}, arch, explicit)
-    expected = ["alloc.cta_group::1.sync.aligned.shared::cta.b32", "relinquish_alloc_permit", "dealloc.cta_group::1.sync.aligned.b32",
-                "cp.cta_group::1.128x256b", "cp.cta_group::1.64x128b.warpx2::02_13", "cp.cta_group::1.32x128b.warpx4.b8x16.b4x16_p64",
-                "shift.cta_group::1.down", "mma.cta_group::1.kind::f16", "mma.cta_group::1.kind::tf32", "mma.cta_group::1.kind::f8f6f4",
-                "commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64", "arrive::one.shared::cluster.multicast::cluster.b64",
-                "fence::before_thread_sync", "fence::after_thread_sync", "wait::ld.sync.aligned", "wait::st.sync.aligned"]
+    expected = [
+        "alloc.cta_group::1.sync.aligned.shared::cta.b32",
+        "relinquish_alloc_permit",
+        "dealloc.cta_group::1.sync.aligned.b32",
+        "cp.cta_group::1.128x256b",
+        "cp.cta_group::1.64x128b.warpx2::02_13",
+        "cp.cta_group::1.32x128b.warpx4.b8x16.b4x16_p64",
+        "shift.cta_group::1.down",
+        "mma.cta_group::1.kind::f16",
+        "mma.cta_group::1.kind::tf32",
+        "mma.cta_group::1.kind::f8f6f4",
+        "commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64",
+        "arrive::one.shared::cluster.multicast::cluster.b64",
+        "fence::before_thread_sync",
+        "fence::after_thread_sync",
+        "wait::ld.sync.aligned",
+        "wait::st.sync.aligned",
+    ]
     expected += ["mma.cta_group::1.kind::i8"] if arch == 100 else []
     if explicit:
-        expected += ["ld.sync.aligned.32x32b.x64.b32", "st.sync.aligned.32x32b.x64.b32", "st.sync.aligned.32x32b.x64.unpack::16b.b32",
-                     "st.sync.aligned.16x256b.x16.b32", "ld.sync.aligned.16x64b.x64.pack::16b.b32", "ld.sync.aligned.16x32bx2.x64.b32"]
+        expected += [
+            "ld.sync.aligned.32x32b.x64.b32",
+            "st.sync.aligned.32x32b.x64.b32",
+            "st.sync.aligned.32x32b.x64.unpack::16b.b32",
+            "st.sync.aligned.16x256b.x16.b32",
+            "ld.sync.aligned.16x64b.x64.pack::16b.b32",
+            "ld.sync.aligned.16x32bx2.x64.b32",
+        ]
     assert missing(compiled, *expected) == []
     assert "UTCHMMA" in sass(compiled, tmp_path)
 
@@ -626,17 +745,20 @@ def tcgen05_refused(X, NAME: tl.constexpr):
         tcgen05.ld(0, (128, 32))
 
 
-@pytest.mark.parametrize("arch, explicit, name, message", [
-    (90, False, "arch", "tcgen05.wait::ld.sync.aligned needs sm_100a or sm_103a; this kernel is compiled for sm_90"),
-    (120, True, "arch", "needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
-    (103, False, "int8", "tcgen05.mma.cta_group::1.kind::i8 needs sm_100a; this kernel is compiled for sm_103"),
-    (100, False, "columns", "tensor memory of 48 columns: allocations are a power of two from 32 to 512"),
-    (100, False, "issuer", "issuer='thread': an allocation belongs to a whole warp"),
-    (100, False, "cp", "shape='32x128b', multicast=''"),
-    (100, False, "kind", "tcgen05.mma kind='bf16': the kind is one of f16, tf32, f8f6f4, i8"),
-    (100, True, "layout", "only a 32x32b load of 128 rows has a default layout"),
-    (100, False, "plain tile", "tcgen05.ld takes register tiles, which only explicit kernels have"),
-])
+@pytest.mark.parametrize(
+    "arch, explicit, name, message",
+    [
+        (90, False, "arch", "tcgen05.wait::ld.sync.aligned needs sm_100a or sm_103a; this kernel is compiled for sm_90"),
+        (120, True, "arch", "needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
+        (103, False, "int8", "tcgen05.mma.cta_group::1.kind::i8 needs sm_100a; this kernel is compiled for sm_103"),
+        (100, False, "columns", "tensor memory of 48 columns: allocations are a power of two from 32 to 512"),
+        (100, False, "issuer", "issuer='thread': an allocation belongs to a whole warp"),
+        (100, False, "cp", "shape='32x128b', multicast=''"),
+        (100, False, "kind", "tcgen05.mma kind='bf16': the kind is one of f16, tf32, f8f6f4, i8"),
+        (100, True, "layout", "only a 32x32b load of 128 rows has a default layout"),
+        (100, False, "plain tile", "tcgen05.ld takes register tiles, which only explicit kernels have"),
+    ],
+)
 def test_tcgen05_refusals(arch, explicit, name, message):
     assert re.search(message, refusal(tcgen05_refused, {"X": "*fp32"}, {"NAME": name}, arch, explicit))
 
@@ -645,17 +767,24 @@ def test_instruction_descriptor():
     # F32 accumulator (1 << 4), BF16 operands (1 << 7, 1 << 10), N = 256 (32 << 17), M = 128 (8 << 24).
     assert tcgen05.instruction_descriptor("f16", 128, 256, "bf16") == 1 << 4 | 1 << 7 | 1 << 10 | 32 << 17 | 8 << 24
     assert tcgen05.instruction_descriptor("f8f6f4", 64, 8, "e2m1", "e5m2", "f16", trans_b=True, negate_a=True) == (
-        5 << 7 | 1 << 10 | 1 << 13 | 1 << 16 | 1 << 17 | 4 << 24)
+        5 << 7 | 1 << 10 | 1 << 13 | 1 << 16 | 1 << 17 | 4 << 24
+    )
     assert tcgen05.instruction_descriptor("i8", 128, 32, "s8", "u8", "s32", saturate=True) == 1 << 3 | 2 << 4 | 1 << 7 | 4 << 17 | 8 << 24
     assert tcgen05.descriptor_constant(16, 1024, 128) == 1 << 16 | 64 << 32 | 1 << 46 | 2 << 61
-    for arguments, message in ((("f16", 128, 24, "bf16"), "n a multiple of 16"), (("f16", 96, 32, "bf16"), "m is 64 or 128"),
-                               (("f16", 128, 32, "bf16", "f16"), "both the same"), (("i8", 64, 40, "s8", "s8", "s32"), "above 32: of 16"),
-                               (("mxf4", 128, 32, "e2m1"), "the kind is one of")):
+    for arguments, message in (
+        (("f16", 128, 24, "bf16"), "n a multiple of 16"),
+        (("f16", 96, 32, "bf16"), "m is 64 or 128"),
+        (("f16", 128, 32, "bf16", "f16"), "both the same"),
+        (("i8", 64, 40, "s8", "s8", "s32"), "above 32: of 16"),
+        (("mxf4", 128, 32, "e2m1"), "the kind is one of"),
+    ):
         with pytest.raises(ValueError, match=message):
             tcgen05.instruction_descriptor(*arguments)
 
 
-@pytest.mark.parametrize("shape, words, message", [("32x32b", 3, "of 3 words a thread"), ("16x256b", 2, "of 2 words"), ("8x8b", 4, "shapes are 32x32b")])
+@pytest.mark.parametrize(
+    "shape, words, message", [("32x32b", 3, "of 3 words a thread"), ("16x256b", 2, "of 2 words"), ("8x8b", 4, "shapes are 32x32b")]
+)
 def test_transfer_rules(shape, words, message):
     with pytest.raises(ValueError, match=message):
         tcgen05.transfer_asm("ld", shape, [f"r{i}" for i in range(words)], "r9", False, 0)

@@ -1,3 +1,7 @@
-"""ThunderKittens' tile abstractions on Triton: `import tritonkittens.lang as tk` for kernels, `tritonkittens.inspect` to read what became of them."""
+"""ThunderKittens' tile abstractions on Triton.
+
+`import tritonkittens.lang as tk` to write kernels, `tritonkittens.kernels` for finished ones,
+`tritonkittens.inspect` to see what became of one.
+"""
 
 __version__ = "0.1.0"

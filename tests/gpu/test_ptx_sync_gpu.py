@@ -1,4 +1,6 @@
-"""The synchronisation and copy shims of `inline_ptx` on a Hopper GPU: each one in a test that can see its effect. Every wait is bounded by a trap."""
+"""The synchronisation and copy shims of `inline_ptx` on a Hopper GPU: each one in a test that can see its effect. Every wait is bounded
+by a trap.
+"""
 
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier as gluon_mbarrier
 
 from tests.util import poison
 from tritonkittens.inline_ptx import barrier, cluster, elect, mbarrier, pdl, registers, shared, tensormap, tma
@@ -57,8 +60,12 @@ def now():
 
 @triton.jit
 def sleep(microseconds: tl.constexpr):
-    asm("{ .reg .pred on; .reg .b64 start; .reg .b64 time; mov.u64 start, %globaltimer; AGAIN: nanosleep.u32 1000; mov.u64 time, %globaltimer; "
-        "sub.u64 time, time, start; setp.lt.u64 on, time, $0; @on bra AGAIN; }", "l", [microseconds * 1000])
+    asm(
+        "{ .reg .pred on; .reg .b64 start; .reg .b64 time; mov.u64 start, %globaltimer; AGAIN: nanosleep.u32 1000; "
+        "mov.u64 time, %globaltimer; sub.u64 time, time, start; setp.lt.u64 on, time, $0; @on bra AGAIN; }",
+        "l",
+        [microseconds * 1000],
+    )
 
 
 # -- shared memory and named barriers --------------------------------------------------------------------------------------------------
@@ -74,7 +81,7 @@ def buffers_kernel(source, out, total):
     barrier.sync(8, THREADS)
     # the compiler's own shared memory is used in between and must not overlap
     x = tl.load(source + tl.arange(0, 2048) % 256)
-    tl.store(total, tl.sum(tl.reshape(tl.cumsum(tl.reshape(x, (16, 128)), 0), (2048, )), 0))
+    tl.store(total, tl.sum(tl.reshape(tl.cumsum(tl.reshape(x, (16, 128)), 0), (2048,)), 0))
     barrier.sync(8, THREADS)
     other = (t + 37) % THREADS
     put(out + t, shared.load(first + 4 * other, tl.int32))
@@ -85,7 +92,7 @@ def buffers_kernel(source, out, total):
 
 def test_one_call_of_allocate_is_one_buffer(rng):
     source, out, total = random_words(rng, 256, low=-1000, high=1000), words(258), words(1)
-    buffers_kernel[(1, )](source, out, total, num_warps=4)
+    buffers_kernel[(1,)](source, out, total, num_warps=4)
     out = out.cpu()
     assert torch.equal(out[:256].view(2, 128), torch.roll(source.cpu().view(2, 128), -37, 1))
     first, second = int(out[256]), int(out[257])
@@ -115,7 +122,7 @@ def named_barrier_kernel(source, out):
 
 def test_named_barriers_wait_for_exactly_their_threads(rng):
     source, out = random_words(rng, 64), words(128)
-    named_barrier_kernel[(1, )](source, out, num_warps=4)
+    named_barrier_kernel[(1,)](source, out, num_warps=4)
     assert torch.equal(out[:64], source.flip(0))
     assert out[64:].tolist() == list(range(64))
 
@@ -134,7 +141,7 @@ def test_reductions_over_a_barrier(rng, chosen):
     votes = torch.zeros(128, dtype=torch.int32)
     votes[torch.from_numpy(rng.permutation(128)[:chosen].copy())] = 5
     out = words(3, 128)
-    votes_kernel[(1, )](votes.cuda(), out, num_warps=4)
+    votes_kernel[(1,)](votes.cuda(), out, num_warps=4)
     assert (out.cpu() == torch.tensor([[chosen], [int(chosen == 128)], [int(chosen > 0)]])).all()
 
 
@@ -157,7 +164,7 @@ def warp_kernel(source, out, lanes):
 
 def test_syncwarp_and_elect_one(rng):
     source, out, lanes = random_words(rng, 128), words(128), words(2, 4, 32)
-    warp_kernel[(1, )](source, out, lanes, num_warps=4)
+    warp_kernel[(1,)](source, out, lanes, num_warps=4)
     assert torch.equal(out.view(4, 32), torch.roll(source.view(4, 32), -16, 1))
     assert torch.equal(lanes[0], lanes[1])
     assert (lanes.sum(2) == 1).all() and lanes.min() == 0
@@ -173,9 +180,13 @@ def message_kernel(source, data, flag, out, SEMANTICS: tl.constexpr):
         barrier.sync(8, THREADS)
         asm(issued("st.relaxed.gpu.global.b32 [$0], 1;", "cta", 90), "l", [flag])
     else:
-        asm("{ .reg .pred on; .reg .pred late; .reg .b32 seen; .reg .b64 start; .reg .b64 time; mov.u64 start, %globaltimer; "
+        asm(
+            "{ .reg .pred on; .reg .pred late; .reg .b32 seen; .reg .b64 start; .reg .b64 time; mov.u64 start, %globaltimer; "
             "AGAIN: ld.relaxed.gpu.global.b32 seen, [$0]; mov.u64 time, %globaltimer; sub.u64 time, time, start; "
-            "setp.gt.u64 late, time, 2000000000; @late trap; setp.ne.s32 on, seen, 1; @on bra AGAIN; }", "l", [flag])
+            "setp.gt.u64 late, time, 2000000000; @late trap; setp.ne.s32 on, seen, 1; @on bra AGAIN; }",
+            "l",
+            [flag],
+        )
         barrier.fence(SEMANTICS, "gpu")
         put(out + t, get(data + t))
 
@@ -183,7 +194,7 @@ def message_kernel(source, data, flag, out, SEMANTICS: tl.constexpr):
 @pytest.mark.parametrize("semantics", ["acq_rel", "sc"])
 def test_fences_carry_a_message_between_ctas(rng, semantics):
     source, data, out = random_words(rng, 128), words(128), words(128)
-    message_kernel[(2, )](source, data, torch.zeros(1, dtype=torch.int32, device="cuda"), out, semantics, num_warps=4)
+    message_kernel[(2,)](source, data, torch.zeros(1, dtype=torch.int32, device="cuda"), out, semantics, num_warps=4)
     assert torch.equal(out, source)
 
 
@@ -209,7 +220,7 @@ def handover_kernel(source, out, ROUNDS: tl.constexpr):
 
 def test_a_phase_ends_with_its_last_arrival(rng):
     source, out = random_words(rng, 6, 128), words(6, 128)
-    handover_kernel[(1, )](source, out, 6, num_warps=4)
+    handover_kernel[(1,)](source, out, 6, num_warps=4)
     assert torch.equal(out, torch.roll(source, -45, 1))
 
 
@@ -263,7 +274,7 @@ def counting_kernel(source, out):
 
 def test_arrivals_and_bytes_are_counted(rng):
     source, out = random_words(rng, 16), words(32)
-    counting_kernel[(1, )](source, out, num_warps=4)
+    counting_kernel[(1,)](source, out, num_warps=4)
     assert out[:14].tolist() == [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1]
     assert torch.equal(out[16:], source)
 
@@ -324,8 +335,8 @@ def padded(rng, dtype, shape):
     row = -(-shape[-1] * itemsize // 16) * 16 // itemsize
     whole = torch.full((*shape[:-1], row), 77, dtype=dtype, device="cuda")
     values = torch.from_numpy(rng.integers(-60, 60, shape)).to(dtype).cuda()
-    whole[..., :shape[-1]] = values
-    return whole[..., :shape[-1]]
+    whole[..., : shape[-1]] = values
+    return whole[..., : shape[-1]]
 
 
 def box_at(tensor, corner, box, fill=0):
@@ -363,7 +374,7 @@ def load_tensor_kernel(map, out, corner, NBYTES: tl.constexpr, HINT: tl.constexp
 
 
 BOXES = {
-    1: ((1000, ), (256, )),
+    1: ((1000,), (256,)),
     2: ((100, 70), (32, 32)),
     3: ((9, 33, 70), (4, 8, 32)),
     4: ((3, 9, 20, 70), (2, 4, 8, 32)),
@@ -385,24 +396,28 @@ def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
             3: [int(rng.integers(-tile, extent + 1)) for extent, tile in zip(shape, box)],
         }[place]
         out = poison(torch.empty(box, device="cuda"))
-        load_tensor_kernel[(1, )](map, out.view(torch.int32), tuple(corner[::-1]), out.nbytes, hint, num_warps=4)
+        load_tensor_kernel[(1,)](map, out.view(torch.int32), tuple(corner[::-1]), out.nbytes, hint, num_warps=4)
         assert torch.equal(out, box_at(source, corner, box)), (rank, corner)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.int64, torch.float64])
 def test_load_tensor_of_every_type(rng, dtype):
-    source = padded(rng, dtype, (50, 200)) if dtype != torch.uint8 else padded(rng, torch.int32, (50, 200)).to(torch.uint8)[:, :192].contiguous()
+    source = (
+        padded(rng, dtype, (50, 200)) if dtype != torch.uint8 else padded(rng, torch.int32, (50, 200)).to(torch.uint8)[:, :192].contiguous()
+    )
     box = (16, 128 // source.element_size())
     out = poison(torch.empty(box, dtype=dtype, device="cuda"))
     corner = (41, source.shape[1] - box[1] // 2)
-    load_tensor_kernel[(1, )](on_device(encode(source, box)), out.view(torch.int32), corner[::-1], out.nbytes, None, num_warps=4)
+    load_tensor_kernel[(1,)](on_device(encode(source, box)), out.view(torch.int32), corner[::-1], out.nbytes, None, num_warps=4)
     assert torch.equal(out, box_at(source, corner, box))
 
 
 def test_load_tensor_fills_with_nan(rng):
     source = padded(rng, torch.float32, (40, 40))
     out = torch.zeros(32, 32, device="cuda")
-    load_tensor_kernel[(1, )](on_device(encode(source, (32, 32), fill="nan")), out.view(torch.int32), (20, 30), out.nbytes, None, num_warps=4)
+    load_tensor_kernel[(1,)](
+        on_device(encode(source, (32, 32), fill="nan")), out.view(torch.int32), (20, 30), out.nbytes, None, num_warps=4
+    )
     expected = box_at(source, (30, 20), (32, 32), float("nan"))
     assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.nan_to_num(), expected.nan_to_num())
 
@@ -412,7 +427,9 @@ def test_load_tensor_swizzles(rng, swizzle):
     columns = swizzle // 4
     source = padded(rng, torch.float32, (64, columns))
     out = poison(torch.empty(64, columns, device="cuda"))
-    load_tensor_kernel[(1, )](on_device(encode(source, (64, columns), swizzle=swizzle)), out.view(torch.int32), (0, 0), out.nbytes, None, num_warps=4)
+    load_tensor_kernel[(1,)](
+        on_device(encode(source, (64, columns), swizzle=swizzle)), out.view(torch.int32), (0, 0), out.nbytes, None, num_warps=4
+    )
     # bits 4 and up of the address are combined with bits 7 and up: 1, 2 or 3 bits for 32, 64 or 128 bytes
     address = torch.arange(0, 64 * swizzle, 16)
     plain = address ^ (((address >> 7) % (swizzle // 16)) << 4)
@@ -468,9 +485,11 @@ def test_store_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
         corner = [int(rng.integers(-tile_ + 1, extent)) for extent, tile_ in zip(shape, box)]
         whole = target._base.clone()
         expected = scatter(target.clone(), tile, corner)
-        store_tensor_kernel[(1, )](on_device(encode(target, box)), tile.view(torch.int32), tuple(corner[::-1]), tile.nbytes, None, hint, num_warps=4)
+        store_tensor_kernel[(1,)](
+            on_device(encode(target, box)), tile.view(torch.int32), tuple(corner[::-1]), tile.nbytes, None, hint, num_warps=4
+        )
         assert torch.equal(target, expected), (rank, corner)
-        whole[..., :shape[-1]] = expected
+        whole[..., : shape[-1]] = expected
         assert torch.equal(target._base, whole), "the padding was written"
 
 
@@ -492,8 +511,8 @@ def test_reduce_tensor_on_integers(rng, operation):
     target, tile = random_words(rng, 40, 64, low=low, high=20), random_words(rng, 32, 32, low=low, high=20)
     expected = scatter(target.clone(), tile, (20, 40), lambda old, new: REDUCTIONS[operation](old, new).int())
     # inc and dec are defined on unsigned integers only
-    described = tma.encode_tiled(target.data_ptr(), "uint32" if low == 0 else "int32", (64, 40), (256, ), (32, 32))
-    store_tensor_kernel[(1, )](on_device(described), tile, (40, 20), tile.nbytes, operation, None, num_warps=4)
+    described = tma.encode_tiled(target.data_ptr(), "uint32" if low == 0 else "int32", (64, 40), (256,), (32, 32))
+    store_tensor_kernel[(1,)](on_device(described), tile, (40, 20), tile.nbytes, operation, None, num_warps=4)
     assert torch.equal(target, expected)
 
 
@@ -502,7 +521,7 @@ def test_reduce_tensor_on_integers(rng, operation):
 def test_reduce_tensor_adds_floats(rng, dtype, hint):
     target, tile = padded(rng, dtype, (40, 64)), padded(rng, dtype, (32, 32)).contiguous()
     expected = scatter(target.clone(), tile, (20, 40), lambda old, new: old + new)
-    store_tensor_kernel[(1, )](on_device(encode(target, (32, 32))), tile.view(torch.int32), (40, 20), tile.nbytes, "add", hint, num_warps=4)
+    store_tensor_kernel[(1,)](on_device(encode(target, (32, 32))), tile.view(torch.int32), (40, 20), tile.nbytes, "add", hint, num_warps=4)
     assert torch.equal(target, expected)
 
 
@@ -539,20 +558,30 @@ def bulk_kernel(source, target, NBYTES: tl.constexpr, OPERATION: tl.constexpr, K
 def test_bulk_copies_through_shared_memory(rng, nbytes, hint):
     source, target = random_words(rng, nbytes // 4), words(nbytes // 4 + 4)
     before = target.clone()
-    bulk_kernel[(1, )](source, target, nbytes, None, None, hint, num_warps=4)
+    bulk_kernel[(1,)](source, target, nbytes, None, None, hint, num_warps=4)
     assert torch.equal(target[:-4], source) and torch.equal(target[-4:], before[-4:])
 
 
-KINDS = {"u32": torch.int32, "s32": torch.int32, "u64": torch.int64, "s64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
-         "f32": torch.float32, "f64": torch.float64, "b32": torch.int32, "b64": torch.int64}
+KINDS = {
+    "u32": torch.int32,
+    "s32": torch.int32,
+    "u64": torch.int64,
+    "s64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "b32": torch.int32,
+    "b64": torch.int64,
+}
 
 
-@pytest.mark.parametrize("operation, kind", [(operation, kind) for operation, kinds in tma._BULK_REDUCTIONS.items() for kind in kinds])
+@pytest.mark.parametrize("operation, kind", [(operation, kind) for operation, kinds in tma.BULK_REDUCTIONS.items() for kind in kinds])
 def test_reduce_bulk(rng, operation, kind):
     low = 0 if kind.startswith("u") else -60
     source, target = (torch.from_numpy(rng.integers(low, 60, 1024)).to(KINDS[kind]).cuda() for _ in range(2))
     expected = REDUCTIONS[operation](target, source).to(target.dtype)
-    bulk_kernel[(1, )](source, target, source.nbytes, operation, kind, "evict_normal" if operation == "add" else None, num_warps=4)
+    bulk_kernel[(1,)](source, target, source.nbytes, operation, kind, "evict_normal" if operation == "add" else None, num_warps=4)
     assert torch.equal(target, expected)
 
 
@@ -566,7 +595,7 @@ def replace_kernel(map, address, rows, out):
     barrier.sync(8, THREADS)
     tensormap.replace(map, address, "global_address", issuer="cta")
     tensormap.replace(map, rows, "global_dim", 1, issuer="cta")
-    tensormap.replace(map, tl.full((), 512, tl.int64), "global_stride", 0, issuer="cta")
+    tensormap.replace(map, 512, "global_stride", 0, issuer="cta")
     tma.fence_tensormap_release()
     barrier.sync(8, THREADS)
     tma.fence_tensormap_acquire(map)
@@ -581,7 +610,7 @@ def replace_kernel(map, address, rows, out):
 def test_tensormap_replace_points_to_another_tensor(rng):
     old, new = torch.full((64, 64), -1.0, device="cuda"), torch.from_numpy(rng.standard_normal((40, 128), dtype=np.float32)).cuda()
     out = poison(torch.empty(32, 32, device="cuda"))
-    replace_kernel[(1, )](on_device(encode(old, (32, 32))), new.data_ptr(), 30, out.view(torch.int32), num_warps=4)
+    replace_kernel[(1,)](on_device(encode(old, (32, 32))), new.data_ptr(), 30, out.view(torch.int32), num_warps=4)
     assert torch.equal(out, box_at(new[:30, :64], (5, 16), (32, 32)))
 
 
@@ -592,7 +621,7 @@ def test_tensormap_replace_points_to_another_tensor(rng):
 @triton.jit
 def descriptor_kernel(map, out, corner, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWIZZLE: tl.constexpr):
     tiles = gl.allocate_shared_memory(gl.float32, [2, ROWS, COLUMNS], gl.NVMMASharedLayout(SWIZZLE, 32, 2))
-    bars = gl.allocate_shared_memory(gl.int64, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    bars = gl.allocate_shared_memory(gl.int64, [2, 1], gluon_mbarrier.MBarrierLayout())
     for stage in gl.static_range(2):
         mbarrier.init(bars.index(stage), 1)
     mbarrier.fence_init()
@@ -614,7 +643,7 @@ def test_the_shims_take_gluon_descriptors(rng, swizzle):
     columns = swizzle // 4
     source = padded(rng, torch.float32, (80, 100))
     out = poison(torch.empty(64, columns, device="cuda"))
-    descriptor_kernel[(1, )](on_device(encode(source, (32, columns), swizzle=swizzle)), out, (90, 30), 32, columns, swizzle, num_warps=4)
+    descriptor_kernel[(1,)](on_device(encode(source, (32, columns), swizzle=swizzle)), out, (90, 30), 32, columns, swizzle, num_warps=4)
     assert torch.equal(out, box_at(source, (30, 90), (64, columns)))
 
 
@@ -638,7 +667,7 @@ def ranks_kernel(out):
 @pytest.mark.parametrize("ctas", [2, 4])
 def test_ranks_in_a_cluster(ctas):
     out = words(ctas, 8)
-    ranks_kernel[(1, )](out, num_warps=4, num_ctas=ctas)
+    ranks_kernel[(1,)](out, num_warps=4, num_ctas=ctas)
     assert out[:, :7].tolist() == [[rank, ctas, rank, 0, ctas, 1, 1] for rank in range(ctas)]
 
 
@@ -672,7 +701,7 @@ def neighbour_kernel(source, out, RELAXED: gl.constexpr):
 def test_mapa_and_ld_read_the_neighbours_memory(rng, relaxed):
     source = torch.from_numpy(rng.standard_normal((2, 128), dtype=np.float32)).cuda()
     out = words(3, 2, 128)
-    neighbour_kernel[(1, )](source.view(torch.int32), out, relaxed, num_warps=4, num_ctas=2)
+    neighbour_kernel[(1,)](source.view(torch.int32), out, relaxed, num_warps=4, num_ctas=2)
     expected = torch.roll(source.flip(0), -3, 1).view(torch.int32)
     for part in out:
         assert torch.equal(part, expected)
@@ -705,7 +734,7 @@ def remote_arrival_kernel(source, out):
 
 def test_remote_arrivals_hand_over_what_was_stored(rng):
     source, out = random_words(rng, 2, 128), words(2, 128)
-    remote_arrival_kernel[(1, )](source, out, num_warps=4, num_ctas=2)
+    remote_arrival_kernel[(1,)](source, out, num_warps=4, num_ctas=2)
     assert torch.equal(out, torch.roll(source.flip(0), -50, 1))
 
 
@@ -742,7 +771,7 @@ def st_async_kernel(source, out, ITEM: gl.constexpr):
 @pytest.mark.parametrize("item", [4, 8])
 def test_st_async_counts_its_bytes_on_the_remote_barrier(rng, item):
     source, out = random_words(rng, 2, 128, low=0), words(2, 128)
-    st_async_kernel[(1, )](source, out, item, num_warps=4, num_ctas=2)
+    st_async_kernel[(1,)](source, out, item, num_warps=4, num_ctas=2)
     assert torch.equal(out, torch.roll(source.flip(0), -50, 1))
 
 
@@ -773,11 +802,23 @@ def cluster_copy_kernel(source, out, OPERATION: gl.constexpr, KIND: gl.constexpr
     cluster.wait()
 
 
-@pytest.mark.parametrize("operation, kind", [(None, None), ("add", "s32"), ("min", "s32"), ("max", "u32"), ("inc", "u32"), ("dec", "u32"),
-                                             ("and", "b32"), ("or", "b32"), ("xor", "b32")])
+@pytest.mark.parametrize(
+    "operation, kind",
+    [
+        (None, None),
+        ("add", "s32"),
+        ("min", "s32"),
+        ("max", "u32"),
+        ("inc", "u32"),
+        ("dec", "u32"),
+        ("and", "b32"),
+        ("or", "b32"),
+        ("xor", "b32"),
+    ],
+)
 def test_bulk_copies_and_reductions_into_the_neighbour(rng, operation, kind):
     source, out = random_words(rng, 2, 2, 128, low=-50 if kind == "s32" else 0, high=100), words(2, 128)
-    cluster_copy_kernel[(1, )](source, out, operation, kind, num_warps=4, num_ctas=2)
+    cluster_copy_kernel[(1,)](source, out, operation, kind, num_warps=4, num_ctas=2)
     sent, there = source[0].flip(0), source[1]
     assert torch.equal(out, sent if operation is None else REDUCTIONS[operation](there, sent).int())
 
@@ -803,7 +844,9 @@ def multicast_kernel(map, source, out, ROWS: gl.constexpr, TENSOR: gl.constexpr,
             tma.load_tensor(part, map, (0, rank * ROWS), bar, multicast=3, issuer="cta")
     else:
         if HINT:
-            tma.load_bulk(part, source + rank * (half // 4), half, bar, multicast=3, cache_hint=tma.create_policy("evict_last"), issuer="cta")
+            tma.load_bulk(
+                part, source + rank * (half // 4), half, bar, multicast=3, cache_hint=tma.create_policy("evict_last"), issuer="cta"
+            )
         else:
             tma.load_bulk(part, source + rank * (half // 4), half, bar, multicast=3, issuer="cta")
     mbarrier.wait_or_trap(bar, 0, scope="cluster")
@@ -819,7 +862,7 @@ def multicast_kernel(map, source, out, ROWS: gl.constexpr, TENSOR: gl.constexpr,
 def test_multicast_writes_into_both_ctas(rng, tensor, hint):
     source = random_words(rng, 64, 32)
     out = words(2, 64, 32)
-    multicast_kernel[(1, )](on_device(encode(source, (32, 32))), source, out, 32, tensor, hint, num_warps=4, num_ctas=2)
+    multicast_kernel[(1,)](on_device(encode(source, (32, 32))), source, out, 32, tensor, hint, num_warps=4, num_ctas=2)
     assert torch.equal(out[0], source) and torch.equal(out[1], source)
 
 
@@ -841,8 +884,8 @@ def registers_kernel(out):
 
 
 def test_setmaxnreg_waits_for_the_pool():
-    waited = torch.full((2, ), -1, dtype=torch.int64, device="cuda")
-    registers_kernel[(1, )](waited, num_warps=8, maxnreg=128)  # 256 threads of 128: inc takes 72 * 128 more
+    waited = torch.full((2,), -1, dtype=torch.int64, device="cuda")
+    registers_kernel[(1,)](waited, num_warps=8, maxnreg=128)  # 256 threads of 128: inc takes 72 * 128 more
     assert int(waited[0]) > 1_000_000, "setmaxnreg.inc did not wait"
 
 
@@ -869,8 +912,8 @@ def test_a_dependent_launch_starts_early_and_waits_for_the_data(rng):
     for _ in range(2):  # the first round compiles
         poison(data), poison(out)
         torch.cuda.synchronize()
-        first_kernel[(1, )](source, data, times, num_warps=4, launch_pdl=True)
-        second_kernel[(1, )](data, out, times, num_warps=4, launch_pdl=True)
+        first_kernel[(1,)](source, data, times, num_warps=4, launch_pdl=True)
+        second_kernel[(1,)](data, out, times, num_warps=4, launch_pdl=True)
         assert torch.equal(out, source)
     ended, started = times.tolist()
     assert started < ended, "the second kernel did not start before the first one ended"
@@ -883,7 +926,7 @@ def test_a_dependent_launch_starts_early_and_waits_for_the_data(rng):
 @triton.jit
 def explicit_handover_kernel(source, out):
     slots = gl.allocate_shared_memory(gl.int32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    bar = gl.allocate_shared_memory(gl.int64, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bar = gl.allocate_shared_memory(gl.int64, [1], gluon_mbarrier.MBarrierLayout())
     mbarrier.init(bar, 4)
     t = thread()
     barrier.sync(8, 128)
@@ -897,5 +940,5 @@ def explicit_handover_kernel(source, out):
 
 def test_the_same_shims_in_an_explicit_kernel(rng):
     source, out = random_words(rng, 128), words(128)
-    explicit_handover_kernel[(1, )](source, out, num_warps=4)
+    explicit_handover_kernel[(1,)](source, out, num_warps=4)
     assert torch.equal(out, torch.roll(source, -64, 0))

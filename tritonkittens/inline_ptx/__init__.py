@@ -6,9 +6,45 @@ The compiler models none of it: barriers, fences and waits are the caller's. A t
 compiles (`ArchitectureError`), a wrong operand likewise (`OperandError`).
 """
 
-from tritonkittens.inline_ptx import barrier, clc, cluster, elect, mbarrier, pdl, registers, shared, tensormap, tma
+from tritonkittens.inline_ptx import (
+    barrier,
+    clc,
+    cluster,
+    convert,
+    elect,
+    extern,
+    math,
+    mbarrier,
+    memory,
+    pdl,
+    registers,
+    shared,
+    tcgen05,
+    tensormap,
+    timing,
+    tma,
+    wgmma,
+)
 from tritonkittens.inline_ptx._asm import ArchitectureError, OperandError
 
 __all__ = [
-    "ArchitectureError", "OperandError", "barrier", "clc", "cluster", "elect", "mbarrier", "pdl", "registers", "shared", "tensormap", "tma"
+    "ArchitectureError",
+    "OperandError",
+    "barrier",
+    "clc",
+    "cluster",
+    "convert",
+    "elect",
+    "extern",
+    "math",
+    "mbarrier",
+    "memory",
+    "pdl",
+    "registers",
+    "shared",
+    "tcgen05",
+    "tensormap",
+    "timing",
+    "tma",
+    "wgmma",
 ]

@@ -21,7 +21,7 @@ _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
 _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 
 
-_SOURCE = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+_SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))).hexdigest()
 
 
 class ArchitectureError(RuntimeError):
@@ -35,8 +35,8 @@ class OperandError(TypeError):
 def builtin(fn):
     """Marks `fn(..., _semantic=None)` as callable from kernel code; it runs as Python while the kernel is traced.
 
-    Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates: in that way this file is part of
-    the key of every kernel that uses it.
+    Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates: in that way this package's source
+    is part of the key of every kernel that uses it.
     """
     fn.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
     fn.__triton_builtin__ = True
@@ -57,8 +57,10 @@ def unwrap(value):
 
 def _semantic_of(_semantic, what):
     if _semantic is None:
-        raise RuntimeError(f"{what} is inline PTX and cannot run in Triton's interpreter (TRITON_INTERPRET=1) or outside a kernel; "
-                           "compile the kernel for an NVIDIA GPU")
+        raise RuntimeError(
+            f"{what} is inline PTX and cannot run in Triton's interpreter (TRITON_INTERPRET=1) or outside a kernel; "
+            "compile the kernel for an NVIDIA GPU"
+        )
     return _semantic
 
 
@@ -123,13 +125,18 @@ def issued(instructions, issuer, sm, declarations=""):
     lane 0 stands in.
     """
     if issuer not in ("thread", "warp", "warpgroup", "cta"):
-        raise OperandError(f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the threads "
-                           "with %tid.x % 128 == 0) or 'cta' (the thread with %tid.x == 0)")
-    lines = (instructions, ) if isinstance(instructions, str) else tuple(instructions)
+        raise OperandError(
+            f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the threads "
+            "with %tid.x % 128 == 0) or 'cta' (the thread with %tid.x == 0)"
+        )
+    lines = (instructions,) if isinstance(instructions, str) else tuple(instructions)
     choose = {
         "thread": "",
-        "warp": (".reg .pred issue; elect.sync _|issue, 0xffffffff; " if sm >= 90 else
-                 ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "),
+        "warp": (
+            ".reg .pred issue; elect.sync _|issue, 0xffffffff; "
+            if sm >= 90
+            else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "
+        ),
         "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 issue, lane, 0; ",
         "cta": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; ",
     }[issuer]
@@ -158,7 +165,7 @@ def _lower(arg):
         return ()
     if hasattr(arg, "__asm_operand__"):
         return _lower(arg.__asm_operand__)
-    return tuple(value for item in arg for value in _lower(item)) if isinstance(arg, tuple) else (arg, )
+    return tuple(value for item in arg for value in _lower(item)) if isinstance(arg, tuple) else (arg,)
 
 
 def _scalar(value, constraint, semantic, template):
@@ -174,8 +181,10 @@ def _scalar(value, constraint, semantic, template):
         bits = value.type.primitive_bitwidth
         wanted = {"r": 32, "l": 64}.get(constraint, bits)
         if bits > wanted:
-            raise OperandError(f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted (constraint "
-                            f"{constraint!r}); convert it first: {template}")
+            raise OperandError(
+                f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted (constraint "
+                f"{constraint!r}); convert it first: {template}"
+            )
         if bits < wanted:
             value = semantic.cast(value, getattr(tl, f"{'u' if value.type.is_int_unsigned() else ''}int{wanted}"))
     if constraint == "d" and value.type.is_fp32():
@@ -224,12 +233,12 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
     template = template.value if isinstance(template, tl.constexpr) else template
     results = unwrap(result_types)
     single = not isinstance(results, tuple)
-    results = (results, ) if single else results
-    lowered = [_lower(arg) for arg in (args if isinstance(args, (list, tuple, tl.tuple)) else (args, ))]
+    results = (results,) if single else results
+    lowered = [_lower(arg) for arg in (args if isinstance(args, (list, tuple, tl.tuple)) else (args,))]
 
     items, clobbers = _split(constraints, len(results) + len(lowered))
     shown = template if isinstance(template, str) else getattr(template, "__name__", "template")
-    scalar_constraints = items[len(results):]
+    scalar_constraints = items[len(results) :]
     if isinstance(constraints, str) and len(items) != len(results) + sum(len(values) for values in lowered):
         scalar_constraints = None  # one entry per register of a tile: the string is taken as it is
     operands, cursor = [], 0
@@ -257,7 +266,7 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
     counts += [sum(1 if isinstance(value, _DESCRIPTORS) else registers(value.type) for value in group) for group in operands]
     if isinstance(template, ConstexprFunction):
         groups = _references(counts)
-        template = template(tuple(groups[:len(results)]), tuple(groups[len(results):]))
+        template = template(tuple(groups[: len(results)]), tuple(groups[len(results) :]))
     if not isinstance(template, str):
         raise OperandError(f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}")
     if not isinstance(constraints, str):
@@ -266,11 +275,11 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
 
     if explicit:
         out = semantic.inline_asm(template, ",".join(items + clobbers), flat, results, is_pure)
-        out = out if isinstance(out, tuple) else (out, )
+        out = out if isinstance(out, tuple) else (out,)
     else:
         types = results
         if not results:  # the element-wise operation insists on a result
-            template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32, )
+            template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32,)
         out = tl.inline_asm_elementwise(template, ",".join(items + clobbers), flat, types, is_pure, 1, _semantic=semantic)
         out = out if results else ()
     if single:

@@ -1,4 +1,5 @@
 """Register tiles as operands of an assembly block, for the shims that act on whole tiles (wgmma, tcgen05): explicit kernels only."""
+
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._semantic import GluonSemantic
@@ -9,7 +10,9 @@ from ._asm import asm, builtin, require, unwrap
 def explicit_only(semantic, what):
     """Errors: TypeError in plain Triton, whose tiles have no register layout that an instruction could rely on."""
     if not isinstance(semantic, GluonSemantic):
-        raise TypeError(f"{what} takes register tiles, which only explicit kernels have: a plain Triton tile has no register layout to rely on")
+        raise TypeError(
+            f"{what} takes register tiles, which only explicit kernels have: a plain Triton tile has no register layout to rely on"
+        )
 
 
 def tiles_of(value):

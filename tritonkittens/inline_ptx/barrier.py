@@ -1,6 +1,7 @@
 """CTA barriers by number, warp barriers and fences (PTX ISA, "bar / barrier", "bar.warp.sync", "membar / fence").
 
-A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + partitions for the warps of each partition, so take high numbers.
+A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + partitions for the warps of each partition, so take high
+numbers.
 """
 
 import triton
@@ -18,7 +19,9 @@ def named_text(verb, number, threads):
     if not 0 <= number <= 15:
         raise OperandError(f"barrier.{verb}(number={number}): barriers are numbered 0 to 15")
     if not (32 <= threads <= 1024 and threads % 32 == 0):
-        raise OperandError(f"barrier.{verb}(threads={threads}): a multiple of 32 up to 1024, counting those that arrive and those that wait")
+        raise OperandError(
+            f"barrier.{verb}(threads={threads}): a multiple of 32 up to 1024, counting those that arrive and those that wait"
+        )
     return f"bar.{verb} {number}, {threads};"
 
 
@@ -65,8 +68,8 @@ def arrive(number: tl.constexpr, threads: tl.constexpr):
 
 @triton.jit
 def reduce(vote, number: tl.constexpr, threads: tl.constexpr, operation: tl.constexpr = "popc"):
-    """`bar.red` -> i32: as `sync`, and every thread learns over all `threads` threads the number of those whose `vote` (i32) is not 0 ("popc"),
-    or whether all ("and") or any ("or") are. Any architecture. PTX ISA "bar".
+    """`bar.red` -> i32: as `sync`, and every thread learns over all `threads` threads the number of those whose `vote` (i32) is not 0
+    ("popc"), or whether all ("and") or any ("or") are. Any architecture. PTX ISA "bar".
     """
     return asm(reduce_text(operation, number, threads), "=r,r", [vote], tl.int32)
 

@@ -22,8 +22,10 @@ def try_cancel_text(multicast, issuer, sm):
 def first_ctaid_text(axis):
     if axis not in (0, 1, 2):
         raise OperandError(f"clc.first_ctaid(axis={axis}): 0, 1 or 2")
-    return ("{ .reg .b128 answer; ld.shared.b128 answer, [$1]; "
-            f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{'xyz'[axis]}.b32.b128 $0, answer; }}")
+    return (
+        "{ .reg .b128 answer; ld.shared.b128 answer, [$1]; "
+        f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{'xyz'[axis]}.b32.b128 $0, answer; }}"
+    )
 
 
 @triton.jit
@@ -31,7 +33,8 @@ def try_cancel(result, bar, multicast: tl.constexpr = False, issuer: tl.constexp
     """`clusterlaunchcontrol.try_cancel`: asks for the cancellation of a cluster that has not started; the answer goes to `result`.
 
     16 bytes are counted on `bar`, whose phase must expect them. `multicast`: the answer goes to the same place in every CTA of the cluster
-    (an architecture-specific form: sm_100a, sm_103a, sm_120a). One thread of the cluster issues it. sm_100. PTX ISA "clusterlaunchcontrol.try_cancel".
+    (an architecture-specific form: sm_100a, sm_103a, sm_120a). One thread of the cluster issues it. sm_100. PTX ISA
+    "clusterlaunchcontrol.try_cancel".
     """
     require("clusterlaunchcontrol.try_cancel", 100)
     asm(try_cancel_text(multicast, issuer, arch()), "r,r", [result, bar])
@@ -46,7 +49,11 @@ def is_canceled(result):
     require("clusterlaunchcontrol.query_cancel", 100)
     return asm(
         "{ .reg .b128 answer; .reg .pred canceled; ld.shared.b128 answer, [$1]; "
-        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 canceled, answer; selp.b32 $0, 1, 0, canceled; }", "=r,r", [result], tl.int32)
+        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 canceled, answer; selp.b32 $0, 1, 0, canceled; }",
+        "=r,r",
+        [result],
+        tl.int32,
+    )
 
 
 @triton.jit

@@ -49,8 +49,8 @@ def st_async_constraints(dtype):
 def arrive(semantics: tl.constexpr = "release", aligned: tl.constexpr = True):
     """`barrier.cluster.arrive`: this thread has come; every thread of every CTA of the cluster executes it.
 
-    "release" publishes what it wrote to the threads that `wait`; "relaxed" does not. `aligned`: all threads of the warp execute it together.
-    sm_90. PTX ISA "barrier.cluster".
+    "release" publishes what it wrote to the threads that `wait`; "relaxed" does not. `aligned`: all threads of the warp execute it
+    together. sm_90. PTX ISA "barrier.cluster".
     """
     require("barrier.cluster.arrive", 90)
     asm(arrive_text(semantics, aligned), "", [])
@@ -122,7 +122,8 @@ def st(remote, value, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
 def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
     """`st.async`: writes a scalar `dtype` (32 or 64 bits) to a remote address and then counts its 4 or 8 bytes on `remote_bar`.
 
-    Both addresses come from `mapa` with the same CTA; that CTA expects the bytes (`mbarrier.expect_tx`) and waits. sm_90. PTX ISA "st.async".
+    Both addresses come from `mapa` with the same CTA; that CTA expects the bytes (`mbarrier.expect_tx`) and waits. sm_90. PTX ISA
+    "st.async".
     """
     require("st.async", 90)
     asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])

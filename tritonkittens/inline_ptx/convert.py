@@ -1,8 +1,10 @@
-"""Conversions between floating-point formats (PTX ISA 9.7.9 `cvt`), element by element on tiles of any shape, in plain Triton and explicit kernels.
+"""Conversions between floating-point formats (PTX ISA 9.7.9 `cvt`), element by element on tiles of any shape, in plain Triton and explicit
+kernels.
 
 Instructions that convert two values into one packed register are applied to neighbouring elements of one tile. e2m1 (fp4) has no tile
 type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
 """
+
 import triton
 import triton.language as tl
 
@@ -44,7 +46,9 @@ def stochastic16_asm(mnemonic: str) -> str:
     return f"{{ .reg .b32 bits; prmt.b32 bits, $3, $4, 0x5410; {mnemonic} $0, $2, $1, bits; }}"
 
 
-_GATHER_BYTES = ".reg .b32 bits, bits2; prmt.b32 bits, ${0}, ${1}, 0x0040; prmt.b32 bits2, ${2}, ${3}, 0x0040; prmt.b32 bits, bits, bits2, 0x5410;"
+_GATHER_BYTES = (
+    ".reg .b32 bits, bits2; prmt.b32 bits, ${0}, ${1}, 0x0040; prmt.b32 bits2, ${2}, ${3}, 0x0040; prmt.b32 bits, bits, bits2, 0x5410;"
+)
 
 
 def stochastic8_asm(mnemonic: str) -> str:
@@ -53,7 +57,9 @@ def stochastic8_asm(mnemonic: str) -> str:
 
 
 def stochastic4_asm(mnemonic: str) -> str:
-    """Four bytes ($0) of e2m1 pairs: low halves from $1..$4, high halves from $5..$8; the low bytes of $9..$12 make one 32-bit random word."""
+    """Four bytes ($0) of e2m1 pairs: low halves from $1..$4, high halves from $5..$8; the low bytes of $9..$12 make one 32-bit random
+    word.
+    """
     pairs = f"{mnemonic} first, {{$6, $2, $5, $1}}, bits; {mnemonic} second, {{$8, $4, $7, $3}}, bits;"
     return f"{{ {_GATHER_BYTES.format(9, 10, 11, 12)} .reg .b16 first, second; {pairs} mov.b32 $0, {{first, second}}; }}"
 
@@ -129,19 +135,22 @@ def to_tf32(x, rounding: tl.constexpr = "rna", relu: tl.constexpr = False):
     relu needs "rn" or "rz". PTX ISA 9.7.9 `cvt.rna.tf32.f32`.
     """
     if rounding == "rna":
-        mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.tf32.f32", "rounding", rounding, ("rna",)), "relu with rounding 'rna'", relu, (False,))
-        return _convert("narrow32", mnemonic, (x,), ("fp32",), tl.float32, 80)
+        ties_away: tl.constexpr = _variant("cvt.rna{}.tf32.f32", "relu with rounding 'rna'", relu, (False,))
+        return _convert("narrow32", ties_away, (x,), ("fp32",), tl.float32, 80)
     else:
-        mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.tf32.f32", "rounding", rounding, ("rna", "rn", "rz")), "relu", relu, (False, True))
+        rounded: tl.constexpr = _variant("cvt{}{}.tf32.f32", "rounding", rounding, ("rna", "rn", "rz"))
+        mnemonic: tl.constexpr = _variant(rounded, "relu", relu, (False, True))
         return _convert("narrow32", mnemonic, (x,), ("fp32",), tl.float32, 90)
 
 
 @triton.jit
 def to_e4m3(x, relu: tl.constexpr = False):
-    """float32 or float16 to fp8 e4m3, nearest even, finite values beyond ±448 become ±448. sm_89+. PTX ISA 9.7.9 `cvt.rn.satfinite.e4m3x2`."""
+    """float32 or float16 to fp8 e4m3, nearest even, finite values beyond ±448 become ±448. sm_89+. PTX ISA 9.7.9
+    `cvt.rn.satfinite.e4m3x2`.
+    """
     if _is_type(x, "fp16"):
-        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e4m3x2.f16x2", "relu", relu, (False, True))
-        return _convert("narrow8_f16", mnemonic, (x,), ("fp16",), tl.float8e4nv, 89)
+        halves: tl.constexpr = _variant("cvt.rn.satfinite{}.e4m3x2.f16x2", "relu", relu, (False, True))
+        return _convert("narrow8_f16", halves, (x,), ("fp16",), tl.float8e4nv, 89)
     else:
         mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e4m3x2.f32", "relu", relu, (False, True))
         return _convert("narrow8_f32", mnemonic, (x,), ("fp32",), tl.float8e4nv, 89)
@@ -149,10 +158,12 @@ def to_e4m3(x, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e5m2(x, relu: tl.constexpr = False):
-    """float32 or float16 to fp8 e5m2, nearest even, finite values beyond ±57344 become ±57344. sm_89+. PTX ISA 9.7.9 `cvt.rn.satfinite.e5m2x2`."""
+    """float32 or float16 to fp8 e5m2, nearest even, finite values beyond ±57344 become ±57344. sm_89+. PTX ISA 9.7.9
+    `cvt.rn.satfinite.e5m2x2`.
+    """
     if _is_type(x, "fp16"):
-        mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e5m2x2.f16x2", "relu", relu, (False, True))
-        return _convert("narrow8_f16", mnemonic, (x,), ("fp16",), tl.float8e5, 89)
+        halves: tl.constexpr = _variant("cvt.rn.satfinite{}.e5m2x2.f16x2", "relu", relu, (False, True))
+        return _convert("narrow8_f16", halves, (x,), ("fp16",), tl.float8e5, 89)
     else:
         mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e5m2x2.f32", "relu", relu, (False, True))
         return _convert("narrow8_f32", mnemonic, (x,), ("fp32",), tl.float8e5, 89)
@@ -210,7 +221,8 @@ def ue8m0_to_bf16(x):
 
 @triton.jit
 def to_bf16_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to bfloat16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 16 bits are used.
+    """float32 to bfloat16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 16
+    bits are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.bf16x2.f32`.
     """
@@ -220,7 +232,8 @@ def to_bf16_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_f16_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to float16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 13 bits are used.
+    """float32 to float16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 13 bits
+    are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.f16x2.f32`.
     """
@@ -250,7 +263,8 @@ def to_e5m2_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e2m1x2_stochastic(low, high, bits, relu: tl.constexpr = False):
-    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs with stochastic rounding, saturating; the low 8 bits of the uint32 `bits` are used.
+    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs with stochastic rounding, saturating; the low 8 bits of the uint32 `bits` are
+    used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e2m1x4.f32`.
     """

@@ -6,6 +6,7 @@ A kernel that uses one must be launched or compiled with the options that `link_
 
 Without them the PTX assembler reports an unresolved `tritonkittens_…` symbol.
 """
+
 from pathlib import Path
 
 import triton

@@ -3,6 +3,7 @@
 16-bit tiles use the packed `x2` instruction, two elements each; one instruction runs where `tl.*` would emit a software sequence or a
 conversion to float32. All `approx` forms flush denormal float32 numbers to zero (`.ftz`) and have the error the PTX ISA states.
 """
+
 import triton
 import triton.language as tl
 
@@ -92,13 +93,13 @@ def sqrt(x):
 
 @triton.jit
 def sin(x):
-    """sin(x) of float32, x in radians, absolute error 2**-20.5 in [-pi, pi]. PTX ISA 9.7.3 `sin.approx.ftz.f32`."""
+    """sin(x) of float32, x in radians, absolute error 2**-20.5 in [-2 pi, 2 pi]. PTX ISA 9.7.3 `sin.approx.ftz.f32`."""
     return _apply("sin", (x,))
 
 
 @triton.jit
 def cos(x):
-    """cos(x) of float32, x in radians, absolute error 2**-20.5 in [-pi, pi]. PTX ISA 9.7.3 `cos.approx.ftz.f32`."""
+    """cos(x) of float32, x in radians, absolute error 2**-20.5 in [-2 pi, 2 pi]. PTX ISA 9.7.3 `cos.approx.ftz.f32`."""
     return _apply("cos", (x,))
 
 

@@ -29,15 +29,19 @@ def arrive_text(count, issuer, sm):
 def arrive_remote_text(count, issuer, sm):
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
-    instructions = ("mapa.shared::cluster.u32 remote, $0, $1;",
-                    f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], {count};")
+    instructions = (
+        "mapa.shared::cluster.u32 remote, $0, $1;",
+        f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], {count};",
+    )
     return issued(instructions, issuer, sm, ".reg .b32 remote;")
 
 
 @constexpr_function
 def arrive_expect_tx_remote_text(issuer, sm):
-    instructions = ("mapa.shared::cluster.u32 remote, $0, $1;",
-                    "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;")
+    instructions = (
+        "mapa.shared::cluster.u32 remote, $0, $1;",
+        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;",
+    )
     return issued(instructions, issuer, sm, ".reg .b32 remote;")
 
 
@@ -68,9 +72,11 @@ def wait_text(scope, sm):
 def wait_or_trap_text(limit_ns, scope, sm):
     if not 0 < limit_ns < 1 << 63:
         raise OperandError(f"mbarrier.wait_or_trap(limit_ns={limit_ns}): a positive number of nanoseconds below 2**63")
-    return ("{ .reg .pred done; .reg .pred late; .reg .b64 start; .reg .b64 now; mov.u64 start, %globaltimer; "
-            f"SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @done bra DONE; "
-            f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra SPIN; DONE: }}")
+    return (
+        "{ .reg .pred done; .reg .pred late; .reg .b64 start; .reg .b64 now; mov.u64 start, %globaltimer; "
+        f"SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @done bra DONE; "
+        f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra SPIN; DONE: }}"
+    )
 
 
 @triton.jit
@@ -123,7 +129,8 @@ def expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def test_wait(bar, phase, scope: tl.constexpr = "cta"):
-    """`mbarrier.test_wait.parity` -> i32: 1 where the phase of parity `phase` has completed, else 0, at once. sm_80 (scope "cluster": sm_90).
+    """`mbarrier.test_wait.parity` -> i32: 1 where the phase of parity `phase` has completed, else 0, at once. sm_80 (scope "cluster":
+    sm_90).
 
     Every thread asks for itself: the answer may differ between threads. PTX ISA "mbarrier.test_wait".
     """
@@ -160,7 +167,8 @@ def wait_or_trap(bar, phase, limit_ns: tl.constexpr = 2_000_000_000, scope: tl.c
 
 @triton.jit
 def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
-    """`mapa`, then `mbarrier.arrive.release.cluster`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the cluster.
+    """`mapa`, then `mbarrier.arrive.release.cluster`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the
+    cluster.
 
     The waiting CTA uses scope "cluster". sm_90. PTX ISA "mbarrier.arrive", "mapa".
     """

@@ -1,9 +1,11 @@
-"""Loads, stores, prefetches and reductions on global memory with what `tl.load` does not expose (PTX ISA 9.7.9 `ld`, `st`, `prefetch`; 9.7.14 `red`).
+"""Loads, stores, prefetches and reductions on global memory with what `tl.load` does not expose (PTX ISA 9.7.9 `ld`, `st`, `prefetch`;
+9.7.14 `red`).
 
 Pointers are scalars or tiles of pointers. An element moves one word of the pointer's element type (32 or 64 bits) or, with `vec`, that many
 consecutive words in one instruction: vec=4 turns a tile of pointers into a tuple of four tiles. The address of a vector must be a multiple
 of its size in bytes. Every thread that holds an element executes the instruction for it, and a tile may be held by several threads.
 """
+
 import triton
 import triton.language as tl
 from triton.experimental.gluon.language._semantic import GluonSemantic
@@ -23,27 +25,40 @@ def _one_of(what, value, allowed):
         raise ValueError(f"{what}={value!r}: it is one of {', '.join(map(repr, allowed))}, or '' for the default")
 
 
-def access(operation: str, bits: int, vec: int, cache: str = "", l1: str = "", l2: str = "", prefetch: str = "", policy: bool = False) -> str:
+def access(
+    operation: str, bits: int, vec: int, cache: str = "", l1: str = "", l2: str = "", prefetch: str = "", policy: bool = False
+) -> str:
     """The mnemonic of a weak global access (`operation` is "load", "load_nc" or "store") of `vec` words of `bits` bits.
 
     Errors: ValueError for an unknown hint, a cache operator together with an eviction priority, a vector that no instruction moves.
     """
     widest = 256 if l2 or bits * vec == 256 else 128
     if bits not in (32, 64) or vec not in (1, 2, 4, 8) or bits * vec > widest:
-        raise ValueError(f"{operation} of {vec} words of {bits} bits: words have 32 or 64 bits, and one instruction moves 1, 2, 4 or 8 of them, "
-                         "together at most 128 bits (256 on sm_100 and newer)")
+        raise ValueError(
+            f"{operation} of {vec} words of {bits} bits: words have 32 or 64 bits, and one instruction moves 1, 2, 4 or 8 of them, "
+            "together at most 128 bits (256 on sm_100 and newer)"
+        )
     _one_of("cache", cache, CACHE[operation])
     _one_of("l1", l1, PRIORITY)
     _one_of("l2", l2, L2_PRIORITY)
     _one_of("prefetch", prefetch, PREFETCH)
     if cache and (l1 or l2):
-        raise ValueError(f"{operation} with cache={cache!r} and l1={l1!r}, l2={l2!r}: a cache operator and an eviction priority exclude each other")
+        raise ValueError(
+            f"{operation} with cache={cache!r} and l1={l1!r}, l2={l2!r}: a cache operator and an eviction priority exclude each other"
+        )
     if l2 and bits * vec != 256:
-        raise ValueError(f"{operation} of {bits * vec} bits with l2={l2!r}: an L2 priority belongs to 256-bit accesses; use a policy (createpolicy)")
+        raise ValueError(
+            f"{operation} of {bits * vec} bits with l2={l2!r}: an L2 priority belongs to 256-bit accesses; use a policy (tma.create_policy)"
+        )
     if prefetch and operation == "store":
         raise ValueError(f"store with prefetch={prefetch!r}: only a load fetches ahead")
     parts = ["st.global" if operation == "store" else "ld.global", cache, "nc" if operation == "load_nc" else ""]
-    parts += [f"L1::{l1}" if l1 else "", f"L2::{l2}" if l2 else "", "L2::cache_hint" if policy else "", f"L2::{prefetch}" if prefetch else ""]
+    parts += [
+        f"L1::{l1}" if l1 else "",
+        f"L2::{l2}" if l2 else "",
+        "L2::cache_hint" if policy else "",
+        f"L2::{prefetch}" if prefetch else "",
+    ]
     return ".".join(part for part in parts + [f"v{vec}" if vec > 1 else "", f"b{bits}"] if part)
 
 
@@ -69,7 +84,9 @@ def store_asm(mnemonic: str, vec: int, masked: bool, policy: bool) -> str:
 
 def _letter(dtype):
     if dtype.primitive_bitwidth not in (32, 64):
-        raise TypeError(f"global access to {dtype}: a word has 32 or 64 bits; cast the pointer, e.g. pointer.to(tl.pointer_type(tl.uint32))")
+        raise TypeError(
+            f"global access to {dtype}: a word has 32 or 64 bits; cast the pointer, e.g. pointer.to(tl.pointer_type(tl.uint32))"
+        )
     return {"fp32": "f", "fp64": "d"}.get(str(dtype), "r" if dtype.primitive_bitwidth == 32 else "l")
 
 
@@ -101,8 +118,15 @@ def _load(operation, pointer, vec, mask, cache, l1, l2, prefetch, policy, _seman
         require(f"{mnemonic} (256 bits)", 100, _semantic=_semantic)
     args, letters = _options(mask, policy, _semantic)
     constraints = ",".join([f"={'&' if mask is not None else ''}{letter}"] * vec + ["l"] + letters)
-    out = tl.inline_asm_elementwise(load_asm(mnemonic, bits, vec, mask is not None, policy is not None), constraints, [address, *args],
-                                    (word,) * vec, False, 1, _semantic=_semantic)
+    out = tl.inline_asm_elementwise(
+        load_asm(mnemonic, bits, vec, mask is not None, policy is not None),
+        constraints,
+        [address, *args],
+        (word,) * vec,
+        False,
+        1,
+        _semantic=_semantic,
+    )
     return out[0] if vec == 1 else tl.tuple(out)
 
 
@@ -112,19 +136,36 @@ def _store(pointer, values, mask, cache, l1, l2, policy, _semantic=None):
     require("store", 80, _semantic=_semantic)
     address, word = _address(pointer, _semantic, "store")
     letter, bits = _letter(word), word.primitive_bitwidth
-    values = [_semantic.cast(_semantic.to_tensor(value), word) for value in (values if isinstance(values, (tuple, tl.tuple)) else (values,))]
+    values = [
+        _semantic.cast(_semantic.to_tensor(value), word) for value in (values if isinstance(values, (tuple, tl.tuple)) else (values,))
+    ]
     mnemonic = access("store", bits, len(values), unwrap(cache), unwrap(l1), unwrap(l2), "", policy is not None)
     if bits * len(values) == 256:
         require(f"{mnemonic} (256 bits)", 100, _semantic=_semantic)
     args, letters = _options(mask, policy, _semantic)
     constraints = ",".join(["=r", "l"] + [letter] * len(values) + letters)
-    tl.inline_asm_elementwise(store_asm(mnemonic, len(values), mask is not None, policy is not None), constraints, [address, *values, *args],
-                              tl.int32, False, 1, _semantic=_semantic)
+    tl.inline_asm_elementwise(
+        store_asm(mnemonic, len(values), mask is not None, policy is not None),
+        constraints,
+        [address, *values, *args],
+        tl.int32,
+        False,
+        1,
+        _semantic=_semantic,
+    )
 
 
 @triton.jit
-def load(pointer, vec: tl.constexpr = 1, mask=None, cache: tl.constexpr = "", l1: tl.constexpr = "", l2: tl.constexpr = "",
-         prefetch: tl.constexpr = "", policy=None):
+def load(
+    pointer,
+    vec: tl.constexpr = 1,
+    mask=None,
+    cache: tl.constexpr = "",
+    l1: tl.constexpr = "",
+    l2: tl.constexpr = "",
+    prefetch: tl.constexpr = "",
+    policy=None,
+):
     """`vec` consecutive words from each address: a tile for vec=1, else a tuple of `vec` tiles. sm_80+; 256 bits at once sm_100+.
 
     mask      where it is 0 nothing is read and the result is 0.
@@ -132,16 +173,26 @@ def load(pointer, vec: tl.constexpr = 1, mask=None, cache: tl.constexpr = "", l1
     l1        "evict_normal", "evict_unchanged", "evict_first", "evict_last" or "no_allocate".
     l2        "evict_normal", "evict_first" or "evict_last", for 256-bit loads.
     prefetch  L2 bytes fetched around the address: "64B", "128B" or "256B".
-    policy    uint64 from `createpolicy`: how L2 keeps the line.
+    policy    uint64 from `tma.create_policy`: how L2 keeps the line.
     PTX ISA 9.7.9 `ld.global`.
     """
     return _load("load", pointer, vec, mask, cache, l1, l2, prefetch, policy)
 
 
 @triton.jit
-def load_nc(pointer, vec: tl.constexpr = 1, mask=None, cache: tl.constexpr = "", l1: tl.constexpr = "", l2: tl.constexpr = "",
-            prefetch: tl.constexpr = "", policy=None):
-    """`load` through the read-only path: nobody may write the memory while the kernel runs. cache is "ca", "cg" or "cs". PTX ISA `ld.global.nc`."""
+def load_nc(
+    pointer,
+    vec: tl.constexpr = 1,
+    mask=None,
+    cache: tl.constexpr = "",
+    l1: tl.constexpr = "",
+    l2: tl.constexpr = "",
+    prefetch: tl.constexpr = "",
+    policy=None,
+):
+    """`load` through the read-only path: nobody may write the memory while the kernel runs. cache is "ca", "cg" or "cs". PTX ISA
+    `ld.global.nc`.
+    """
     return _load("load_nc", pointer, vec, mask, cache, l1, l2, prefetch, policy)
 
 
@@ -164,6 +215,7 @@ def _scoped(mnemonic, scope, pointer, values, letters, issuer, _semantic=None):
     require(mnemonic, minimum, _semantic=_semantic)
     address, word = _address(pointer, _semantic, mnemonic)
     values = [_semantic.to_tensor(value) for value in values]
+
     def instruction(first):
         names = ", ".join(f"${first + 1 + i}" for i in range(len(values)))
         return f"{mnemonic} [${first}], {names if len(values) == 1 else '{' + names + '}'};"
@@ -173,9 +225,12 @@ def _scoped(mnemonic, scope, pointer, values, letters, issuer, _semantic=None):
         asm(template, ("l", *letters), (address, *values), _semantic=_semantic)
         return
     if issuer != "thread":
-        raise ValueError(f"{mnemonic} on a tile with issuer={issuer!r}: the threads that hold the elements execute it; leave issuer='thread'")
-    tl.inline_asm_elementwise(f"{instruction(1)} mov.b32 $0, 0;", ",".join(["=&r", "l", *letters]), [address, *values],
-                              tl.int32, False, 1, _semantic=_semantic)
+        raise ValueError(
+            f"{mnemonic} on a tile with issuer={issuer!r}: the threads that hold the elements execute it; leave issuer='thread'"
+        )
+    tl.inline_asm_elementwise(
+        f"{instruction(1)} mov.b32 $0, 0;", ",".join(["=&r", "l", *letters]), [address, *values], tl.int32, False, 1, _semantic=_semantic
+    )
 
 
 @builtin
@@ -201,7 +256,9 @@ def load_acquire(pointer, scope: tl.constexpr = "gpu"):
 def _store_release(pointer, value, scope, issuer, _semantic=None):
     word = _address(pointer, _semantic, "store_release")[1]
     value = _semantic.cast(_semantic.to_tensor(unwrap(value)), word)
-    _scoped(f"st.release.{{scope}}.global.b{word.primitive_bitwidth}", scope, pointer, (value,), (_letter(word),), issuer, _semantic=_semantic)
+    _scoped(
+        f"st.release.{{scope}}.global.b{word.primitive_bitwidth}", scope, pointer, (value,), (_letter(word),), issuer, _semantic=_semantic
+    )
 
 
 @triton.jit
@@ -233,13 +290,22 @@ def _prefetch(pointer, level, _semantic=None):
     tl.inline_asm_elementwise(f"prefetch.global.{level} [$1]; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
 
 
-RED_TYPES = {"f32": ("f", 80, 4), "f16x2": ("r", 80, 4), "bf16x2": ("r", 90, 4), "s32": ("r", 80, 1), "u32": ("r", 80, 1), "u64": ("l", 80, 1)}
+RED_TYPES = {
+    "f32": ("f", 80, 4),
+    "f16x2": ("r", 80, 4),
+    "bf16x2": ("r", 90, 4),
+    "s32": ("r", 80, 1),
+    "u32": ("r", 80, 1),
+    "u64": ("l", 80, 1),
+}
 
 
 def red_mnemonic(kind: str, vec: int, order: str) -> str:
     """`red…add` for `vec` operands of type `kind`, with `{scope}` left open. Errors: ValueError for what no instruction does."""
     if kind not in RED_TYPES or vec not in (1, 2, 4) or vec > RED_TYPES[kind][2]:
-        raise ValueError(f"red_add of {vec} x {kind!r}: the type is one of {', '.join(RED_TYPES)}; f32, f16x2 and bf16x2 also in vectors of 2 or 4")
+        raise ValueError(
+            f"red_add of {vec} x {kind!r}: the type is one of {', '.join(RED_TYPES)}; f32, f16x2 and bf16x2 also in vectors of 2 or 4"
+        )
     if order not in ("relaxed", "release"):
         raise ValueError(f"red_add with order={order!r}: it is 'relaxed' or 'release'")
     return f"red.{order}.{{scope}}.global.add{'.noftz' if kind.endswith('16x2') else ''}" + (f".v{vec}" if vec > 1 else "") + f".{kind}"
@@ -264,11 +330,15 @@ def _red_add(pointer, values, kind, order, scope, issuer, _semantic=None):
     types = {"f32": ("fp32",), "u64": ("int64", "uint64")}.get(kind, ("int32", "uint32"))
     for operand in [pointer, *values]:
         if operand.type.is_block() and not isinstance(_semantic, GluonSemantic):
-            raise TypeError("red_add on a tile in a plain Triton kernel: several threads may hold one element, and each would add it; "
-                            "use tl.atomic_add, scalars with an issuer, or an explicit kernel")
+            raise TypeError(
+                "red_add on a tile in a plain Triton kernel: several threads may hold one element, and each would add it; "
+                "use tl.atomic_add, scalars with an issuer, or an explicit kernel"
+            )
         if operand.type.is_block() and not _held_once(operand, _semantic):
-            raise ValueError(f"red_add on {operand.type}: this layout gives an element to several threads, and each would add it; "
-                             "convert to a layout without replication")
+            raise ValueError(
+                f"red_add on {operand.type}: this layout gives an element to several threads, and each would add it; "
+                "convert to a layout without replication"
+            )
     for value in values:
         if str(value.dtype) not in types:
             raise TypeError(f"red_add of {value.dtype} as {kind}: the operand must be {' or '.join(types)}")
@@ -276,8 +346,14 @@ def _red_add(pointer, values, kind, order, scope, issuer, _semantic=None):
 
 
 @triton.jit
-def red_add(pointer, values, kind: tl.constexpr = "f32", order: tl.constexpr = "relaxed", scope: tl.constexpr = "gpu",
-            issuer: tl.constexpr = "thread"):
+def red_add(
+    pointer,
+    values,
+    kind: tl.constexpr = "f32",
+    order: tl.constexpr = "relaxed",
+    scope: tl.constexpr = "gpu",
+    issuer: tl.constexpr = "thread",
+):
     """Adds one value, or a tuple of 2 or 4 consecutive values (sm_90+), to the memory at each address, without returning the old one.
 
     values  float32 for kind "f32"; a word of two packed halves (uint32) for "f16x2" and "bf16x2" (sm_90+); "s32", "u32", "u64".

@@ -1,4 +1,8 @@
-"""setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg"). Architecture-specific: sm_90a, sm_100a, sm_103a."""
+"""setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg"). Architecture-specific: sm_90a, sm_100a, sm_103a.
+
+The kernel must be compiled with a register limit (Triton: `maxnreg`, or explicit partitions): without one ptxas ignores the instruction.
+ptxas takes it for sm_120a as well; it is refused there, as everything else of the warp-specialised kernels is.
+"""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,8 @@
 """Shared memory by address: static allocation, and plain loads and stores (PTX ISA, "State Spaces", "ld", "st"). Any architecture.
 
 In explicit kernels the compiler owns shared memory and hands out descriptors. A plain Triton kernel has no name for it, so a shim that
-needs a barrier or a buffer there declares its own `.shared` variable: it lies in front of the compiler's dynamic shared memory and adds to it.
+needs a barrier or a buffer there declares its own `.shared` variable: it lies in front of the compiler's dynamic shared memory and adds
+to it.
 """
 
 import triton
@@ -19,6 +20,10 @@ _REGISTER_CLASSES = {
     "fp64": ("f64", "d"),
 }
 STATIC_LIMIT = 48 * 1024  # bytes of .shared variables that one kernel may declare: larger amounts are dynamic only
+# The compiler's dynamic shared memory begins where the static ends, and declares an alignment of only 16 bytes, while its swizzled
+# tiles rely on 1024. So static buffers come in multiples of 1024 bytes: anything else would silently misplace the tiles of `tl.dot` and
+# of TMA.
+GRANULE = 1024
 
 
 @constexpr_function
@@ -36,7 +41,8 @@ def allocate_text(nbytes, align):
         raise OperandError(f"shared.allocate(nbytes={nbytes}): 1 to {STATIC_LIMIT} bytes; a kernel's static shared memory ends there")
     if align <= 0 or align & (align - 1) or align > 1024:
         raise OperandError(f"shared.allocate(align={align}): a power of two up to 1024")
-    return f"{{ .shared .align {align} .b8 buffer[{nbytes}]; mov.u32 $0, buffer; }}"
+    whole = -(-nbytes // GRANULE) * GRANULE
+    return f"{{ .shared .align {GRANULE} .b8 buffer[{whole}]; mov.u32 $0, buffer; }}"
 
 
 @constexpr_function
@@ -64,7 +70,8 @@ def allocate(nbytes: tl.constexpr, align: tl.constexpr = 16):
     """The i32 shared address of `nbytes` bytes of static shared memory of its own, aligned to `align` bytes (uninitialised).
 
     One call in the source is one buffer (a second execution of the same call gives the same one), so call it at the top of the kernel: the
-    compiler may unroll a loop and so make several of it. At most 48 KiB a kernel. PTX ISA "Shared State Space"; any architecture.
+    compiler may unroll a loop and so make several of it. Each takes a multiple of 1024 bytes, so allocate once and divide by addresses.
+    `align` is a power of two up to 1024; at most 48 KiB a kernel. PTX ISA "Shared State Space"; any architecture.
     """
     return asm(allocate_text(nbytes, align), "=r", [], tl.int32)
 

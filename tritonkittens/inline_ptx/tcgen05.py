@@ -1,12 +1,16 @@
-"""Fifth-generation tensor cores of datacentre Blackwell (PTX ISA 9.7.16): tensor memory, its loads and stores, mma; sm_100a and sm_103a, one CTA.
+"""Fifth-generation tensor cores of datacentre Blackwell (PTX ISA 9.7.16): tensor memory, its loads and stores, mma; sm_100a and sm_103a,
+one CTA.
 
 Tensor memory has 128 lanes of 512 32-bit columns a CTA; an address is lane << 16 | column, as int32 or a tensor-memory descriptor.
 Three kinds of instructions, by who executes them:
- - alloc, dealloc and relinquish_alloc_permit belong to one whole warp. issuer: "warp" (every warp that gets here), "warpgroup" (the first warp of
+ - alloc, dealloc and relinquish_alloc_permit belong to one whole warp. issuer: "warp" (every warp that gets here), "warpgroup" (the first
+   warp of
    each four), "cta" (the first warp of the CTA);
  - mma, cp, shift and commit belong to one thread. issuer as in the whole package: "thread", "warp", "warpgroup", "cta";
- - ld, st, the waits and the fences are executed by every warp; ld and st need a warpgroup, whose warp w reaches lanes 32 w to 32 w + 31 only.
+ - ld, st, the waits and the fences are executed by every warp; ld and st need a warpgroup, whose warp w reaches lanes 32 w to 32 w + 31
+   only.
 """
+
 import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
@@ -14,6 +18,7 @@ from triton.runtime.jit import constexpr_function
 
 from ._asm import arch, asm, builtin, issued, require, unwrap
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tiles_of
+from .wgmma import descriptor_asm
 
 TARGETS = (100, 103)
 # ld/st shape -> 32-bit registers of a thread for .x1
@@ -34,7 +39,8 @@ EXPANSIONS = ("", "b8x16.b6x16_p32", "b8x16.b4x16_p64")
 def instruction_descriptor(kind, m, n, a, b=None, d="f32", trans_a=False, trans_b=False, negate_a=False, negate_b=False, saturate=False):
     """int: the 32-bit instruction descriptor of a dense `mma` (PTX ISA 9.7.16.4.2). Works on the host and in kernels.
 
-    kind "f16", "tf32", "f8f6f4" or "i8"; m 64 or 128; n a multiple of 8 (m=64) or 16 (m=128) up to 256; a, b PTX operand types ("bf16", "e4m3", …; b
+    kind "f16", "tf32", "f8f6f4" or "i8"; m 64 or 128; n a multiple of 8 (m=64) or 16 (m=128) up to 256; a, b PTX operand types ("bf16",
+    "e4m3", …; b
     default a), d the accumulator type; trans: the operand is MN-major. Errors: ValueError that states the rule.
     """
     b = a if b is None else b
@@ -43,18 +49,32 @@ def instruction_descriptor(kind, m, n, a, b=None, d="f32", trans_a=False, trans_
         raise ValueError(f"{given}: the kind is one of {', '.join(KINDS)}")
     operands, accumulators = KINDS[kind]
     if a not in operands or b not in operands or d not in accumulators or (kind == "f16" and (a != b or (a == "bf16" and d == "f16"))):
-        raise ValueError(f"{given}: operands are {', '.join(operands)}{' (both the same)' if kind == 'f16' else ''} and accumulators "
-                         f"{', '.join(accumulators)}{' (bf16: f32 only)' if kind == 'f16' else ''}")
+        raise ValueError(
+            f"{given}: operands are {', '.join(operands)}{' (both the same)' if kind == 'f16' else ''} and accumulators "
+            f"{', '.join(accumulators)}{' (bf16: f32 only)' if kind == 'f16' else ''}"
+        )
     integer = kind == "i8"
     allowed = [size for size in range(8, 257, 8) if size % (16 if m == 128 or (integer and size > 32) else 8) == 0]
     if m not in (64, 128) or n not in allowed:
-        raise ValueError(f"{given}: m is 64 or 128, n a multiple of {16 if m == 128 else 8} up to 256{' (above 32: of 16)' if integer else ''}")
+        raise ValueError(
+            f"{given}: m is 64 or 128, n a multiple of {16 if m == 128 else 8} up to 256{' (above 32: of 16)' if integer else ''}"
+        )
     if (integer and (negate_a or negate_b)) or (saturate and not integer):
         raise ValueError(f"{given}: only floating-point operands are negated and only integers saturate")
     if kind == "tf32" and (trans_a or trans_b):
         raise ValueError(f"{given} with trans_a={trans_a}, trans_b={trans_b}: 32-bit operands are contiguous in K here")
-    return (int(saturate) << 3 | accumulators[d] << 4 | operands[a] << 7 | operands[b] << 10 | int(negate_a) << 13 | int(negate_b) << 14
-            | int(trans_a) << 15 | int(trans_b) << 16 | n >> 3 << 17 | m >> 4 << 24)
+    return (
+        int(saturate) << 3
+        | accumulators[d] << 4
+        | operands[a] << 7
+        | operands[b] << 10
+        | int(negate_a) << 13
+        | int(negate_b) << 14
+        | int(trans_a) << 15
+        | int(trans_b) << 16
+        | n >> 3 << 17
+        | m >> 4 << 24
+    )
 
 
 def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
@@ -71,13 +91,14 @@ def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
 def _descriptor(address, leading, stride, swizzle, _semantic=None):
     require("tcgen05 shared-memory descriptor", only=TARGETS, _semantic=_semantic)
     constant = descriptor_constant(unwrap(leading), unwrap(stride), unwrap(swizzle))
-    template = "{ .reg .b32 t; and.b32 t, $1, 0x3ffff; shr.u32 t, t, 4; cvt.u64.u32 $0, t; or.b64 $0, $0, " + f"{constant:#x}; }}"
+    template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", constant, "t") + " }"
     return asm(template, "=l,r", (address,), tl.uint64, _semantic=_semantic)
 
 
 @triton.jit
 def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.constexpr, swizzle: tl.constexpr):
-    """uint64 descriptor of a shared operand for mma and cp: address an int32 shared address or a descriptor, swizzle 0, 32, 64 or 128 bytes.
+    """uint64 descriptor of a shared operand for mma and cp: address an int32 shared address or a descriptor, swizzle 0, 32, 64 or 128
+    bytes.
 
     `wgmma.operand_strides` gives the strides of tiles in Gluon's layouts. PTX ISA 9.7.16.4.1 "Shared memory descriptor".
     """
@@ -87,7 +108,9 @@ def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.con
 def warp_issued(instruction: str, issuer: str) -> str:
     """`instruction` executed by whole warps: all that get here, the first of each warpgroup, or the first of the CTA."""
     if issuer not in ("warp", "warpgroup", "cta"):
-        raise ValueError(f"issuer={issuer!r}: an allocation belongs to a whole warp: 'warp' (each), 'warpgroup' (first of four) or 'cta' (first)")
+        raise ValueError(
+            f"issuer={issuer!r}: an allocation belongs to a whole warp: 'warp' (each), 'warpgroup' (first of four) or 'cta' (first)"
+        )
     if issuer == "warp":
         return instruction
     threads = "and.b32 w, w, 127; " if issuer == "warpgroup" else ""
@@ -141,7 +164,9 @@ def transfer_asm(operation: str, shape: str, words: list[str], address: str, hal
     """
     count, unit = len(words), SHAPES.get(shape)
     if unit is None or count % unit or count // unit not in (1, 2, 4, 8, 16, 32, 64, 128) or count > 128:
-        raise ValueError(f"tcgen05.{operation} {shape} of {count} words a thread: shapes are {', '.join(SHAPES)}, words x1, x2, … up to 128 in all")
+        raise ValueError(
+            f"tcgen05.{operation} {shape} of {count} words a thread: shapes are {', '.join(SHAPES)}, words x1, x2, … up to 128 in all"
+        )
     pack = {"ld": ".pack::16b", "st": ".unpack::16b"}[operation] if half else ""
     mnemonic = f"tcgen05.{operation}.sync.aligned.{shape}.x{count // unit}{pack}.b32"
     vector, place = "{" + ", ".join(words) + "}", "[t]" + (f", {split}" if shape == "16x32bx2" else "")
@@ -181,14 +206,23 @@ def _st(address, tile, shape, half, split, _semantic=None):
 
 
 @triton.jit
-def ld(address, tile_shape: tl.constexpr, layout: tl.constexpr = None, dtype: tl.constexpr = tl.float32, shape: tl.constexpr = "32x32b",
-       half: tl.constexpr = False, split: tl.constexpr = 0):
+def ld(
+    address,
+    tile_shape: tl.constexpr,
+    layout: tl.constexpr = None,
+    dtype: tl.constexpr = tl.float32,
+    shape: tl.constexpr = "32x32b",
+    half: tl.constexpr = False,
+    split: tl.constexpr = 0,
+):
     """A register tile of 32-bit elements from tensor memory; it may be used after `wait_ld` only. Explicit kernels, a whole warpgroup.
 
     address     lane 0 of the tile; each warp adds its own quarter of the lanes.
-    tile_shape  (rows, columns) and layout: thread t's registers, in the layout's order, are what the instruction gives it. Default: 128 rows, row t in
+    tile_shape  (rows, columns) and layout: thread t's registers, in the layout's order, are what the instruction gives it. Default: 128
+                rows, row t in
                 thread t ("32x32b").
-    shape       "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2" (with `split`, the column distance of its halves); the repeat count follows.
+    shape       "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2" (with `split`, the column distance of its halves); the repeat count
+                follows.
     half        two 16-bit columns are packed into each register. PTX ISA 9.7.16.8.3 `tcgen05.ld`.
     """
     return _ld(address, tile_shape, layout, dtype, shape, half, split)
@@ -196,13 +230,17 @@ def ld(address, tile_shape: tl.constexpr, layout: tl.constexpr = None, dtype: tl
 
 @triton.jit
 def st(address, tile, shape: tl.constexpr = "32x32b", half: tl.constexpr = False, split: tl.constexpr = 0):
-    """Stores a register tile of 32-bit elements to tensor memory; others see it after `wait_st`. Operands as in `ld`. PTX ISA 9.7.16.8.4 `tcgen05.st`."""
+    """Stores a register tile of 32-bit elements to tensor memory; others see it after `wait_st`. Operands as in `ld`. PTX ISA 9.7.16.8.4
+    `tcgen05.st`.
+    """
     _st(address, tile, shape, half, split)
 
 
 @triton.jit
 def wait_ld(tiles=()):
-    """Waits for this thread's loads from tensor memory. Returns `tiles`, which may be used from here on. PTX ISA 9.7.16.8.5 `tcgen05.wait::ld`."""
+    """Waits for this thread's loads from tensor memory. Returns `tiles`, which may be used from here on. PTX ISA 9.7.16.8.5
+    `tcgen05.wait::ld`.
+    """
     return pass_through("tcgen05.wait::ld.sync.aligned;", tiles, (100, 103))
 
 
@@ -237,16 +275,26 @@ def _copy_template(shape, multicast, expand, _semantic=None):
     shape, multicast, expand = unwrap(shape), unwrap(multicast), unwrap(expand)
     if shape not in COPIES or multicast not in COPIES[shape] or expand not in EXPANSIONS:
         rows = "; ".join(f"{name} {' or '.join(map(repr, modes))}" for name, modes in COPIES.items())
-        raise ValueError(f"tcgen05.cp shape={shape!r}, multicast={multicast!r}, expand={expand!r}: shapes with their multicast are {rows}; "
-                         f"expand is one of {EXPANSIONS}")
+        raise ValueError(
+            f"tcgen05.cp shape={shape!r}, multicast={multicast!r}, expand={expand!r}: shapes with their multicast are {rows}; "
+            f"expand is one of {EXPANSIONS}"
+        )
     return tl.constexpr(".".join(part for part in ("tcgen05.cp.cta_group::1", shape, multicast, expand) if part) + " [$0], $1;")
 
 
 @triton.jit
-def cp(address, descriptor, shape: tl.constexpr = "128x256b", multicast: tl.constexpr = "", expand: tl.constexpr = "", issuer: tl.constexpr = "warp"):
+def cp(
+    address,
+    descriptor,
+    shape: tl.constexpr = "128x256b",
+    multicast: tl.constexpr = "",
+    expand: tl.constexpr = "",
+    issuer: tl.constexpr = "warp",
+):
     """Copies shared memory (uint64 descriptor) to tensor memory, asynchronously, in order with later mma of the same thread.
 
-    shape "128x256b", "4x256b", "128x128b", "64x128b" (multicast "warpx2::02_13" or "warpx2::01_23") or "32x128b" (multicast "warpx4"); expand
+    shape "128x256b", "4x256b", "128x128b", "64x128b" (multicast "warpx2::02_13" or "warpx2::01_23") or "32x128b" (multicast "warpx4");
+    expand
     "b8x16.b6x16_p32" or "b8x16.b4x16_p64" spreads 6- or 4-bit elements to bytes. PTX ISA 9.7.16.9.1 `tcgen05.cp`.
     """
     _issue(_copy_template(shape, multicast, expand), (address, descriptor), ("r", "l"), issuer, "", (100, 103))
@@ -283,7 +331,8 @@ def mma(d, a, b, instruction, kind: tl.constexpr, accumulate=1, a_in_tmem: tl.co
 
 @triton.jit
 def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
-    """The mbarrier (shared address or descriptor) gets one arrival when this thread's earlier mma, cp and shift are done; the issuer must be their thread.
+    """The mbarrier (shared address or descriptor) gets one arrival when this thread's earlier mma, cp and shift are done; the issuer must
+    be their thread.
 
     multicast: 16-bit mask of CTAs of the cluster, whose barriers at the same offset get one arrival each.
     PTX ISA 9.7.16.12.1 `tcgen05.commit.mbarrier::arrive::one`.
@@ -291,5 +340,11 @@ def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
     if multicast is None:
         _issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0];", (barrier,), ("r",), issuer, "", (100, 103))
     else:
-        _issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [$0], mask;", (barrier, multicast),
-               ("r", "r"), issuer, ".reg .b16 mask; cvt.u16.u32 mask, $1;", (100, 103))
+        _issue(
+            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [$0], mask;",
+            (barrier, multicast),
+            ("r", "r"),
+            issuer,
+            ".reg .b16 mask; cvt.u16.u32 mask, $1;",
+            (100, 103),
+        )

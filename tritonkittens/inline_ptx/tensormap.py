@@ -48,8 +48,14 @@ _INTERLEAVES = {0: 0, 16: 1, 32: 2}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _FILLS = {"zero": 0, "nan": 1}
 TARGETS = tl.constexpr((90, 100, 103, 120))
-_FIELDS = {"global_address": ("b64", False), "rank": ("b32", False), "box_dim": ("b32", True), "global_dim": ("b32", True),
-           "global_stride": ("b64", True), "element_stride": ("b32", True)}
+_FIELDS = {
+    "global_address": ("b64", False),
+    "rank": ("b32", False),
+    "box_dim": ("b32", True),
+    "global_dim": ("b32", True),
+    "global_stride": ("b64", True),
+    "element_stride": ("b32", True),
+}
 
 
 def dtype_entry(dtype):
@@ -80,8 +86,10 @@ def check_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fi
     if interleave and rank < 3:
         raise ValueError(f"encode_tiled(interleave={interleave}, shape={tuple(shape)}): an interleaved tensor has at least 3 dimensions")
     if len(strides) != rank - 1:
-        raise ValueError(f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest one is contiguous "
-                         "and has none")
+        raise ValueError(
+            f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest one is "
+            "contiguous and has none"
+        )
     if len(box) != rank:
         raise ValueError(f"encode_tiled(box={tuple(box)}): {rank} extents for the {rank} dimensions of shape {tuple(shape)}")
     alignment = 32 if interleave == 32 else 16
@@ -92,20 +100,26 @@ def check_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fi
             raise ValueError(f"encode_tiled(shape={tuple(shape)}): every extent is 1 to 2**32")
     for stride in strides:
         if stride % alignment or not 0 <= stride < 1 << 40:
-            raise ValueError(f"encode_tiled(strides={tuple(strides)}): {stride} bytes; every stride is a multiple of {alignment} bytes and below 2**40")
+            raise ValueError(
+                f"encode_tiled(strides={tuple(strides)}): {stride} bytes; every stride is a multiple of {alignment} bytes and below 2**40"
+            )
     for extent in box:
         if not 0 < extent <= 256:
             raise ValueError(f"encode_tiled(box={tuple(box)}): every extent of the box is 1 to 256 elements")
-    steps = tuple(element_strides) if element_strides is not None else (1, ) * rank
+    steps = tuple(element_strides) if element_strides is not None else (1,) * rank
     if len(steps) != rank or not all(0 < step <= 8 for step in steps):
         raise ValueError(f"encode_tiled(element_strides={steps}): {rank} steps of 1 to 8 elements")
     row = box[0] * itemsize
     if not interleave and row % 16:
-        raise ValueError(f"encode_tiled(box={tuple(box)}): {box[0]} elements of {itemsize} bytes are {row} bytes; the box's fastest extent is a "
-                         "multiple of 16 bytes")
+        raise ValueError(
+            f"encode_tiled(box={tuple(box)}): {box[0]} elements of {itemsize} bytes are {row} bytes; the box's fastest "
+            "extent is a multiple of 16 bytes"
+        )
     if not interleave and swizzle and row > swizzle:
-        raise ValueError(f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} bytes; a {swizzle}-byte "
-                         f"swizzle spans at most {swizzle}")
+        raise ValueError(
+            f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} bytes; "
+            f"a {swizzle}-byte swizzle spans at most {swizzle}"
+        )
     if interleave == 32 and swizzle != 32:
         raise ValueError(f"encode_tiled(interleave=32, swizzle={swizzle}): interleave 32 needs swizzle 32")
     if fill == "nan" and not floating:
@@ -142,17 +156,28 @@ def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, f
     rank = len(shape)
     storage = ctypes.create_string_buffer(NBYTES + 64)
     start = -ctypes.addressof(storage) % 64
-    steps = element_strides if element_strides is not None else (1, ) * rank
+    steps = element_strides if element_strides is not None else (1,) * rank
     library = driver()
     status = library.cuTensorMapEncodeTiled(
-        ctypes.c_void_p(ctypes.addressof(storage) + start), ctypes.c_int(dtype_entry(dtype)[0]), ctypes.c_uint32(rank), ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*shape), (ctypes.c_uint64 * max(rank - 1, 1))(*strides), (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*steps), ctypes.c_int(_INTERLEAVES[interleave]), ctypes.c_int(_SWIZZLES[swizzle]),
-        ctypes.c_int(_PROMOTIONS[l2_promotion]), ctypes.c_int(_FILLS[fill]))
+        ctypes.c_void_p(ctypes.addressof(storage) + start),
+        ctypes.c_int(dtype_entry(dtype)[0]),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*shape),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*steps),
+        ctypes.c_int(_INTERLEAVES[interleave]),
+        ctypes.c_int(_SWIZZLES[swizzle]),
+        ctypes.c_int(_PROMOTIONS[l2_promotion]),
+        ctypes.c_int(_FILLS[fill]),
+    )
     if status != 0:
-        raise RuntimeError(f"cuTensorMapEncodeTiled returned error {status} for dtype={dtype}, shape={tuple(shape)}, strides={tuple(strides)}, "
-                           f"box={tuple(box)}, swizzle={swizzle}")
-    return storage.raw[start:start + NBYTES]
+        raise RuntimeError(
+            f"cuTensorMapEncodeTiled returned error {status} for dtype={dtype}, shape={tuple(shape)}, "
+            f"strides={tuple(strides)}, box={tuple(box)}, swizzle={swizzle}"
+        )
+    return storage.raw[start : start + NBYTES]
 
 
 @constexpr_function
@@ -174,12 +199,14 @@ def replace_constraints(field, space):
 
 
 @triton.jit
-def replace(tensor_map, value, field: tl.constexpr, ordinal: tl.constexpr = 0, space: tl.constexpr = "global", issuer: tl.constexpr = "warp"):
+def replace(
+    tensor_map, value, field: tl.constexpr, ordinal: tl.constexpr = 0, space: tl.constexpr = "global", issuer: tl.constexpr = "warp"
+):
     """`tensormap.replace.tile`: overwrites one field of a tensor map in memory.
 
     `tensor_map` is a generic address (u64 or pointer; `space` "shared::cta": an i32 shared address), 128-byte aligned. `field` is
-    "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32, elements) or "global_stride" (u64,
-    bytes; ordinal 0 is dimension 1), `ordinal` the dimension, fastest first. Publish it with `tma.fence_tensormap_release`.
+    "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32, elements) or "global_stride"
+    (u64, bytes; ordinal 0 is dimension 1), `ordinal` the dimension, fastest first. Publish it with `tma.fence_tensormap_release`.
     Architecture-specific: sm_90a, sm_100a, sm_103a, sm_120a. PTX ISA "tensormap.replace".
     """
     require("tensormap.replace", only=TARGETS)

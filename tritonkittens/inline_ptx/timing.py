@@ -4,6 +4,7 @@ The registers differ between threads. Without an argument a function reads its o
 counts as uniform (a scalar store writes what one thread saw). With a tile `like`, it returns a tile of that shape: for each element, the
 register of the thread that holds the element.
 """
+
 import triton
 import triton.language as tl
 

@@ -1,11 +1,12 @@
 """The copy engine: tensor copies, plain bulk copies, reductions, prefetches, and the fences around them (PTX ISA, "cp.async.bulk"). sm_90.
 
-`tensor_map` is the generic address (u64 or pointer) of a 128-byte tensor map in global memory: see `tensormap.encode_tiled`. `coordinates` is
-a tuple of 1 to 5 i32 element offsets, fastest dimension first. Shared operands are descriptors or i32 addresses, 128-byte aligned for tensor
-copies (more for a swizzle: 256, 512, 1024 bytes for 32, 64, 128), 16-byte aligned for plain ones. `nbytes` is a multiple of 16.
+`tensor_map` is the generic address (u64 or pointer) of a 128-byte tensor map in global memory: see `tensormap.encode_tiled`.
+`coordinates` is a tuple of 1 to 5 i32 element offsets, fastest dimension first. Shared operands are descriptors or i32 addresses,
+128-byte aligned for tensor copies (more for a swizzle: 256, 512, 1024 bytes for 32, 64, 128), 16-byte aligned for plain ones. `nbytes` is
+a multiple of 16.
 
-Loads count their bytes on an mbarrier. Stores read shared memory behind the program's back: `fence_proxy_async` by the threads that wrote it, a
-barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
+Loads count their bytes on an mbarrier. Stores read shared memory behind the program's back: `fence_proxy_async` by the threads that wrote
+it, a barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
 """
 
 import triton
@@ -16,24 +17,32 @@ from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, requi
 from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_BULK_REDUCTIONS = {
+BULK_REDUCTIONS = {
     "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
     "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
-    "inc": ("u32", ),
-    "dec": ("u32", ),
+    "inc": ("u32",),
+    "dec": ("u32",),
     "and": ("b32", "b64"),
     "or": ("b32", "b64"),
     "xor": ("b32", "b64"),
 }
-_CLUSTER_REDUCTIONS = {"add": ("u32", "s32", "u64"), "min": ("u32", "s32"), "max": ("u32", "s32"), "inc": ("u32", ), "dec": ("u32", ),
-                       "and": ("b32", ), "or": ("b32", ), "xor": ("b32", )}
+CLUSTER_REDUCTIONS = {
+    "add": ("u32", "s32", "u64"),
+    "min": ("u32", "s32"),
+    "max": ("u32", "s32"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32",),
+    "or": ("b32",),
+    "xor": ("b32",),
+}
 _PRIORITIES = ("evict_first", "evict_last", "evict_normal", "evict_unchanged")
 
 
 @constexpr_function
 def coordinate_list(first, rank):
-    """"{$3, $4}": the operands of `rank` coordinates, from operand `first` on."""
+    """ "{$3, $4}": the operands of `rank` coordinates, from operand `first` on."""
     if not 1 <= rank <= 5:
         raise OperandError(f"tma: {rank} coordinates; a tensor has 1 to 5 dimensions")
     return "{" + ", ".join(f"${first + i}" for i in range(rank)) + "}"
@@ -50,7 +59,9 @@ def load_text(rank, multicast, hinted, issuer, sm):
     """Operands: destination, tensor map, barrier, coordinates, then the mask and the policy where given."""
     mnemonic = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
-    operands = f"[$0], [$1, {coordinate_list(3, rank)}], [$2]" + (", ctas" if multicast else "") + (f", ${3 + rank + multicast}" if hinted else "")
+    operands = (
+        f"[$0], [$1, {coordinate_list(3, rank)}], [$2]" + (", ctas" if multicast else "") + (f", ${3 + rank + multicast}" if hinted else "")
+    )
     return issued(f"{mnemonic} {operands};", issuer, sm, mask_text(3 + rank) if multicast else "")
 
 
@@ -99,21 +110,25 @@ def reduction_suffix(operation, kind, table, name):
 
 @constexpr_function
 def reduce_bulk_text(operation, kind, hinted, issuer, sm):
-    suffix = reduction_suffix(operation, kind, _BULK_REDUCTIONS, "reduce_bulk")
+    suffix = reduction_suffix(operation, kind, BULK_REDUCTIONS, "reduce_bulk")
     hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
     return issued(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hint}.{suffix} [$0], [$1], $2{policy};", issuer, sm)
 
 
 @constexpr_function
 def reduce_bulk_cluster_text(operation, kind, issuer, sm):
-    suffix = reduction_suffix(operation, kind, _CLUSTER_REDUCTIONS, "reduce_bulk_cluster")
-    return issued(f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];", issuer, sm)
+    suffix = reduction_suffix(operation, kind, CLUSTER_REDUCTIONS, "reduce_bulk_cluster")
+    return issued(
+        f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];", issuer, sm
+    )
 
 
 @constexpr_function
 def wait_group_text(pending, read):
     if pending < 0:
-        raise OperandError(f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be under way, 0 or more")
+        raise OperandError(
+            f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be under way, 0 or more"
+        )
     return f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};"
 
 
@@ -142,15 +157,19 @@ def policy_text(priority, fraction):
 
 @triton.jit
 def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled), counted on `bar` in bytes.
+    """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled), counted on `bar` in
+    bytes.
 
-    The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in each of
-    those CTAs and counts on the barrier at the same place there. `cache_hint` is a u64 of `create_policy`. One thread issues a copy. sm_90.
-    PTX ISA "cp.async.bulk.tensor".
+    The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in
+    each of those CTAs and counts on the barrier at the same place there. `cache_hint` is a u64 of `create_policy`. One thread issues a
+    copy. sm_90. PTX ISA "cp.async.bulk.tensor".
     """
     require("cp.async.bulk.tensor", 90)
-    asm(load_text(len(coordinates), multicast is not None, cache_hint is not None, issuer, arch()), ("r", "l", "r", "r", "r", "l"),
-        [destination, tensor_map, bar, coordinates, multicast, cache_hint])
+    asm(
+        load_text(len(coordinates), multicast is not None, cache_hint is not None, issuer, arch()),
+        ("r", "l", "r", "r", "r", "l"),
+        [destination, tensor_map, bar, coordinates, multicast, cache_hint],
+    )
 
 
 @triton.jit
@@ -160,20 +179,27 @@ def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.co
     sm_90. PTX ISA "cp.async.bulk.tensor".
     """
     require("cp.async.bulk.tensor", 90)
-    asm(store_text(len(coordinates), None, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"),
-        [tensor_map, source, coordinates, cache_hint])
+    asm(
+        store_text(len(coordinates), None, cache_hint is not None, issuer, arch()),
+        ("l", "r", "r", "l"),
+        [tensor_map, source, coordinates, cache_hint],
+    )
 
 
 @triton.jit
 def reduce_tensor(tensor_map, coordinates, source, operation: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.reduce.async.bulk.tensor` shared -> global: as `store_tensor`, but combines with what is there, element by element and atomically.
+    """`cp.reduce.async.bulk.tensor` shared -> global: as `store_tensor`, but combines with what is there, element by element and
+    atomically.
 
     `operation` is "add", "min", "max", "inc", "dec", "and", "or" or "xor"; the element type is the tensor map's. sm_90.
     PTX ISA "cp.reduce.async.bulk.tensor".
     """
     require("cp.reduce.async.bulk.tensor", 90)
-    asm(store_text(len(coordinates), operation, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"),
-        [tensor_map, source, coordinates, cache_hint])
+    asm(
+        store_text(len(coordinates), operation, cache_hint is not None, issuer, arch()),
+        ("l", "r", "r", "l"),
+        [tensor_map, source, coordinates, cache_hint],
+    )
 
 
 @triton.jit
@@ -197,8 +223,11 @@ def load_bulk(destination, source, nbytes, bar, multicast=None, cache_hint=None,
     `multicast` and `cache_hint` as in `load_tensor`. sm_90. PTX ISA "cp.async.bulk".
     """
     require("cp.async.bulk", 90)
-    asm(load_bulk_text(multicast is not None, cache_hint is not None, issuer, arch()), ("r", "l", "r", "r", "r", "l"),
-        [destination, source, nbytes, bar, multicast, cache_hint])
+    asm(
+        load_bulk_text(multicast is not None, cache_hint is not None, issuer, arch()),
+        ("r", "l", "r", "r", "r", "l"),
+        [destination, source, nbytes, bar, multicast, cache_hint],
+    )
 
 
 @triton.jit
@@ -218,19 +247,26 @@ def copy_bulk_cluster(remote, source, nbytes, remote_bar, issuer: tl.constexpr =
     `remote` and `remote_bar` come from `cluster.mapa` with the same CTA. sm_90. PTX ISA "cp.async.bulk".
     """
     require("cp.async.bulk", 90)
-    asm(issued("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", issuer, arch()), "r,r,r,r",
-        [remote, source, nbytes, remote_bar])
+    asm(
+        issued("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", issuer, arch()),
+        "r,r,r,r",
+        [remote, source, nbytes, remote_bar],
+    )
 
 
 @triton.jit
 def reduce_bulk(destination, source, nbytes, operation: tl.constexpr, kind: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
     """`cp.reduce.async.bulk` shared -> global: combines an array with the one at the pointer `destination`, atomically, in a bulk group.
 
-    `operation` and the PTX element type `kind`: add (u32 s32 u64 f16 bf16 f32 f64), min and max (u32 s32 u64 s64 f16 bf16), inc and dec (u32),
-    and, or, xor (b32 b64). sm_90. PTX ISA "cp.reduce.async.bulk".
+    `operation` and the PTX element type `kind`: add (u32 s32 u64 f16 bf16 f32 f64), min and max (u32 s32 u64 s64 f16 bf16), inc and dec
+    (u32), and, or, xor (b32 b64). sm_90. PTX ISA "cp.reduce.async.bulk".
     """
     require("cp.reduce.async.bulk", 90)
-    asm(reduce_bulk_text(operation, kind, cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"), [destination, source, nbytes, cache_hint])
+    asm(
+        reduce_bulk_text(operation, kind, cache_hint is not None, issuer, arch()),
+        ("l", "r", "r", "l"),
+        [destination, source, nbytes, cache_hint],
+    )
 
 
 @triton.jit

@@ -5,17 +5,21 @@ accumulator's registers belong to the tensor core: pass tiles through `fence` an
 
 Register tiles (explicit kernels only: a plain Triton tile has no layout that a kernel may rely on)
  - An accumulator is one tile, or a tuple of tiles whose columns follow each other: 64 rows, N columns together, N any multiple of 8 up to
-   256, each piece a power of two columns in `gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])`.
-   float32 or int32; float16 accumulators are tiles of packed pairs (`pack`, 64 x N/2 int32), since unpacking them is only allowed after the wait.
+   256, each piece a power of two columns in `gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns,
+   16])`.
+   float32 or int32; float16 accumulators are tiles of packed pairs (`pack`, 64 x N/2 int32), since unpacking them is only allowed after
+   the wait.
  - A in registers is a tile of 64 x K in `gl.DotOperandLayout(0, that layout, k_width=32 // bits)`, or `pack` of it.
 
 Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_descriptor` from an address, `operand_descriptor` from a tile.
 """
+
 from typing import NamedTuple, Sequence
 
 import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
+from triton.runtime.jit import constexpr_function
 
 from ._asm import asm, builtin, require, unwrap
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tied, tiles_of
@@ -23,8 +27,15 @@ from ._tile_operands import explicit_only, is_tile, letter, pass_through, regist
 # Triton's element type -> PTX's. float32 operands are read as tf32 (the low 13 mantissa bits are ignored).
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8", "uint8": "u8"}
 # PTX operand type -> (bits, accumulator types); the two operands' types must come from one row of GROUPS.
-OPERANDS = {"f16": (16, ("f32", "f16")), "bf16": (16, ("f32",)), "tf32": (32, ("f32",)), "e4m3": (8, ("f32", "f16")), "e5m2": (8, ("f32", "f16")),
-            "s8": (8, ("s32",)), "u8": (8, ("s32",))}
+OPERANDS = {
+    "f16": (16, ("f32", "f16")),
+    "bf16": (16, ("f32",)),
+    "tf32": (32, ("f32",)),
+    "e4m3": (8, ("f32", "f16")),
+    "e5m2": (8, ("f32", "f16")),
+    "s8": (8, ("s32",)),
+    "u8": (8, ("s32",)),
+}
 GROUPS = (("f16",), ("bf16",), ("tf32",), ("e4m3", "e5m2"), ("s8", "u8"))
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes -> the descriptor's bits 62-63
 
@@ -60,7 +71,9 @@ class Multiply(NamedTuple):
 
 
 def valid_n(a: str) -> tuple[int, ...]:
-    """The N that PTX ISA 9.7.15.2 allows for operand type `a`: every multiple of 8 up to 256; for integers multiples of 16 above 24, and 8 and 24."""
+    """The N that PTX ISA 9.7.15.2 allows for operand type `a`: every multiple of 8 up to 256; for integers multiples of 16 above 24, and 8
+    and 24.
+    """
     return tuple(n for n in range(8, 257, 8) if a not in ("s8", "u8") or n % 16 == 0 or n in (8, 24))
 
 
@@ -77,7 +90,9 @@ def check(multiply: Multiply) -> Multiply:
         rule = "8, 16, 24 or a multiple of 16 from 32 to 256" if m.d == "s32" else "a multiple of 8 from 8 to 256"
         raise ValueError(f"{given}: N is {rule}, not {m.n}")
     if (m.trans_a or m.trans_b) and OPERANDS[m.a][0] != 16:
-        raise ValueError(f"{given} with trans_a={m.trans_a}, trans_b={m.trans_b}: only 16-bit operands may be MN-major; {m.a} must be contiguous in K")
+        raise ValueError(
+            f"{given} with trans_a={m.trans_a}, trans_b={m.trans_b}: only 16-bit operands may be MN-major; {m.a} must be contiguous in K"
+        )
     if m.trans_a and m.a_in_registers:
         raise ValueError(f"{given} with trans_a: a register operand has no major-ness")
     if m.scale_a not in (1, -1) or m.scale_b not in (1, -1):
@@ -90,7 +105,9 @@ def check(multiply: Multiply) -> Multiply:
 
 
 def mma_async_asm(multiply: Multiply, accumulators: Sequence[str], a: str | Sequence[str], b: str, predicate: str) -> str:
-    """The instruction: 32-bit accumulator registers, A (a descriptor register, or four fragment registers), B's descriptor, scale-d predicate."""
+    """The instruction: 32-bit accumulator registers, A (a descriptor register, or four fragment registers), B's descriptor, scale-d
+    predicate.
+    """
     m = check(multiply)
     operand_a = a if isinstance(a, str) else "{" + ", ".join(a) + "}"
     operands = ["{" + ", ".join(accumulators) + "}", operand_a, b, predicate]
@@ -111,16 +128,19 @@ def pack_asm(word: str, elements: Sequence[str], scratch: str) -> str:
 
 
 def operand_strides(rows: int, columns: int, element_bytes: int, swizzle: int, k_major: bool) -> tuple[int, int]:
-    """(leading, stride) byte offsets of an operand stored as Gluon's NVMMASharedLayout stores a `rows` x `columns` tile, columns contiguous.
+    """(leading, stride) byte offsets of a `rows` x `columns` operand, columns contiguous, in a swizzled NVMMASharedLayout or
+    `core_matrix_layout`.
 
-    The layout cuts the tile into panels of `swizzle` bytes of columns (16 bytes without swizzling), each with all rows, one row after the
+    These layouts cut the tile into panels of `swizzle` bytes of columns (16 bytes without swizzling), each with all rows, one row after the
     other, panel after panel. Groups of 8 rows of a panel are the core matrices of PTX ISA 9.7.15.5.1. `k_major`: the columns are K.
     """
     panel = swizzle or 16
     if swizzle not in SWIZZLES:
         raise ValueError(f"swizzle={swizzle}: it is 0, 32, 64 or 128 bytes")
     if rows % 8 or columns * element_bytes % panel:
-        raise ValueError(f"a {rows} x {columns} operand of {element_bytes}-byte elements: rows come in eights and a row in panels of {panel} bytes")
+        raise ValueError(
+            f"a {rows} x {columns} operand of {element_bytes}-byte elements: rows come in eights and a row in panels of {panel} bytes"
+        )
     next_panel, next_group = rows * panel, 8 * panel
     if swizzle == 0 and not k_major:  # without swizzling, MN-major descriptors name the two the other way round
         return next_group, next_panel
@@ -148,11 +168,28 @@ def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
 
 def descriptor_asm(target: str, address: str, constant: int, scratch: str) -> str:
     """`target` (64 bits) = the descriptor of the 32-bit shared `address`; `scratch` is a 32-bit register."""
-    return f"and.b32 {scratch}, {address}, 0x3ffff; shr.u32 {scratch}, {scratch}, 4; cvt.u64.u32 {target}, {scratch}; or.b64 {target}, {target}, {constant:#x};"
+    field = f"and.b32 {scratch}, {address}, 0x3ffff; shr.u32 {scratch}, {scratch}, 4; cvt.u64.u32 {target}, {scratch};"
+    return f"{field} or.b64 {target}, {target}, {constant:#x};"
+
+
+@constexpr_function
+def core_matrix_layout(shape, element_bytes, contiguous=1):
+    """The unswizzled shared layout that wgmma reads: panels of 16 bytes along axis `contiguous`, all of the other axis in each.
+
+    Gluon's NVMMASharedLayout(0, ...) is row-major instead, which wgmma reads only where a row has 16 bytes. Swizzled layouts have fewer
+    bank conflicts.
+    """
+    rows, columns = shape[1 - contiguous], shape[contiguous]
+    unit = 16 // element_bytes
+    order = [(1, 1 << i) for i in range((unit - 1).bit_length())] + [(0, 1 << i) for i in range((rows - 1).bit_length())]
+    order += [(1, unit << i) for i in range((columns // unit - 1).bit_length())]
+    return gl.SharedLinearLayout([[0, step] if (axis == 1) == (contiguous == 1) else [step, 0] for axis, step in order], alignment=128)
 
 
 class Operand(NamedTuple):
-    """A shared tile as a wgmma operand: its descriptor without the address, the extent along the other axis, K, the type, and K-major or not."""
+    """A shared tile as a wgmma operand: its descriptor without the address, the extent along the other axis, K, the type, and K-major or
+    not.
+    """
 
     constant: int
     extent: int
@@ -167,32 +204,52 @@ class Operand(NamedTuple):
         return operand_offset(step, self.rows, self.element_bytes, self.swizzle, self.k_major)
 
 
-def shared_operand(tile, k_axis: int) -> Operand:
-    """What `tile` (a shared descriptor in an NVMMASharedLayout, 2-D) is as an operand whose K runs along `k_axis` (0 or 1).
-
-    Errors: TypeError for another layout, ValueError for a shape or major-ness that wgmma cannot read.
-    """
+def _storage(tile) -> tuple[int, int]:
+    """(swizzle in bytes, contiguous axis) of a 2-D shared tile. Errors: TypeError for a layout that no matrix descriptor describes."""
     layout, shape = tile.layout, [unwrap(size) for size in tile.shape]
+    size = tile.dtype.primitive_bitwidth // 8
+    if isinstance(layout, gl.NVMMASharedLayout):
+        contiguous = 0 if layout.transposed else 1
+        if layout.swizzle_byte_width or shape[contiguous] * size == 16:
+            return layout.swizzle_byte_width, contiguous
+    if isinstance(layout, gl.SharedLinearLayout):
+        for contiguous in (1, 0):
+            if layout.offset_bases == core_matrix_layout(shape, size, contiguous).offset_bases:
+                return 0, contiguous
+    raise TypeError(
+        f"wgmma operand {tile.type}: it is a 2-D shared tile in an NVMMASharedLayout with swizzling, or in core_matrix_layout without"
+    )
+
+
+def shared_operand(tile, k_axis: int) -> Operand:
+    """What `tile` (a 2-D shared descriptor) is as an operand whose K runs along `k_axis` (0 or 1).
+
+    Errors: TypeError for a layout or type, ValueError for a shape or major-ness that wgmma cannot read.
+    """
+    shape = [unwrap(size) for size in tile.shape]
     allocated = [unwrap(size) for size in tile.type.alloc_shape][-2:]
-    if not isinstance(layout, gl.NVMMASharedLayout) or len(shape) != 2 or k_axis not in (0, 1):
-        raise TypeError(f"wgmma operand {tile.type} with k_axis={k_axis}: it is a 2-D shared tile in an NVMMASharedLayout, K along axis 0 or 1")
     kind = PTX_TYPES.get(str(tile.dtype))
-    if kind is None:
-        raise TypeError(f"wgmma operand of {tile.dtype}: the types are {', '.join(PTX_TYPES)}")
-    contiguous = 0 if layout.transposed else 1
+    if kind is None or len(shape) != 2 or k_axis not in (0, 1):
+        raise TypeError(
+            f"wgmma operand {tile.type} with k_axis={k_axis}: it has two axes, K along 0 or 1, and one of the types {', '.join(PTX_TYPES)}"
+        )
+    swizzle, contiguous = _storage(tile)
     size, k_major = OPERANDS[kind][0] // 8, contiguous == k_axis
     if not k_major and size != 2:
-        raise ValueError(f"wgmma operand {kind} {shape} with K along axis {k_axis}: only 16-bit operands may be MN-major; store it contiguous in K")
+        raise ValueError(
+            f"wgmma operand {kind} {shape} with K along axis {k_axis}: only 16-bit operands may be MN-major; store it contiguous in K"
+        )
     if shape[k_axis] * size % 32:
         raise ValueError(f"wgmma operand {kind} {shape}: K={shape[k_axis]} must be a multiple of {32 // size} (32 bytes)")
     rows = allocated[1 - contiguous]
-    leading, stride = operand_strides(rows, allocated[contiguous], size, layout.swizzle_byte_width, k_major)
-    return Operand(descriptor_constant(leading, stride, layout.swizzle_byte_width), shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size,
-                   layout.swizzle_byte_width)
+    constant = descriptor_constant(*operand_strides(rows, allocated[contiguous], size, swizzle, k_major), swizzle)
+    return Operand(constant, shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size, swizzle)
 
 
 def packed_layout(layout, factor: int):
-    """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a DistributedLinearLayout), register by register."""
+    """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a DistributedLinearLayout), register by
+    register.
+    """
     bits = factor.bit_length() - 1
     reg = [list(basis) for basis in layout.reg_bases]
     if reg[:bits] != [[0, 1 << i] for i in range(bits)]:
@@ -202,7 +259,9 @@ def packed_layout(layout, factor: int):
         return [[row, column // factor] for row, column in bases]
 
     shape = [layout.shape[0], layout.shape[1] // factor]
-    return gl.DistributedLinearLayout(shrink(reg[bits:]), shrink(layout.lane_bases), shrink(layout.warp_bases), shrink(layout.block_bases), shape)
+    return gl.DistributedLinearLayout(
+        shrink(reg[bits:]), shrink(layout.lane_bases), shrink(layout.warp_bases), shrink(layout.block_bases), shape
+    )
 
 
 @triton.jit
@@ -247,9 +306,11 @@ def _descriptor(address, leading, stride, swizzle, _semantic=None):
 
 @triton.jit
 def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.constexpr, swizzle: tl.constexpr):
-    """uint64 matrix descriptor of a shared operand (PTX ISA 9.7.15.5.1): address an int32 shared address or a descriptor, swizzle 0, 32, 64, 128.
+    """uint64 matrix descriptor of a shared operand (PTX ISA 9.7.15.5.1): address an int32 shared address or a descriptor, swizzle 0, 32,
+    64, 128.
 
-    `operand_strides` computes the two strides for tiles in Gluon's layouts. The tile must start at a multiple of 8 * swizzle bytes (its base
+    `operand_strides` computes the two strides for tiles in Gluon's layouts. The tile must start at a multiple of 8 * swizzle bytes (its
+    base
     offset field is 0); a K step inside it may be added to the address in bytes, or to the descriptor in units of 16 bytes.
     """
     return _descriptor(address, leading_bytes, stride_bytes, swizzle)
@@ -270,7 +331,8 @@ def _operand_descriptor(tile, k_axis, step, _semantic=None):
 
 @triton.jit
 def operand_descriptor(tile, k_axis: tl.constexpr, step: tl.constexpr = 0):
-    """uint64 matrix descriptor of a shared tile's `step`-th K step (32 bytes of K): explicit kernels, any NVMMASharedLayout.
+    """uint64 matrix descriptor of a shared tile's `step`-th K step (32 bytes of K): explicit kernels, a swizzled
+    NVMMASharedLayout or core_matrix_layout.
 
     k_axis is the axis of K: 1 for A of [M, K], 0 for B of [K, N], 1 for B of [N, K]. Where it is not the contiguous axis the operand is
     MN-major: pass trans_a or trans_b to mma_async (16-bit types only).
@@ -282,7 +344,9 @@ def _accumulator(tiles, integer):
     """(N, PTX accumulator type) of checked accumulator pieces; int32 tiles are packed float16 pairs unless the operands are integers."""
     kinds = {str(tile.dtype) for tile in tiles}
     if kinds not in ({"fp32"}, {"int32"}):
-        raise TypeError(f"wgmma accumulator of {', '.join(sorted(kinds))}: float32, int32 for 8-bit integers, or float16 pairs packed to int32 (pack)")
+        raise TypeError(
+            f"wgmma accumulator of {', '.join(sorted(kinds))}: float32, int32 for 8-bit integers, or float16 pairs packed to int32 (pack)"
+        )
     d = "f32" if kinds == {"fp32"} else "s32" if integer else "f16"
     n = 0
     for tile in tiles:
@@ -291,15 +355,21 @@ def _accumulator(tiles, integer):
         layout = tile.type.layout
         fits = list(getattr(layout, "warps_per_cta", [4, 1])) == [4, 1] and list(getattr(layout, "version", [3, 0])) == [3, 0]
         if rows != 64 or not fits or not isinstance(layout, (gl.NVMMADistributedLayout, gl.DistributedLinearLayout)):
-            raise ValueError(f"wgmma accumulator {tile.type}: a piece has 64 rows in NVMMADistributedLayout([3, 0], [4, 1], [16, columns, K]), "
-                             "or is the packed form of one")
+            raise ValueError(
+                f"wgmma accumulator {tile.type}: a piece has 64 rows in NVMMADistributedLayout([3, 0], [4, 1], [16, columns, K]), "
+                "or is the packed form of one"
+            )
         if isinstance(layout, gl.NVMMADistributedLayout) and unwrap(layout.instr_shape)[1] > columns:
-            raise ValueError(f"wgmma accumulator {tile.type}: instr_shape names {unwrap(layout.instr_shape)[1]} columns, the piece has {columns}")
+            raise ValueError(
+                f"wgmma accumulator {tile.type}: instr_shape names {unwrap(layout.instr_shape)[1]} columns, the piece has {columns}"
+            )
     return n, d
 
 
 def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[list[str], list[str]]:
-    """(PTX lines, the four 32-bit registers) of K step `step` of a register operand whose elements are the references $`first`…, `per_word` a word."""
+    """(PTX lines, the four 32-bit registers) of K step `step` of a register operand whose elements are the references $`first`…,
+    `per_word` a word.
+    """
     words, lines = [], []
     for i in range(4):
         elements = [f"${first + (4 * step + i) * per_word + j}" for j in range(per_word)]
@@ -310,14 +380,18 @@ def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[lis
 
 
 def _fragment(tile, kind, semantic):
-    """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words that `pack` made of one."""
+    """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words that `pack` made
+    of one.
+    """
     layout, per_word = tile.type.layout, 32 // tile.dtype.primitive_bitwidth
     wanted = 32 // OPERANDS[kind][0]
     plain = isinstance(layout, gl.DotOperandLayout) and layout.operand_index == 0 and layout.k_width == wanted and per_word == wanted
     packed = isinstance(layout, gl.DistributedLinearLayout) and per_word == 1
     if not (plain or packed) or unwrap(tile.type.shape[0]) != 64 or registers(tile.type, semantic) % (4 * per_word):
-        raise ValueError(f"wgmma A fragment {tile.type} as {kind}: it is 64 x K in DotOperandLayout(0, accumulator layout, k_width={wanted}), "
-                         "or pack of such a tile")
+        raise ValueError(
+            f"wgmma A fragment {tile.type} as {kind}: it is 64 x K in DotOperandLayout(0, accumulator layout, k_width={wanted}), "
+            "or pack of such a tile"
+        )
     return per_word, registers(tile.type, semantic) // (4 * per_word)
 
 
@@ -329,7 +403,9 @@ def _operand_types(a, a_type, b_type):
     names["b_type"] = names["b_type"] or names["a_type"]
     for name, kind in names.items():
         if kind not in OPERANDS:
-            raise ValueError(f"wgmma {name}={kind}: name one of {', '.join(OPERANDS)} or a Triton type; a descriptor or a packed tile does not tell")
+            raise ValueError(
+                f"wgmma {name}={kind}: name one of {', '.join(OPERANDS)} or a Triton type; a descriptor or a packed tile does not tell"
+            )
     return names["a_type"], names["b_type"]
 
 
@@ -342,8 +418,20 @@ def _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, tra
     kind_a, kind_b = _operand_types(a, unwrap(a_type), unwrap(b_type))
     n, d = _accumulator(tiles, kind_a in ("s8", "u8"))
     in_registers = is_tile(a)
-    multiply = check(Multiply(n, d, kind_a, kind_b, in_registers, bool(unwrap(trans_a)), bool(unwrap(trans_b)), unwrap(scale_a), unwrap(scale_b),
-                              bool(unwrap(saturate))))
+    multiply = check(
+        Multiply(
+            n,
+            d,
+            kind_a,
+            kind_b,
+            in_registers,
+            bool(unwrap(trans_a)),
+            bool(unwrap(trans_b)),
+            unwrap(scale_a),
+            unwrap(scale_b),
+            bool(unwrap(saturate)),
+        )
+    )
     outputs, ties = tied(tiles, _semantic)
     names = [f"${i}" for i in range(len(outputs))]
     first, step, lines = 2 * len(outputs), unwrap(step), []
@@ -362,21 +450,36 @@ def _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, tra
     scale = _semantic.cast(_semantic.to_tensor(unwrap(scale_d)), tl.int32)
     instruction = mma_async_asm(multiply, names, operand_a, f"${first + count}", "p")
     template = "\n".join(["{ .reg .pred p;", *lines, f"setp.ne.b32 p, ${first + count + 1}, 0;", instruction, "}"])
-    out = _semantic.inline_asm(template, ",".join(outputs + ties + letters + ["l", "r"]), (*tiles, a, b, scale),
-                               tuple(tile.type for tile in tiles), False)
+    out = _semantic.inline_asm(
+        template, ",".join(outputs + ties + letters + ["l", "r"]), (*tiles, a, b, scale), tuple(tile.type for tile in tiles), False
+    )
     return out[0] if single else tl.tuple(out)
 
 
 @triton.jit
-def mma_async(accumulator, a, b, a_type: tl.constexpr = None, b_type: tl.constexpr = None, scale_d=1, scale_a: tl.constexpr = 1,
-              scale_b: tl.constexpr = 1, trans_a: tl.constexpr = False, trans_b: tl.constexpr = False, saturate: tl.constexpr = False,
-              step: tl.constexpr = 0):
-    """One wgmma: accumulator = scale_a * scale_b * A B + (accumulator if scale_d else 0). Returns the accumulator, which is not ready before the wait.
+def mma_async(
+    accumulator,
+    a,
+    b,
+    a_type: tl.constexpr = None,
+    b_type: tl.constexpr = None,
+    scale_d=1,
+    scale_a: tl.constexpr = 1,
+    scale_b: tl.constexpr = 1,
+    trans_a: tl.constexpr = False,
+    trans_b: tl.constexpr = False,
+    saturate: tl.constexpr = False,
+    step: tl.constexpr = 0,
+):
+    """One wgmma: accumulator = scale_a * scale_b * A B + (accumulator if scale_d else 0). Returns the accumulator, which is not ready
+    before the wait.
 
     accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or packed float16.
-    a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32 bytes: 16 for 16-bit types,
+    a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32 bytes: 16 for 16-bit
+                 types,
                  8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
-    a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register tile of that type. b_type: likewise, default a_type.
+    a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register tile of that type.
+                 b_type: likewise, default a_type.
     scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers).
     trans_a/b    True for an MN-major shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping.
     A 16- or 8-bit fragment is packed inside, which costs moves and a second fence in each call: in a loop use `pack` once.
@@ -400,10 +503,24 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
         raise TypeError(f"wgmma.mma_sync of a register tile of {a.dtype}: the types are {', '.join(PTX_TYPES)}")
     halves = {str(tile.dtype) for tile in tiles} == {"fp16"}
     n, d = (sum(unwrap(tile.type.shape[1]) for tile in tiles), "f16") if halves else _accumulator(tiles, kind_a in ("s8", "u8"))
-    multiply = check(Multiply(n, d, kind_a, operand_b.type, in_registers, bool(operand_a and not operand_a.k_major), not operand_b.k_major,
-                              unwrap(scale_a), unwrap(scale_b), bool(unwrap(saturate))))
+    multiply = check(
+        Multiply(
+            n,
+            d,
+            kind_a,
+            operand_b.type,
+            in_registers,
+            bool(operand_a and not operand_a.k_major),
+            not operand_b.k_major,
+            unwrap(scale_a),
+            unwrap(scale_b),
+            bool(unwrap(saturate)),
+        )
+    )
     if operand_b.extent < n or (operand_a and operand_a.extent != 64):
-        raise ValueError(f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least N columns")
+        raise ValueError(
+            f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least N columns"
+        )
     per_word, steps = _fragment(a, kind_a, _semantic) if in_registers else (0, operand_a.k // multiply.k)
     if steps * multiply.k != operand_b.k:
         raise ValueError(f"wgmma.mma_sync: A has K={steps * multiply.k}, B has K={operand_b.k}")
@@ -411,7 +528,11 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
     outputs, ties = tied(tiles, _semantic)
     first, count = 2 * len(outputs), 4 * per_word * steps if in_registers else 1
     names = [f"${i}" for i in range(len(outputs))]
-    lines = ["{ .reg .pred p, always; .reg .b32 t, t0, t1; .reg .b64 da, db;", f"setp.ne.b32 p, ${first + count + 1}, 0;", "setp.eq.b32 always, 0, 0;"]
+    lines = [
+        "{ .reg .pred p, always; .reg .b32 t, t0, t1; .reg .b64 da, db;",
+        f"setp.ne.b32 p, ${first + count + 1}, 0;",
+        "setp.eq.b32 always, 0, 0;",
+    ]
     unpack = []
     if halves:
         words = [f"w{i}" for i in range(multiply.accumulators)]
@@ -439,20 +560,33 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
     lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;", *unpack, "}"]
     letters = [letter(a.dtype)] * count if in_registers else ["r"]
     scale = _semantic.cast(_semantic.to_tensor(unwrap(scale_d)), tl.int32)
-    out = _semantic.inline_asm("\n".join(lines), ",".join(outputs + ties + letters + ["r", "r"]), (*tiles, a, b, scale),
-                               tuple(tile.type for tile in tiles), False)
+    out = _semantic.inline_asm(
+        "\n".join(lines), ",".join(outputs + ties + letters + ["r", "r"]), (*tiles, a, b, scale), tuple(tile.type for tile in tiles), False
+    )
     return out[0] if single else tl.tuple(out)
 
 
 @triton.jit
-def mma_sync(accumulator, a, b, a_k_axis: tl.constexpr = 1, b_k_axis: tl.constexpr = 0, scale_d=1, scale_a: tl.constexpr = 1,
-             scale_b: tl.constexpr = 1, saturate: tl.constexpr = False):
-    """accumulator = A B + (accumulator if scale_d else 0) over whole tiles, finished on return: fence, all K steps, commit and wait in one block.
+def mma_sync(
+    accumulator,
+    a,
+    b,
+    a_k_axis: tl.constexpr = 1,
+    b_k_axis: tl.constexpr = 0,
+    scale_d=1,
+    scale_a: tl.constexpr = 1,
+    scale_b: tl.constexpr = 1,
+    saturate: tl.constexpr = False,
+):
+    """accumulator = A B + (accumulator if scale_d else 0) over whole tiles, finished on return: fence, all K steps, commit and wait in one
+    block.
 
     accumulator  a register tile or a tuple of them (see the module): float32, int32, or here also plain float16 tiles.
-    a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of which the first N are used.
+    a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of which the first N are
+                 used.
     a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K].
-    Shared tiles need an NVMMASharedLayout (any swizzle); which operands are MN-major follows from it. Writes to them by ordinary stores must be
+    Shared tiles are in a swizzled NVMMASharedLayout or in core_matrix_layout; which operands are MN-major follows from it. Writes to them
+    by ordinary stores must be
     made visible first (barrier, fence.proxy.async). Explicit kernels, sm_90a. PTX ISA 9.7.15.5.2.
     """
     return _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate)
@@ -493,7 +627,8 @@ def _unpack(words, dtype, layout, _semantic=None):
 
 @triton.jit
 def pack(tile):
-    """int32 tile of 32-bit words, each of 2 (4) neighbouring columns of a 16-bit (8-bit) register tile: an A fragment or a float16 accumulator.
+    """int32 tile of 32-bit words, each of 2 (4) neighbouring columns of a 16-bit (8-bit) register tile: an A fragment or a float16
+    accumulator.
 
     The words stay in the threads that hold the elements, so nothing moves. Explicit kernels. PTX ISA 9.7.9 `mov.b32` (pack), `prmt`.
     """

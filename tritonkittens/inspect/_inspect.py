@@ -14,23 +14,25 @@ from .report import Buffer, Loop, Report, Role
 
 # Counted beside the tensor-core instructions, in this order.
 _COUNTED = (
-    "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "LDTM", "STTM", "UTCCP", "LDS", "STS", "LDSM", "STSM", "ATOMS", "LDGSTS", "LDG", "STG",
-    "LDL", "STL", "SHFL", "MUFU", "BAR", "SYNCS", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR",
+    "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "LDTM", "STTM", "UTCCP", "LDS", "STS", "LDSM", "STSM", "ATOMS",
+    "LDGSTS", "LDG", "STG", "LDL", "STL", "SHFL", "MUFU", "BAR", "SYNCS", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR",
 )  # fmt: skip
 _LIBRARIES = (Path(__file__).parents[1] / "lang", Path(triton.__file__).parent)
 
 
-def inspect(compiled: Any, roles: Sequence[str] | None = None) -> Report:
+def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence[str] | None = None) -> Report:
     """Reads what the compiler made of a kernel. Needs no GPU.
 
     Args:
         compiled: a Triton `CompiledKernel` for an NVIDIA target: what `triton.compile(...)` or `kernel.warmup(...)` returns.
         roles: names for the default partition and the worker partitions, in the order of `warp_specialize`. Without it a role is called
             after the Python function its code comes from.
+        buffers: names for the allocations in shared and tensor memory, in the order in which the kernel makes them. Without it a buffer is
+            called after the Python variable that its allocation was first bound to.
 
     Raises:
         TypeError: `compiled` has no ttgir, ptx and cubin.
-        ValueError: another number of role names than the kernel has roles.
+        ValueError: another number of names than the kernel has roles or buffers.
         RuntimeError: nvdisasm or ptxas is missing or fails.
     """
     asm = getattr(compiled, "asm", None)
@@ -41,6 +43,8 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None) -> Report:
     metadata = compiled.metadata
     module = _ttgir.parse(asm["ttgir"])
     names = _role_names(module, roles)
+    if buffers is not None and len(buffers) != len(module.allocations):
+        raise ValueError(f"inspect: buffers={tuple(buffers)!r} names {len(buffers)} buffers; {module.kernel} has {len(module.allocations)}")
     graph = _sass.Graph(*_sass.parse(*_tools.disassemble(asm["cubin"])))
     log = _tools.assemble(asm["ptx"], metadata)
     blocks = _roles.assign(graph, module)
@@ -64,7 +68,7 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None) -> Report:
         tensor_columns=metadata.tmem_size or 0,
         wgmma_serialized=any("serialized" in r for r in log.remarks) if "wgmma.mma_async" in asm["ptx"] else None,
         roles=tuple(_role(name, p, graph, blocks.get(k), log.registers) for k, (name, p) in enumerate(zip(names, partitions))),
-        buffers=tuple(_buffer(a) for a in module.allocations),
+        buffers=tuple(_buffer(a, buffers[k] if buffers else a.name) for k, a in enumerate(module.allocations)),
         loops=tuple(_loop(loop, graph, blocks, names) for loop in graph.main_loops),
         mma=mma,
         counts=counts,
@@ -76,7 +80,7 @@ def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]
     number = 1 + len(module.workers)
     if given is not None:
         if len(given) != number:
-            raise ValueError(f"inspect: roles={tuple(given)!r} names {len(given)} roles; {module.kernel} has {number} (default partition, then workers)")
+            raise ValueError(f"inspect: roles={tuple(given)!r} names {len(given)} roles; {module.kernel} has {number}, default first")
         return list(given)
     if not module.specialized:
         return ["kernel"]
@@ -111,8 +115,8 @@ def _role(name: str, partition: _ttgir.Partition, graph: _sass.Graph, blocks: se
 def _loop(loop: _sass.Loop, graph: _sass.Graph, blocks: dict[int, set[int]], names: list[str]) -> Loop:
     instructions = [i for n in sorted(loop.blocks) for i in graph.blocks[n]]
     mma, counts = _count(instructions)
-    role = next((names[k] for k, region in blocks.items() if loop.header in region), None)
-    return Loop(role, _source(next(i.frames for i in instructions if i.is_mma)), len(instructions), mma, counts)
+    roles = tuple(names[k] for k, region in sorted(blocks.items()) if loop.header in region)
+    return Loop(roles, _source(next(i.frames for i in instructions if i.is_mma)), len(instructions), mma, counts)
 
 
 def _source(frames: _sass.Frames) -> str | None:
@@ -130,7 +134,7 @@ def _bits(dtype: str) -> int | None:
     return max(int(found[1]), 8) if found and found[1] != "4" else 4 if found else None
 
 
-def _buffer(a: _ttgir.Allocation) -> Buffer:
+def _buffer(a: _ttgir.Allocation, name: str | None) -> Buffer:
     bits = _bits(a.dtype)
     elements = 1
     for n in a.shape:
@@ -143,7 +147,7 @@ def _buffer(a: _ttgir.Allocation) -> Buffer:
         columns = elements // 128 * bits // 32  # 128 lanes by 32-bit columns
     slots = a.shape[0] if a.indexed else None
     return Buffer(
-        name=a.name,
+        name=name,
         space="barrier" if barrier else a.space,
         dtype=a.dtype,
         shape=a.shape,
@@ -161,5 +165,6 @@ def _layout_text(layout: _ttgir.Layout | None) -> str | None:
     if layout is None:
         return None
     if layout.kind == "nvmma_shared":
-        return f"swizzle {layout.fields.get('swizzlingByteWidth')} B" + (", transposed" if layout.fields.get("transposed") == "true" else "")
+        transposed = ", transposed" if layout.fields.get("transposed") == "true" else ""
+        return f"swizzle {layout.fields.get('swizzlingByteWidth')} B{transposed}"
     return layout.kind

@@ -1,8 +1,8 @@
 """Which SASS belongs to which warp-specialised partition.
 
 Triton lowers `warp_specialize` to one function: the default partition's warps branch off at the start; every worker warp loops over
-"barrier 1, read my state byte from shared memory, jump to that state's partition" (its last state returns). So a partition is what can run
-between such a jump and the next reading of the state, and it is recognised by its source lines, because ptxas may lay the states out in any order.
+"barrier 1, read my state byte from shared memory, jump to that state's partition" (its last state returns). So a partition is what can
+run between such a jump and the next reading of the state, and it is recognised by its source lines: ptxas lays the states out in any order.
 """
 
 from ._sass import Frames, Graph, Instruction
@@ -36,18 +36,20 @@ def _entries(graph: Graph, dispatch: int) -> list[int]:
 
 
 def assign(graph: Graph, module: Module) -> dict[int, set[int]]:
-    """Blocks of each role: 0 is the default partition (or the whole kernel), k + 1 is worker partition k. A role that cannot be told is absent."""
+    """Blocks of each role: 0 is the default partition (or the whole kernel), k + 1 is worker partition k.
+
+    A role that cannot be told is absent. A block that ptxas made serve several roles is in each of them.
+    """
     everything = graph.reachable(0)
     if not module.specialized:
         return {0: everything}
     dispatch = _dispatch(graph)
     if dispatch is None:
         return {}
-    stop = graph.dominators(dispatch)
-    regions = [graph.reachable(entry, stop) for entry in _entries(graph, dispatch)]
-    shared = {n for i, region in enumerate(regions) for other in regions[i + 1:] for n in region & other}
-    regions = [region - shared for region in regions]
-    roles = {0: (graph.reachable(0, [dispatch]) - set().union(*regions) - set(stop)) | {0}}
+    before = graph.dominators(dispatch)
+    entries = _entries(graph, dispatch)
+    regions = [graph.reachable(entry, {*before, *entries} - {entry}) for entry in entries]
+    roles = {0: (graph.reachable(0, [dispatch]) - set(before)) | {0}}
     free = list(range(len(regions)))
     for k, partition in enumerate(module.workers):
         fits = {r: _explained(graph, regions[r], partition, module) for r in free}
@@ -65,9 +67,9 @@ def _explained(graph: Graph, region: set[int], partition: Partition, module: Mod
 
 
 def registers_in_force(graph: Graph, blocks: set[int], compiled: int) -> int | None:
-    """The limit under which most of a role's instructions run: the last `setmaxnreg` before them on every path, `compiled` where there was none.
+    """The limit under which most of a role's instructions run: the last `setmaxnreg` before them, `compiled` where there was none.
 
-    None where the paths disagree.
+    Instructions that different paths reach with different limits do not count; None if there are only such.
     """
     state: dict[int, set[int]] = {0: {compiled}}
     todo = [0]

@@ -12,7 +12,8 @@ MMA = re.compile(r"^(?:[HIQDBO]MMA|[HIQB]GMMA|UTC\w*MMA)$")
 
 _FRAME = re.compile(r'//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _LABEL = re.compile(r"^(?P<label>\.L_\w+|[\w.$]+):")
-_INSTRUCTION = re.compile(r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);")
+_INSTRUCTION = re.compile(r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?"
+                          r"(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);")
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _BRANCH_TABLE = re.compile(r"BRANCH_TARGETS (?P<labels>[^\"]+)")
 _LIVE = re.compile(r"//\s*\|\s*(?P<live>\d*)\s*\|")

@@ -24,9 +24,13 @@ def bank_conflicts(layout: Layout | None, shape: tuple[int, ...], bits: int) -> 
     rows, columns = shape[-2:][::-1] if transposed else shape[-2:]
     size = bits // 8
     vector = min(max(16 // size, 1), columns)
-    fragment = max(_ways([(place(layout, r, c, columns, size), vector * size) for r in range(min(rows, 8))]) for c in range(0, columns, vector))
-    column = max(_ways([(place(layout, r, c, columns, size), size) for r in range(min(rows, 32))]) for c in range(columns))
-    return BankConflicts(fragment, column)
+
+    def worst(height: int, width: int) -> int:
+        """Over every column: `height` rows of `width` elements each, at once."""
+        at = [[(place(layout, r, c, columns, size), width * size) for r in range(min(rows, height))] for c in range(0, columns, width)]
+        return max(map(_ways, at))
+
+    return BankConflicts(fragment=worst(8, vector), column=worst(32, 1))
 
 
 def _ways(accesses: list[tuple[int, int]]) -> int:

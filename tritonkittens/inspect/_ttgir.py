@@ -137,7 +137,8 @@ def parse(text: str) -> Module:
     """Reads TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it."""
     locate, layouts = _Locations(text), _layouts(text)
     lines = text.splitlines()
-    kernel_at, kernel = next(((i, m[1]) for i, m in enumerate(re.search(r"tt\.func public @([\w$.]+)", line) for line in lines) if m), (0, ""))
+    heads = (re.search(r"tt\.func public @([\w$.]+)", line) for line in lines)
+    kernel_at, kernel = next(((i, m[1]) for i, m in enumerate(heads) if m), (0, ""))
     indent = len(lines[kernel_at]) - len(lines[kernel_at].lstrip())
     closing = next((line for line in lines[kernel_at + 1:] if line.startswith(" " * indent + "}")), "")
     end = _TRAILING_LOC.search(closing)

@@ -13,7 +13,7 @@ from ._tiles import BankConflicts
 class Loop:
     """An innermost loop with tensor-core instructions. `counts`: instructions by opcode in its code, however often each runs."""
 
-    role: str | None
+    roles: tuple[str, ...]  # who runs it; several where ptxas merged their code
     source: str | None  # file:line of its first tensor-core instruction
     instructions: int
     mma: dict[str, int]
@@ -114,7 +114,8 @@ class Report:
         yield f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); reallocation {took_effect}"
         yield (f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
                f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes")
-        yield f"  shared memory   {self.shared_bytes} bytes, {sum(b.bytes or 0 for b in self.buffers if b.space != 'tensor')} of them in the buffers below"
+        in_buffers = sum(b.bytes or 0 for b in self.buffers if b.space != "tensor")
+        yield f"  shared memory   {self.shared_bytes} bytes; the buffers below: {in_buffers}"
         if self.tensor_columns:
             yield f"  tensor memory   {self.tensor_columns} columns"
         yield f"  tensor cores    {_counts(self.mma)}"
@@ -123,7 +124,8 @@ class Report:
             yield f"  wgmma           {'SERIALIZED by ptxas' if self.wgmma_serialized else 'asynchronous'}"
 
     def _roles(self) -> Iterable[str]:
-        rows = [(r.name, r.warps, r.requested_registers, r.registers, r.live_registers, r.instructions, _counts(r.mma), _counts(r.counts)) for r in self.roles]
+        rows = [(r.name, r.warps, r.requested_registers, r.registers, r.live_registers, r.instructions, _counts(r.mma), _counts(r.counts))
+                for r in self.roles]
         return _columns(("role", "warps", "asked", "registers", "live", "instructions", "tensor cores", "other"), rows)
 
     def _buffers(self) -> Iterable[str]:
@@ -135,7 +137,8 @@ class Report:
         return _columns(("buffer", "in", "shape", "bytes/columns", "stages", "layout", "conflicts fragment / column", "source"), rows)
 
     def _loops(self) -> Iterable[str]:
-        rows = [(loop.role, loop.source, loop.instructions, _counts(loop.mma), _counts(loop.counts)) for loop in self.loops]
+        rows = [(", ".join(loop.roles) or None, loop.source, loop.instructions, _counts(loop.mma), _counts(loop.counts))
+                for loop in self.loops]
         return _columns(("main loop of", "source", "instructions", "tensor cores", "other"), rows)
 
 

@@ -1,4 +1,7 @@
 """Element types, under the names that PyTorch and the PTX ISA use for them."""
+import math
+from typing import Any
+
 import torch
 import triton.language as tl
 
@@ -26,6 +29,8 @@ _TORCH = {
     torch.int64: int64,
 }
 _TRITON = {v: k for k, v in _TORCH.items()}
+ELEMENT_TYPES = tuple(_TRITON)
+FP8 = (fp8e4m3, fp8e5m2)
 
 
 def from_torch(dtype: torch.dtype) -> tl.dtype:
@@ -48,3 +53,21 @@ def itemsize(dtype: tl.dtype) -> int:
 def base_columns(dtype: tl.dtype) -> int:
     """Columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions take twice the depth."""
     return 32 if itemsize(dtype) == 1 else 16
+
+
+def constant(value: Any, dtype: tl.dtype, what: str) -> Any:
+    """A Python number as `dtype` can hold it; a run-time scalar as it is. Raises `TileError` for a number that the type has no room for.
+
+    Integer types take whole numbers in their range; e4m3 has no infinity (PTX ISA, "Alternate floating point data formats").
+    """
+    if not isinstance(value, (bool, int, float)):
+        return value
+    if dtype.is_floating():
+        if dtype == fp8e4m3 and math.isinf(value):
+            raise TileError(f"{what}: {dtype} has no infinity; its largest value is 448")
+        return value
+    bits = dtype.primitive_bitwidth
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.is_int_signed() else (0, (1 << bits) - 1)
+    if not math.isfinite(value) or value != int(value) or not low <= value <= high:
+        raise TileError(f"{what}: {value!r} is no {dtype}; it must be a whole number from {low} to {high}")
+    return int(value)

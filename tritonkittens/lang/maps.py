@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.dtypes import FP8
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import apply_pieces
+from tritonkittens.lang.values import apply_pieces, dtype_of
 
 
 @triton.jit
@@ -24,7 +25,7 @@ def _neg(x):
 
 @triton.jit
 def _relu(x):
-    return tl.maximum(x, 0.0).to(x.dtype)
+    return tl.maximum(x, 0)
 
 
 @triton.jit
@@ -71,13 +72,23 @@ def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
     return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
 
 
+def refuse_fp8(name: str, *operands: Any) -> None:
+    """The hardware has no arithmetic on fp8: refuse it by name before the compiler does."""
+    for x in operands:
+        if dtype_of(x) in FP8:
+            raise TileError(f"{name}: no arithmetic on {dtype_of(x)} elements; tk.cast the tile to fp16, bf16 or fp32 first")
+
+
 def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
         x = t.scalar(x)
+        if any_dtype:
+            refuse_fp8(name, x)
         return apply_pieces(t, lambda p: t.call(fn, p) if any_dtype else _in_fp32(t, fn, p), x)
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"{meaning}, element by element; shape and dtype of `x`."
+    takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
+    operation.__doc__ = f"{meaning}, element by element.\n\n`x` is {takes}, a vector or a scalar, of any extents; the result has its shape and dtype."
     return op(operation)
 
 
@@ -98,7 +109,7 @@ floor = _unary("floor", "floor", "Largest integer ≤ x")
 ceil = _unary("ceil", "ceil", "Smallest integer ≥ x")
 abs = _unary("abs", "abs", "Absolute value", any_dtype=True)
 neg = _unary("neg", _neg, "−x", any_dtype=True)
-relu = _unary("relu", _relu, "max(x, 0)", any_dtype=True)
+relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", any_dtype=True)
 
 
 @op
@@ -119,7 +130,11 @@ def copy(t: Trace, x: Any) -> Any:
 
 @op
 def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
-    """Element-wise conversion to `dtype`. `rounding` is None (to nearest even) or "rtz" (toward zero), for conversions to a narrower float."""
+    """Element-wise conversion of a tile, vector or scalar to `dtype`.
+
+    `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range become its largest
+    finite value (e4m3 448, e5m2 57344): PTX ISA, cvt with .satfinite. Floats become integers toward zero. Raises `TileError` for another rounding.
+    """
     dtype, rounding = unwrap(dtype), unwrap(rounding)
     if rounding not in (None, "rtne", "rtz"):
         raise TileError(f"cast(rounding={rounding!r}): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)")
@@ -190,10 +205,12 @@ def _fma(a, b, c):
 
 def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
     def binary(t: Trace, a: Any, b: Any) -> Any:
+        refuse_fp8(name, a, b)
         return apply_pieces(t, lambda x, y: t.call(fn, x, y), a, b)
 
     binary.__name__ = binary.__qualname__ = name
-    binary.__doc__ = f"{meaning}; tiles of one shape, or a tile and a scalar. Triton's type promotion."
+    binary.__doc__ = (f"{meaning}, element by element.\n\n`a` and `b` are tiles or vectors of one shape, or one of them a scalar; element types are promoted as "
+                      "Triton does\n(a number takes the tile's type). Raises `TileError` where shapes differ or elements are fp8.")
     return op(binary)
 
 
@@ -201,8 +218,8 @@ add = _nary("add", _add, "a + b")
 sub = _nary("sub", _sub, "a − b")
 mul = _nary("mul", _mul, "a · b")
 div = _nary("div", _div, "a / b")
-maximum = _nary("maximum", "maximum", "The larger of a and b")
-minimum = _nary("minimum", "minimum", "The smaller of a and b")
+maximum = _nary("maximum", "maximum", "The larger of a and b (of a number and NaN the number, as PTX `max`)")
+minimum = _nary("minimum", "minimum", "The smaller of a and b (of a number and NaN the number, as PTX `min`)")
 lt = _nary("lt", _lt, "a < b as booleans")
 le = _nary("le", _le, "a ≤ b as booleans")
 gt = _nary("gt", _gt, "a > b as booleans")
@@ -213,7 +230,8 @@ ne = _nary("ne", _ne, "a ≠ b as booleans")
 
 @op
 def fma(t: Trace, a: Any, b: Any, c: Any) -> Any:
-    """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars)."""
+    """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars); raises `TileError` for fp8 elements."""
+    refuse_fp8("fma", a, b, c)
     return apply_pieces(t, lambda x, y, z: t.call(_fma, x, y, z), a, b, c)
 
 

@@ -1,6 +1,7 @@
 """Masks of register tiles. Every mask writes its result: elements outside the kept region become `fill`.
 
-`row` and `col` are the global coordinates of the tile's first element (element units).
+`row` and `col` are the global coordinates of the tile's first element, in elements. Tiles are of any extents and element type; the result has the tile's.
+`fill` is a number or a run-time scalar; a number that the element type cannot hold (−∞ in an int32 or e4m3 tile) raises `TileError`.
 """
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import Any
 import triton
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.dtypes import constant
+from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.tiles import index_tiles
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 
 NEG_INFTY = float("-inf")
 
@@ -62,18 +65,27 @@ def _keep_block(row, col, a, b):
     return row // a == col // a
 
 
-def _mask(t: Trace, x: Any, keep: Any, fill: Any, row: Any, col: Any, a: Any = 0, b: Any = 0) -> Any:
-    rows, cols = index_tiles(t, x, row, col)
+def _fill(t: Trace, name: str, x: Any, kept: list[Any], fill: Any) -> Any:
+    """`x` where `kept` (one predicate tile a piece), else `fill` in the tile's element type."""
+    dtype = pieces_of(x)[0].dtype
+    fill = constant(unwrap(fill), dtype, f"{name}: fill of a tile of {dtype}")
     pieces = []
-    for r, c, p in zip(rows, cols, pieces_of(x), strict=True):
-        kept = t.call(keep, r, c, a, b)
-        pieces.append(t.method(t.call("where", kept, p, fill), "to", p.dtype))
+    for keep, p in zip(kept, pieces_of(x), strict=True):
+        other = t.full(tuple(int(unwrap(n)) for n in p.shape), fill, dtype, getattr(p.type, "layout", None))
+        pieces.append(t.call("where", keep, p, other))
     return assemble(axes_of(x), pieces)
+
+
+def _mask(t: Trace, name: str, x: Any, keep: Any, fill: Any, row: Any, col: Any, a: Any = 0, b: Any = 0) -> Any:
+    if len(axes_of(x)) != 2:
+        raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
+    rows, cols = index_tiles(t, x, row, col)
+    return _fill(t, name, x, [t.call(keep, r, c, a, b) for r, c in zip(rows, cols, strict=True)], fill)
 
 
 def _causal(name: str, keep: Any, text: str) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
-        return _mask(t, x, keep, fill, row, col)
+        return _mask(t, name, x, keep, fill, row, col)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = text
@@ -87,60 +99,61 @@ make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row, the cau
 @op
 def tril(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
     """Keep col − row ≤ `diagonal`, as `torch.tril`; the rest becomes `fill`."""
-    return _mask(t, x, _keep_lower, fill, row, col, diagonal)
+    return _mask(t, "tril", x, _keep_lower, fill, row, col, diagonal)
 
 
 @op
 def triu(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
     """Keep col − row ≥ `diagonal`, as `torch.triu`; the rest becomes `fill`."""
-    return _mask(t, x, _keep_upper, fill, row, col, diagonal)
+    return _mask(t, "triu", x, _keep_upper, fill, row, col, diagonal)
 
 
 @op
 def left_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
     """Columns < `index` become `fill`."""
-    return _mask(t, x, _keep_right, fill, 0, 0, index)
+    return _mask(t, "left_fill", x, _keep_right, fill, 0, 0, index)
 
 
 @op
 def right_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
     """Columns ≥ `index` become `fill` (with −∞: the ragged last key block of attention)."""
-    return _mask(t, x, _keep_left, fill, 0, 0, index)
+    return _mask(t, "right_fill", x, _keep_left, fill, 0, 0, index)
 
 
 @op
 def upper_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
     """Rows < `index` become `fill`."""
-    return _mask(t, x, _keep_bottom, fill, 0, 0, index)
+    return _mask(t, "upper_fill", x, _keep_bottom, fill, 0, 0, index)
 
 
 @op
 def lower_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
     """Rows ≥ `index` become `fill`."""
-    return _mask(t, x, _keep_top, fill, 0, 0, index)
+    return _mask(t, "lower_fill", x, _keep_top, fill, 0, 0, index)
 
 
 @op
 def upper_right_fill(t: Trace, x: Any, row_index: Any, col_index: Any, fill: Any = 0.0) -> Any:
     """Elements with row < `row_index` and col ≥ `col_index` become `fill`."""
-    return _mask(t, x, _keep_not_corner, fill, 0, 0, row_index, col_index)
+    return _mask(t, "upper_right_fill", x, _keep_not_corner, fill, 0, 0, row_index, col_index)
 
 
 @op
 def sliding_window(t: Trace, x: Any, left: Any, right: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
     """Keep row − `left` ≤ col ≤ row + `right` (global coordinates); the rest becomes `fill`."""
-    return _mask(t, x, _keep_window, fill, row, col, left, right)
+    return _mask(t, "sliding_window", x, _keep_window, fill, row, col, left, right)
 
 
 @op
 def block_diagonal(t: Trace, x: Any, block: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
     """Keep elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`."""
-    return _mask(t, x, _keep_block, fill, row, col, block)
+    return _mask(t, "block_diagonal", x, _keep_block, fill, row, col, block)
 
 
 @op
 def mask(t: Trace, x: Any, predicate: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
     """Keep where `predicate(row, col)` holds (a `@triton.jit` function of broadcastable index tiles); the rest becomes `fill`."""
+    if len(axes_of(x)) != 2:
+        raise TileError(f"mask of shape {list(shape_of(x))}: needs a register tile of two axes")
     rows, cols = index_tiles(t, x, row, col)
-    kept = [t.call(unwrap(predicate), r, c) for r, c in zip(rows, cols, strict=True)]
-    return assemble(axes_of(x), [t.method(t.call("where", k, p, fill), "to", p.dtype) for k, p in zip(kept, pieces_of(x), strict=True)])
+    return _fill(t, "mask", x, [t.call(unwrap(predicate), r, c) for r, c in zip(rows, cols, strict=True)], fill)

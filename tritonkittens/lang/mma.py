@@ -294,4 +294,28 @@ def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
     return out[0] if len(out) == 1 else tl.tuple(out)
 
 
-__all__ = ["mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_wait", "pending", "shape_of"]
+@op
+def mma_begin(t: Trace, acc: Any) -> Any:
+    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as it is."""
+    if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
+        return acc
+    parts = tuple(t.call(hopper.warpgroup_mma_init, p) for p in pieces_of(acc))
+    return pending(axes_of(acc), parts, (), 0)
+
+
+@op
+def mma_retire(t: Trace, acc: Any) -> Any:
+    """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an accumulator in flight.
+
+    Only for products with A in shared memory, whose registers the tensor cores own. `mma_wait` ends the chain.
+    """
+    if not isinstance(acc, pending):
+        return acc
+    if acc.kept:
+        raise TileError("mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait")
+    done = t.call(hopper.warpgroup_mma_wait, acc.groups, deps=list(acc.parts))
+    parts = tuple(t.call(hopper.warpgroup_mma_init, p) for p in (list(done) if len(acc.parts) > 1 else [done]))
+    return pending(acc.axes, parts, (), 0)
+
+
+__all__ = ["mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "pending", "shape_of"]

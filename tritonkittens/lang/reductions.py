@@ -1,4 +1,8 @@
-"""Reductions and scans of register tiles: along rows (a column vector comes out), along columns (a row vector), or of everything (a scalar)."""
+"""Reductions and scans of register tiles: along rows (a column vector comes out), along columns (a row vector), or of everything (a scalar).
+
+Element types: a maximum or minimum keeps the tile's; what adds or multiplies up (sum, prod, mean, norm, cumsum) is computed and returned in fp32 for every
+float, in int32 for integers of up to 32 bits. Maxima and minima pass over NaN, as PTX `max` and `min` do.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,10 +14,13 @@ import triton.language as tl
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _mul
-from tritonkittens.lang.tiles import index_tiles
+from tritonkittens.lang.tiles import index_tiles, iota
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import apply_pieces, assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.values import apply_pieces, assemble, axes_of, dtype_of, pieces_of, shape_of
 from tritonkittens.lang.vectors import combine, exp2_row
+
+
+NO_INDEX = 2**31 - 1  # larger than every index
 
 
 @triton.jit
@@ -22,6 +29,16 @@ def _reduce_prod(x, axis: tl.constexpr):
 
 
 _JOIN: dict[str, tuple[Any, Any]] = {"max": ("max", "maximum"), "min": ("min", "minimum"), "sum": ("sum", _add), "prod": (_reduce_prod, _mul)}
+
+
+def _widened(t: Trace, x: Any) -> Any:
+    """The tile in the type that it is added up in."""
+    dtype = dtype_of(x)
+    if dtype.is_floating():
+        wide = tl.float32
+    else:
+        wide = dtype if dtype.primitive_bitwidth >= 32 else tl.int32
+    return x if dtype == wide else apply_pieces(t, lambda p: t.method(p, "to", wide), x)
 
 
 def _lines(x: Any, axis: int) -> list[list[Any]]:
@@ -34,29 +51,45 @@ def _lines(x: Any, axis: int) -> list[list[Any]]:
 
 
 def reduce_axis(t: Trace, x: Any, kind: str, axis: int) -> Any:
-    """Reduce a tile over `axis` to a vector."""
+    """Reduce a tile over `axis` to a vector, in the element types of the module's rule."""
     if len(axes_of(x)) != 2:
-        raise TileError(f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a tile of two axes")
-    reduce, join = _JOIN[kind]
+        raise TileError(f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a register tile of two axes")
+    (reduce, join), dtype = _JOIN[kind], dtype_of(x)
+    x = _widened(t, x)
     vectors = []
     for line in _lines(x, axis):
         total = t.call(reduce, line[0], axis)
         for piece in line[1:]:
             total = t.call(join, total, t.relayout(t.call(reduce, piece, axis), total))
-        vectors.append(total)
+        vectors.append(t.method(total, "to", dtype) if kind in ("max", "min") and total.dtype != dtype else total)
     return assemble((axes_of(x)[1 - axis],), vectors)
+
+
+_MEANING = {"max": "The largest element", "min": "The smallest element", "sum": "The sum", "prod": "The product"}
+
+
+def _reduction_doc(name: str, kind: str, axis: int) -> str:
+    line, vector, length = ("row", "column vector (`col_vec`)", "rows") if axis == 1 else ("column", "row vector (`row_vec`)", "cols")
+    keeps = kind in ("max", "min")
+    dtype = "of the tile's element type; NaN elements are passed over" if keeps else "fp32 for a tile of floats, int32 for integers"
+    return (f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns a {vector} of `{length}` elements, {dtype}.\n"
+            f"`accumulate` is a vector of the result's length and type to join with: `m = tk.{name}(x, accumulate=m)`.\n"
+            "Raises `TileError` for anything but a tile of two axes, or where `accumulate` does not fit.")
 
 
 def _reduction(name: str, kind: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, accumulate: Any = None) -> Any:
         out = reduce_axis(t, x, kind, axis)
-        if unwrap(accumulate) is None:
+        accumulate = unwrap(accumulate)
+        if accumulate is None:
             return out
+        if axes_of(accumulate) != axes_of(out) or dtype_of(accumulate) != dtype_of(out):
+            raise TileError(f"{name}(accumulate): a tile of {dtype_of(x)} and shape {list(shape_of(x))} needs a vector of {shape_of(out)[0]} elements of "
+                            f"{dtype_of(out)}, got {dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
         return apply_pieces(t, lambda a, b: t.call(_JOIN[kind][1], a, b), out, accumulate)
 
     operation.__name__ = operation.__qualname__ = name
-    what = ("each row", "column vector (rows)") if axis == 1 else ("each column", "row vector (cols)")
-    operation.__doc__ = f"The {kind} of {what[0]} of a tile (rows × cols), a {what[1]}; joined with the vector `accumulate` where given."
+    operation.__doc__ = _reduction_doc(name, kind, axis)
     return op(operation)
 
 
@@ -73,12 +106,14 @@ def _quad_sum(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @op
 def row_sum_by_quad(t: Trace, x: Any) -> Any:
-    """Partial row sums (rows × 4): element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it completes them.
+    """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it completes them.
 
     In an accumulator's layout those are the columns that one lane of a quad holds, so that a sum over many tiles needs its shuffles only once, at the end.
     """
     axes = axes_of(x)
-    out = []
+    if len(axes) != 2:
+        raise TileError(f"row_sum_by_quad of shape {list(shape_of(x))}: needs a register tile of two axes")
+    x, out = _widened(t, x), []
     for i, line in enumerate(_lines(x, 1)):
         total = t.call(_quad_sum, line[0], axes[0][i], axes[1][0])
         for piece, cols in zip(line[1:], axes[1][1:], strict=True):
@@ -89,16 +124,19 @@ def row_sum_by_quad(t: Trace, x: Any) -> Any:
 
 def _to_scalar(name: str) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
-        reduce, join = _JOIN[name]
-        v = reduce_axis(t, x, name, 1) if len(axes_of(x)) == 2 else x
+        if len(axes_of(x)) not in (1, 2):
+            raise TileError(f"{name} of {x!r}: needs a register tile or vector")
+        (reduce, join), dtype = _JOIN[name], dtype_of(x)
+        v = reduce_axis(t, _widened(t, x), name, 1) if len(axes_of(x)) == 2 else _widened(t, x)
         parts = [t.call(reduce, p, 0) for p in pieces_of(v)]
         total = parts[0]
         for part in parts[1:]:
             total = t.call(join, total, part)
-        return total
+        return t.method(total, "to", dtype) if name in ("max", "min") else total
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"The {name} of all elements of a tile or vector, a scalar."
+    dtype = "of its element type (NaN elements are passed over)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
+    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector: a scalar, {dtype}."
     return op(operation)
 
 
@@ -120,14 +158,18 @@ def _scale(x, factor):
 
 def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
+        if len(axes_of(x)) != 2:
+            raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
+        x = apply_pieces(t, lambda p: t.method(p, "to", tl.float32), x)
         if norm:
-            squares = reduce_axis(t, apply_pieces(t, lambda p: t.call(_square, t.method(p, "to", tl.float32)), x), "sum", axis)
+            squares = reduce_axis(t, apply_pieces(t, lambda p: t.call(_square, p), x), "sum", axis)
             return apply_pieces(t, lambda p: t.call("sqrt", p), squares)
-        total = reduce_axis(t, apply_pieces(t, lambda p: t.method(p, "to", tl.float32), x), "sum", axis)
+        total = reduce_axis(t, x, "sum", axis)
         return apply_pieces(t, lambda p: t.call(_scale, p, 1.0 / shape_of(x)[axis]), total)
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"The {'Euclidean norm' if norm else 'mean'} of each {'row' if axis else 'column'}, in fp32."
+    line, vector = ("row", "column vector (rows)") if axis else ("column", "row vector (cols)")
+    operation.__doc__ = f"The {'Euclidean norm' if norm else 'mean'} of each {line} of a tile (rows × cols) of any element type: an fp32 {vector}."
     return op(operation)
 
 
@@ -142,13 +184,16 @@ def _index_where(x, extreme, index, none):
 
 def _arg(name: str, kind: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
+        x = _widened(t, x)
         extreme = reduce_axis(t, x, kind, axis)
         where = iter(index_tiles(t, x, 0, 0)[axis])
-        hits = combine(t, name, lambda p, v: t.call(_index_where, p, v, next(where), 2**31 - 1), x, extreme, 1 - axis)
+        hits = combine(t, name, lambda p, v: t.call(_index_where, p, v, next(where), NO_INDEX), x, extreme, 1 - axis)
         return reduce_axis(t, hits, "min", axis)
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"The index (int32) of the first {kind}imum of each {'row' if axis else 'column'}."
+    line, vector, index = ("row", "column vector (rows)", "column") if axis else ("column", "row vector (cols)", "row")
+    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile (rows × cols): an int32 {vector}.\n\nNaN elements are passed over; a {line} "
+                         "of nothing but NaN gives 2³¹ − 1.")
     return op(operation)
 
 
@@ -175,8 +220,8 @@ def _scan(name: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
         axes = axes_of(x)
         if len(axes) != 2:
-            raise TileError(f"{name} of shape {list(shape_of(x))}: needs a tile of two axes")
-        scanned = []
+            raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
+        x, scanned = _widened(t, x), []
         for line in _lines(x, axis):
             done: list[Any] = []
             carry = None
@@ -192,28 +237,40 @@ def _scan(name: str, axis: int) -> Callable[..., Any]:
         return assemble(axes, [p for r in rows for p in r])
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"Running sum along each {'row' if axis else 'column'}; shape and dtype of `x`."
+    operation.__doc__ = f"Running sum along each {'row' if axis else 'column'} of a tile (rows × cols): a tile of its shape, fp32 for floats, int32 for integers."
     return op(operation)
 
 
 row_cumsum, col_cumsum = _scan("row_cumsum", 1), _scan("col_cumsum", 0)
 
 
+@triton.jit
+def _where_differs(index, column, value, other):
+    return tl.where(index != column, value, other)
+
+
 @op
 def row_topk(t: Trace, x: Any, k: Any) -> Any:
     """The `k` largest values of each row in descending order and their columns: two tuples of k column vectors (values in x's dtype, int32 columns)."""
     k = unwrap(k)
+    if len(axes_of(x)) != 2:
+        raise TileError(f"row_topk of shape {list(shape_of(x))}: needs a register tile of two axes")
     if not isinstance(k, int) or not 0 < k <= shape_of(x)[1]:
         raise TileError(f"row_topk(k={k!r}): must be between 1 and the {shape_of(x)[1]} columns of the tile")
-    if not pieces_of(x)[0].dtype.is_floating():
-        raise TileError(f"row_topk: needs floating-point elements, got {pieces_of(x)[0].dtype}")
-    values, columns = [], []
+    if not dtype_of(x).is_floating():
+        raise TileError(f"row_topk: needs floating-point elements, got {dtype_of(x)}")
+    dtype, x = dtype_of(x), _widened(t, x)
+    free, values, columns = t.call(iota, x), [], []
     for _ in range(k):
-        column = t.call(row_argmax, x)
-        values.append(reduce_axis(t, x, "max", 1))
+        best = reduce_axis(t, x, "max", 1)
+        rest = iter(pieces_of(free))
+        # only columns that are not taken yet: where fewer than k elements are finite, −∞ is taken column by column
+        column = reduce_axis(t, combine(t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0), "min", 1)
+        rest = iter(pieces_of(free))
+        x = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_where_differs, next(rest), v, p, float("-inf")), x, column, 0)
+        free = combine(t, "row_topk", lambda p, v: t.call(_where_differs, p, v, p, NO_INDEX), free, column, 0)
+        values.append(best if dtype == tl.float32 else apply_pieces(t, lambda p: t.method(p, "to", dtype), best))
         columns.append(column)
-        index = iter(index_tiles(t, x, 0, 0)[1])
-        x = combine(t, "row_topk", lambda p, v, index=index: t.call("where", t.method(next(index), "__ne__", v), p, float("-inf")), x, column, 0)
     return tl.tuple([tl.tuple(values), tl.tuple(columns)]) if not t.interpreted else (tuple(values), tuple(columns))
 
 

@@ -15,14 +15,15 @@ from tritonkittens.lang.types import unwrap
 MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
 
 
-def consumer_registers(consumers: int) -> int:
-    """Registers a thread of one consumer warpgroup, beside one producer warpgroup: 240 for one or two, 160 for three, 112 for four."""
-    return {1: 240, 2: 240, 3: 160, 4: 112}[consumers]
-
-
 def producer_registers(consumers: int) -> int:
     """Registers a producer thread: 24, or 32 where three consumers leave a remainder."""
     return 32 if consumers == 3 else 24
+
+
+def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
+    """Registers a thread of each consumer warpgroup, beside one producer warpgroup: 240 for one or two consumers, 160 for three, 120 for four."""
+    warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers for a thread of one warpgroup if it were alone
+    return min(240, (warpgroups - producer_registers(consumers)) // consumers // 8 * 8)
 
 
 @op

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import threading
 from typing import Any
 
 import triton
@@ -20,7 +19,7 @@ from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import kernel, prepare
 from tritonkittens.lang.layout import Placement, layout, nbytes, place
 from tritonkittens.lang.memory import store_read_wait, store_wait
-from tritonkittens.lang.roles import consumer_registers, producer_registers, specialize
+from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers, specialize
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.sync import arrive, expect, named_arrive, named_sync, semaphores, wait
 from tritonkittens.lang.tensor_memory import tensor_allocator
@@ -54,8 +53,9 @@ class lcf:
     - `compute(ctx, state, input)` → state (consumer, once an iteration);
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles.
 
-    With hooks `first(ctx, state, input)` and `drain(ctx, state, input)` the computation is pipelined by one iteration: `first` replaces iteration 0,
-    `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` finishes the last slot.
+    With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
+    it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
+    In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`; where it makes sense also `iter`,
     `consumer`, `scratch`, `accumulators`.
@@ -88,7 +88,10 @@ class lcf:
         self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
         self._specs: dict[tuple[int, ...], tuple] = {}
-        self._lock = threading.Lock()
+        # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
+        threads = -(-(self.consumers * WARPS + 1) // 4) * 4 * 32
+        share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
+        self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
 
     def layout(self) -> layout:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
@@ -132,7 +135,7 @@ class lcf:
 
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first."""
-        mine = self.consumer_registers or consumer_registers(self.consumers)
+        mine = self.consumer_registers or consumer_registers(self.consumers, self.blocks_per_sm)
         return (mine,) * self.consumers + (self.producer_registers or producer_registers(self.consumers),)
 
     def _arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
@@ -156,13 +159,13 @@ class lcf:
         if blocks is None:
             device = tensors[0].get_device()
             blocks = min(self.tasks(*tensors, **args), multiprocessor_count(device) * self.blocks_per_sm if device >= 0 else 1)
-        options = (("debug", True),) if debug else ()
+        options = (("debug", True), *self._options) if debug else self._options
         _lcf_kernel.launcher((blocks,), arguments, ((self,), options))
 
     def compile(self, *tensors: Any, arch: str = "sm_90a", **args: Any) -> Any:
         """Compile for tensors of these types without a GPU; returns Triton's CompiledKernel."""
         described, numbers = self._arguments(tensors, args)
-        return _lcf_kernel.compile(described, numbers, self, arch=arch)
+        return _lcf_kernel.compile(described, numbers, self, arch=arch, **dict(self._options))
 
 
 def _check_hooks(cls: type) -> bool:
@@ -177,9 +180,9 @@ def _check_hooks(cls: type) -> bool:
     for name in REQUIRED:
         if not hasattr(cls, name):
             raise TileError(f"{cls.__name__}: hook {name!r} is missing; a template needs {', '.join(REQUIRED)}")
-    pipelined = hasattr(cls, "first")
-    if pipelined != hasattr(cls, "drain"):
-        raise TileError(f"{cls.__name__}: hooks 'first' and 'drain' go together (a pipelined computation), only one is there")
+    pipelined = hasattr(cls, "drain")
+    if hasattr(cls, "first") and not pipelined:
+        raise TileError(f"{cls.__name__}: hook 'first' is for a pipelined computation, which needs hook 'drain' too")
     for name in known:
         hook = getattr(cls, name, None)
         if hook is None:
@@ -227,12 +230,18 @@ def _allocate(t: Trace, T: Any) -> Any:
     T = unwrap(T)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
+
+    def named(what: str, tiles: dict[str, Any]) -> struct:
+        for n, tile in tiles.items():
+            tile._set_name(t.builder, f"{what}.{n}")  # what `inspect` calls the buffer
+        return struct(**tiles)
+
     ring = {n: allocate_pieces(t, s, placed.stages, f"input {n}: {s!r} × {placed.stages} stages") for n, s in plan.input}
     scratch = {n: allocate_pieces(t, s, T.consumers, f"scratch {n}: {s!r} × {T.consumers} consumers") for n, s in plan.scratch}
     if placed.over_ring is None:
         staging = {n: allocate_pieces(t, s, T.consumers, f"finish {n}: {s!r} × {T.consumers} consumers") for n, s in plan.finish}
-        fields["staging"] = struct(**staging)
-    fields |= {"ring": struct(**ring), "scratch": struct(**scratch)}
+        fields["staging"] = named("finish", staging)
+    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch)}
     if plan.input:
         fields["arrived"] = t.call(semaphores, placed.stages, 1)
         fields["finished"] = t.call(semaphores, placed.stages, T.consumers * WARPS)
@@ -245,6 +254,9 @@ def _allocate(t: Trace, T: Any) -> Any:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+    for name, field in fields.items():
+        if name not in ("ring", "scratch", "staging"):
+            field._set_name(t.builder, name)
     return struct(**fields)
 
 
@@ -388,7 +400,14 @@ def _hook(what: str) -> Any:
     return op(call)
 
 
-_first, _compute, _drain = _hook("first"), _hook("compute"), _hook("drain")
+_compute, _drain = _hook("compute"), _hook("drain")
+_first_hook = _hook("first")
+
+
+@op
+def _first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
+    """Iteration 0 of a pipelined computation."""
+    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "first") else t.call(_compute, ctx, state, input, input)
 
 
 @op

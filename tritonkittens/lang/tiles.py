@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.types import rt, rv, split, tt, unwrap
+from tritonkittens.lang.types import TileType, col_vec, row_vec, rt, rv, split, tt, unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite, pieces_of, shape_of
 
 WARPGROUP = 4  # warps
@@ -58,29 +59,45 @@ def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> An
 
 def _tile_type(what: Any, dtype: Any) -> Any:
     what, dtype = unwrap(what), unwrap(dtype)
-    if isinstance(what, (rt, rv, tt)):
+    if isinstance(what, (rt, rv, col_vec, row_vec, tt)):
         return what
     if isinstance(what, tuple) and len(what) in (1, 2):
         dtype = dtype or tl.float32
         return rt(dtype, *what) if len(what) == 2 else rv(dtype, *what)
-    raise TileError(f"{what!r}: give a tile type (rt, rv) or a shape of one or two extents")
+    raise TileError(f"{what!r}: give a register type (rt, rv, col_vec, row_vec) or a shape of one or two extents")
+
+
+def _layouts(t: Trace, what: Any) -> tuple[tuple[tuple[int, ...], ...], list[Any]]:
+    """How a register type is split along each axis, and the register layout of each piece (None outside explicit kernels)."""
+    if isinstance(what, rv):
+        lengths = split(what.length)
+        return (lengths,), [vector_layout(t) if t.explicit else None for _ in lengths]
+    tile = what.tile if isinstance(what, (col_vec, row_vec)) else what
+    layout = getattr(tile, "layout", "mma")
+    axes = (split(tile.rows), split(tile.cols))
+    grid = [[piece_layout(t, layout, r, c, itemsize(tile.dtype)) for c in axes[1]] for r in axes[0]]
+    if tile is what:
+        return axes, [piece for line in grid for piece in line]
+    # a reduction takes the layout of the first piece of each line: so does the vector
+    first = [line[0] for line in grid] if what.axis == 0 else grid[0]
+    return (axes[what.axis],), [gl.SliceLayout(1 - what.axis, piece) if t.explicit else None for piece in first]
 
 
 def make(t: Trace, what: Any, value: Any) -> Any:
     """A register tile or vector of type `what` with every element `value`."""
-    if isinstance(what, rv):
-        layout = vector_layout(t) if t.explicit else None
-        axes: tuple[tuple[int, ...], ...] = (split(what.length),)
-        return assemble(axes, [t.full((n,), value, what.dtype, layout) for n in axes[0]])
-    axes = (split(what.rows), split(what.cols))
-    size = max(1, what.dtype.primitive_bitwidth // 8)
-    pieces = [t.full((r, c), value, what.dtype, piece_layout(t, what.layout, r, c, size)) for r in axes[0] for c in axes[1]]
-    return assemble(axes, pieces)
+    value = constant(unwrap(value), what.dtype, f"fill of {what!r}")
+    axes, layouts = _layouts(t, what)
+    shapes = [(r, c) for r in axes[0] for c in axes[1]] if len(axes) == 2 else [(n,) for n in axes[0]]
+    return assemble(axes, [t.full(shape, value, what.dtype, layout) for shape, layout in zip(shapes, layouts, strict=True)])
 
 
 @op
 def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
-    """A register tile or vector filled with `value`. `what` is a type (`tk.rt(tk.fp32, 64, 96)`) or a shape (`(64, 96)`, then `dtype`, fp32 by default)."""
+    """A register tile or vector filled with `value`, a number or a run-time scalar.
+
+    `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by default). Raises
+    `TileError` for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
+    """
     return make(t, _tile_type(what, dtype), value)
 
 
@@ -112,8 +129,9 @@ def neg_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
 @op
 def full_like(t: Trace, x: Any, value: Any, dtype: Any = None) -> Any:
     """A tile or vector of the shape and layout of `x`, filled with `value`."""
-    dtype = unwrap(dtype)
-    return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype or p.dtype, getattr(p.type, "layout", None)), x)
+    dtype = unwrap(dtype) or pieces_of(x)[0].dtype
+    value = constant(unwrap(value), dtype, f"full_like(dtype={dtype})")
+    return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype, getattr(p.type, "layout", None)), x)
 
 
 def indices(t: Trace, x: Any, axis: int, start: Any = 0) -> list[Any]:
@@ -147,17 +165,29 @@ def index_tiles(t: Trace, x: Any, row: Any, col: Any) -> tuple[list[Any], list[A
     return [t.call(_column, v) for v in indices(t, x, 0, row)], [t.call(_row, v) for v in indices(t, x, 1, col)]
 
 
-@triton.jit
-def _spread(v, x):
-    return v + (x * 0).to(v.dtype)
+def vector_indices(t: Trace, v: Any, start: Any = 0) -> list[Any]:
+    """For every piece of the vector `v` the index of its elements, offset by `start`."""
+    out, n0 = [], 0
+    for piece, n in zip(pieces_of(v), axes_of(v)[0], strict=True):
+        index = t.semantic.arange(0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
+        out.append(t.method(t.method(index, "__add__", n0), "__add__", start))
+        n0 += n
+    return out
 
 
 @op
 def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
-    """An int32 tile of the shape of `x` whose elements are their index along `axis` (0 rows, 1 columns), counted from `start`."""
-    axis = unwrap(axis)
+    """An int32 tile or vector whose elements are their index along `axis` (0 rows, 1 columns; a vector has one), counted from `start`.
+
+    `x` is a register type (`tk.rt(tk.fp32, 64, 96)`) or a tile or vector whose shape and layout the result takes.
+    """
+    x, axis = unwrap(x), unwrap(axis)
+    if isinstance(x, TileType):
+        x = make(t, _tile_type(x, None), 0)
+    if len(shape_of(x)) == 1:
+        return assemble(axes_of(x), vector_indices(t, x, start))
     if len(shape_of(x)) != 2 or axis not in (0, 1):
-        raise TileError(f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1")
+        raise TileError(f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1, or a vector")
     zeros = t.call(full_like, x, 0, tl.int32)
     vectors = [t.call(_row if axis else _column, v) for v in indices(t, x, axis, start)]
     return assemble(axes_of(x), [t.method(v, "__add__", z) for v, z in zip(vectors, pieces_of(zeros), strict=True)])
@@ -165,12 +195,18 @@ def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
 
 @op
 def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
-    """`f(row, col, x)` for every element, where `f` is a `@triton.jit` function of broadcastable index tiles and the tile's values.
+    """`f(row, col, x)` for every element of a tile, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
 
-    `row` and `col` are the global coordinates of the tile's first element, so that the indices are right at any scope.
+    `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type. `row` (for a
+    vector too) and `col` are the global coordinates of the first element, so that the indices are right at any scope.
     """
+    f = unwrap(f)
+    if len(axes_of(x)) == 1:
+        return assemble(axes_of(x), [t.call(f, i, p) for i, p in zip(vector_indices(t, x, row), pieces_of(x), strict=True)])
+    if len(axes_of(x)) != 2:
+        raise TileError(f"apply to shape {list(shape_of(x))}: needs a register tile or vector")
     rows, cols = index_tiles(t, x, row, col)
-    out = [t.call(unwrap(f), r, c, p) for r, c, p in zip(rows, cols, pieces_of(x), strict=True)]
+    out = [t.call(f, r, c, p) for r, c, p in zip(rows, cols, pieces_of(x), strict=True)]
     return assemble(axes_of(x), out)
 
 

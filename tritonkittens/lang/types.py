@@ -5,17 +5,19 @@ A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a tem
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import triton.language as tl
 from triton.language.core import base_value, constexpr, constexpr_type
 
-from tritonkittens.lang.dtypes import base_columns, itemsize
+from tritonkittens.lang import swizzle as swizzling
+from tritonkittens.lang.dtypes import ELEMENT_TYPES, base_columns, itemsize
 from tritonkittens.lang.errors import TileError
 
 SWIZZLES = (32, 64, 128)
 MAX_TMEM_COLUMNS = 512
 TMEM_LANES = 128
+ACCESSES = ("row", "column", "ldmatrix")
 
 
 def unwrap(x: Any) -> Any:
@@ -56,7 +58,13 @@ class TileType(base_value):
         pass
 
     def mangle(self) -> str:
-        return type(self).__name__ + "_" + "_".join(str(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        values = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+        return type(self).__name__ + "_" + "_".join(v.mangle() if isinstance(v, TileType) else str(v) for v in values)
+
+
+def _element_type(tile: TileType, dtype: Any) -> None:
+    if dtype not in ELEMENT_TYPES:
+        raise TileError(f"{tile!r}: {dtype!r} is no element type of a tile; use {', '.join(str(t) for t in ELEMENT_TYPES)}")
 
 
 def _positive_multiple(what: str, value: Any, step: int, why: str) -> None:
@@ -78,9 +86,11 @@ class rt(TileType):
     layout: str = "mma"
 
     def __repr__(self) -> str:
-        return f"rt({self.dtype}, {self.rows}, {self.cols})"
+        tail = "" if self.layout == "mma" else f", layout={self.layout!r}"
+        return f"rt({self.dtype}, {self.rows}, {self.cols}{tail})"
 
     def check(self) -> None:
+        _element_type(self, self.dtype)
         step = base_columns(self.dtype)
         base = f"the base tile of {self.dtype} is 16×{step}"
         _positive_multiple(f"{self!r}: rows", self.rows, 16, base)
@@ -95,7 +105,7 @@ class rt(TileType):
 
 @dataclass(frozen=True, repr=False)
 class rv(TileType):
-    """Register vector of `length` elements (a multiple of 16), a plain distributed array; vectors tied to a tile come from reductions."""
+    """Register vector of `length` elements (a multiple of 16), a plain distributed array. `col_vec` and `row_vec` are vectors tied to a tile."""
 
     dtype: tl.dtype
     length: int
@@ -104,11 +114,58 @@ class rv(TileType):
         return f"rv({self.dtype}, {self.length})"
 
     def check(self) -> None:
+        _element_type(self, self.dtype)
         _positive_multiple(f"{self!r}: length", self.length, 16, "a register vector covers whole 16-element pieces")
 
     @property
     def shape(self) -> tuple[int]:
         return (self.length,)
+
+
+@dataclass(frozen=True, repr=False)
+class _tile_vector(TileType):
+    """A register vector that lies with a tile: every thread holds the values of the tile's lines that it holds, so that combining them moves nothing."""
+
+    tile: rt
+    dtype: Any = None
+    axis: ClassVar[int]  # the axis of the tile along which the vector runs: 0 for one value per row
+
+    def __repr__(self) -> str:
+        tail = "" if self.dtype == self.tile.dtype else f", {self.dtype}"
+        return f"{type(self).__name__}({self.tile!r}{tail})"
+
+    def check(self) -> None:
+        if not isinstance(self.tile, rt):
+            raise TileError(f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; give tk.rt(dtype, rows, cols), or use rv")
+        if self.dtype is None:
+            object.__setattr__(self, "dtype", self.tile.dtype)
+        _element_type(self, self.dtype)
+
+    @property
+    def length(self) -> int:
+        return self.tile.shape[self.axis]
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+
+@dataclass(frozen=True, repr=False)
+class col_vec(_tile_vector):
+    """Column vector of a register tile type: one value per row (`tile.rows`), of the tile's element type or `dtype`.
+
+    What `row_max` and the other row reductions of such a tile return, e.g. `tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))`. In an explicit kernel it
+    has the tile's own layout without the column axis.
+    """
+
+    axis = 0
+
+
+@dataclass(frozen=True, repr=False)
+class row_vec(_tile_vector):
+    """Row vector of a register tile type: one value per column (`tile.cols`), of the tile's element type or `dtype`; see `col_vec`."""
+
+    axis = 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,6 +187,7 @@ class st(TileType):
         return f"st({self.dtype}, {self.rows}, {self.cols}{tail})"
 
     def check(self) -> None:
+        _element_type(self, self.dtype)
         step = base_columns(self.dtype)
         row_bytes = self.cols * itemsize(self.dtype) if isinstance(self.cols, int) else 0
         if isinstance(self.cols, int) and self.cols % step:
@@ -172,6 +230,51 @@ class st(TileType):
             r0 += r
         return out
 
+    def picture(self) -> str:
+        """Where the first 8 rows lie in shared memory: for every 16-byte chunk of a row the first of the four banks (of 32) that hold it.
+
+        A bar separates the pieces of a tile whose columns are not a power of two. Chunks below each other with different banks are what makes `ldmatrix`
+        and the tensor cores read 8 rows in one wavefront. Source: PTX ISA, "Swizzling modes".
+        """
+        size = itemsize(self.dtype)
+        heads, lines = [], [""] * min(8, self.rows)
+        for r0, c0, rows, cols in self.pieces():
+            if r0:
+                break
+            span = self.piece_swizzle(cols)
+            heads.append(f"{rows}×{cols} at column {c0}, swizzle {span} bytes")
+            for i, banks in enumerate(swizzling.picture_rows(rows, cols * size, span)):
+                lines[i] += (" |" if c0 else "") + "".join(f"{b:3d}" for b in banks)
+        title = f"{self!r}: first bank of every {swizzling.CHUNK}-byte chunk; {'; '.join(heads)}"
+        return "\n".join([title, *(f"row {i}:{line}" for i, line in enumerate(lines))])
+
+    def bank_conflicts(self, access: str = "row") -> int:
+        """Extra shared-memory wavefronts of the worst warp access (0 is ideal), from the swizzle alone.
+
+        `access` is "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is shorter), as 16-byte loads and stores do;
+        "ldmatrix": eight lanes read one 16-byte chunk of eight neighbouring rows, as ldmatrix, stmatrix and the tensor cores do; "column": 32 lanes (16 in a
+        tile of 16 rows) read one element of as many neighbouring rows. Raises `TileError` for another access. Source: PTX ISA, "Swizzling modes".
+        """
+        if access not in ACCESSES:
+            raise TileError(f"{self!r}.bank_conflicts({access!r}): access must be {', '.join(map(repr, ACCESSES))}")
+        size, chunk, worst = itemsize(self.dtype), swizzling.CHUNK, 0
+        for _, _, rows, cols in self.pieces():
+            row_bytes, span = cols * size, self.piece_swizzle(cols)
+
+            def at(row: int, byte: int, rows: int = rows, span: int = span) -> int:
+                return swizzling.offset(row, byte, rows, span)
+
+            if access == "row":
+                lanes = [[at(r, c + i) for i in range(0, min(swizzling.LINE, row_bytes), chunk)] for r in range(8) for c in range(0, row_bytes, swizzling.LINE)]
+            elif access == "ldmatrix":
+                lanes = [[at(r + i, c) for i in range(8)] for r in range(0, rows, 8) for c in range(0, row_bytes, chunk)]
+            else:
+                together = min(32, rows)
+                lanes = [[at(r + i, c) for i in range(together)] for r in range(0, rows, together) for c in range(0, row_bytes, size)]
+            width = size if access == "column" else chunk
+            worst = max(worst, *(swizzling.wavefronts(offsets, width) - 1 for offsets in lanes))
+        return worst
+
 
 @dataclass(frozen=True, repr=False)
 class sv(TileType):
@@ -184,6 +287,7 @@ class sv(TileType):
         return f"sv({self.dtype}, {self.length})"
 
     def check(self) -> None:
+        _element_type(self, self.dtype)
         _positive_multiple(f"{self!r}: length", self.length, 16, "a shared vector is moved in whole 16-element pieces")
         if self.length * itemsize(self.dtype) % 16:
             raise TileError(f"{self!r}: {self.length * itemsize(self.dtype)} bytes; bulk copies move multiples of 16 bytes")
@@ -212,6 +316,7 @@ class tt(TileType):
         return f"tt({self.dtype}, {self.rows}, {self.cols})"
 
     def check(self) -> None:
+        _element_type(self, self.dtype)
         if self.rows not in (64, 128):
             raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
         _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang._backend import Trace, base_type, base_value, op
+from tritonkittens.lang._backend import Trace, _interpreting, base_type, base_value, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
 
@@ -115,7 +115,12 @@ def _operator(name: str) -> Any:
     return method
 
 
-class composite(base_value):
+# Python asks the right operand of `scalar * tile` first only where its class derives from that of the left one, which the interpreter's scalars have.
+# The code generator has its own rule of precedence (`__triton_aggregate__`).
+_composite_base: Any = tl.tensor if _interpreting() else base_value
+
+
+class composite(_composite_base):
     """A register tile or vector whose extents are not powers of two, as power-of-two pieces: `axes` are the sizes along each axis, pieces row-major.
 
     It has the operators of a Triton tensor. Triton alone allows only powers of two.
@@ -138,6 +143,9 @@ class composite(base_value):
     def shape(self) -> tuple[int, ...]:
         return tuple(sum(a) for a in self.axes)
 
+    def __repr__(self) -> str:
+        return repr(self.type)
+
     def to(self, dtype: Any, _semantic: Any = None, _generator: Any = None) -> composite:
         """Element-wise cast to another element type."""
         t = Trace(_semantic, _generator)
@@ -153,7 +161,7 @@ class composite(base_value):
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
-for _n in (*(f"__{n}__" for n in _BINARY), *(f"__r{n}__" for n in _BINARY if n != "rshift"), "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+for _n in (*(f"__{n}__" for n in _BINARY), *(f"__r{n}__" for n in _BINARY), "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
     setattr(composite, _n, _operator(_n))
 
 
@@ -162,7 +170,18 @@ def _negate(self: composite, _semantic: Any = None, _generator: Any = None) -> c
     return apply_pieces(t, lambda p: t.method(p, "__neg__"), self)
 
 
-composite.__neg__ = _negate  # type: ignore[attr-defined]
+def _invert(self: composite, _semantic: Any = None, _generator: Any = None) -> composite:
+    t = Trace(_semantic, _generator)
+    return apply_pieces(t, lambda p: t.method(p, "__invert__"), self)
+
+
+composite.__neg__, composite.__invert__ = _negate, _invert  # type: ignore[attr-defined]
+
+
+def dtype_of(x: Any) -> Any:
+    """Element type of a tile, vector or run-time scalar; None for a Python number."""
+    x = unwrap(x)
+    return x.dtype if isinstance(x, (composite, tl.tensor)) else None
 
 
 def axes_of(x: Any) -> tuple[tuple[int, ...], ...]:

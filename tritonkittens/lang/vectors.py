@@ -9,9 +9,10 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.maps import _add, _div, _mul, _sub
+from tritonkittens.lang.maps import _add, _div, _eq, _ge, _gt, _le, _lt, _mul, _ne, _sub, refuse_fp8
 from tritonkittens.lang.tiles import _column, _row
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import assemble, axes_of, dtype_of, pieces_of, shape_of
 
 
 def _check(name: str, x: Any, v: Any, axis: int) -> None:
@@ -38,11 +39,13 @@ def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
 
 def _broadcast_op(name: str, fn: Any, symbol: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, v: Any) -> Any:
+        refuse_fp8(name, x, v)
         return combine(t, name, lambda p, w: t.call(fn, p, w), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
-    kind = "a value per row (a column vector)" if axis == 0 else "a value per column (a row vector)"
-    operation.__doc__ = f"x {symbol} v for a tile x (rows × cols) and v with {kind}."
+    kind = "a value per row (a column vector, `rows` elements)" if axis == 0 else "a value per column (a row vector, `cols` elements)"
+    operation.__doc__ = (f"x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\nA tile of the shape of `x`. Raises `TileError` where "
+                         "the lengths do not fit or elements are fp8.")
     return op(operation)
 
 
@@ -52,23 +55,28 @@ mul_row, mul_col = _broadcast_op("mul_row", _mul, "·", 0), _broadcast_op("mul_c
 div_row, div_col = _broadcast_op("div_row", _div, "/", 0), _broadcast_op("div_col", _div, "/", 1)
 max_row, max_col = _broadcast_op("max_row", "maximum", "max", 0), _broadcast_op("max_col", "maximum", "max", 1)
 min_row, min_col = _broadcast_op("min_row", "minimum", "min", 0), _broadcast_op("min_col", "minimum", "min", 1)
+lt_row, lt_col = _broadcast_op("lt_row", _lt, "<", 0), _broadcast_op("lt_col", _lt, "<", 1)
+le_row, le_col = _broadcast_op("le_row", _le, "≤", 0), _broadcast_op("le_col", _le, "≤", 1)
+gt_row, gt_col = _broadcast_op("gt_row", _gt, ">", 0), _broadcast_op("gt_col", _gt, ">", 1)
+ge_row, ge_col = _broadcast_op("ge_row", _ge, "≥", 0), _broadcast_op("ge_col", _ge, "≥", 1)
+eq_row, eq_col = _broadcast_op("eq_row", _eq, "=", 0), _broadcast_op("eq_col", _eq, "=", 1)
+ne_row, ne_col = _broadcast_op("ne_row", _ne, "≠", 0), _broadcast_op("ne_col", _ne, "≠", 1)
 
 
-@triton.jit
-def _replace(x, v):
-    return tl.where(x == x, v, v).to(v.dtype)
+def _spread(t: Trace, piece: Any, vector: Any) -> Any:
+    return t.call("broadcast_to", vector, tuple(int(unwrap(n)) for n in piece.shape))
 
 
 @op
 def broadcast_row(t: Trace, x: Any, v: Any) -> Any:
-    """A tile of the shape of `x` whose every row holds the row's value of the column vector `v`."""
-    return combine(t, "broadcast_row", lambda p, w: t.call(_replace, p, w), x, v, 0)
+    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every row holds the row's value of the column vector `v` (rows)."""
+    return combine(t, "broadcast_row", lambda p, w: _spread(t, p, w), x, v, 0)
 
 
 @op
 def broadcast_col(t: Trace, x: Any, v: Any) -> Any:
-    """A tile of the shape of `x` whose every column holds the column's value of the row vector `v`."""
-    return combine(t, "broadcast_col", lambda p, w: t.call(_replace, p, w), x, v, 1)
+    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every column holds the column's value of the row vector `v` (cols)."""
+    return combine(t, "broadcast_col", lambda p, w: _spread(t, p, w), x, v, 1)
 
 
 @triton.jit
@@ -76,9 +84,16 @@ def _exp2_affine(x, v, scale):
     return tl.exp2(x * scale - v)
 
 
-@op
-def exp2_row(t: Trace, x: Any, scale: Any, v: Any) -> Any:
-    """exp2(x · scale − v) with one `v` per row: one fused multiply-add and one MUFU.EX2 an element (fp32 tiles). The step of a softmax."""
-    if pieces_of(x)[0].dtype != tl.float32:
-        raise TileError(f"exp2_row: needs an fp32 tile, got {pieces_of(x)[0].dtype}")
-    return combine(t, "exp2_row", lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, 0)
+def _exp2_op(name: str, axis: int) -> Callable[..., Any]:
+    def operation(t: Trace, x: Any, scale: Any, v: Any) -> Any:
+        if dtype_of(x) != tl.float32:
+            raise TileError(f"{name}: needs an fp32 tile, got {dtype_of(x)}")
+        return combine(t, name, lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, axis)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = (f"exp2(x · scale − v) with one `v` per {'column' if axis else 'row'}: one fused multiply-add and one MUFU.EX2 an element.\n\n`x` is an "
+                         f"fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({'cols' if axis else 'rows'}). The step of a softmax{axis * ' over columns'}.")
+    return op(operation)
+
+
+exp2_row, exp2_col = _exp2_op("exp2_row", 0), _exp2_op("exp2_col", 1)

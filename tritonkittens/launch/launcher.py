@@ -92,7 +92,8 @@ class Code:
             )
         if compiled["elem_size"] != tensor.itemsize:
             raise RuntimeError(f"{name}: {tensor.dtype}, but {self.name} copies elements of {compiled['elem_size']} bytes")
-        return encode(tensor, spec, name=name, box=box, driver=self.driver)
+        with self.driver.on_context(self.context):  # the driver encodes for the current context; a fresh thread has none
+            return encode(tensor, spec, name=name, box=box, driver=self.driver)
 
     def scratch(self, grid: tuple[int, int, int], stream: int) -> tuple[Any, Any]:
         """Global and profile scratch buffers for one launch (None where the kernel needs none), as Triton's own launcher allocates them."""

@@ -1,0 +1,44 @@
+"""What every PyTorch entry point checks before a kernel sees a tensor."""
+from __future__ import annotations
+
+import torch
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+TMA_BYTES = 16
+
+
+def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tensors: torch.Tensor) -> None:
+    """One device (CUDA), one dtype out of `dtypes`, `rank` dimensions. Raises TypeError or ValueError naming the argument."""
+    first_name, first = next(iter(tensors.items()))
+    for argument, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
+        if x.device.type != "cuda":
+            raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device")
+        if x.device != first.device:
+            raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")
+        if x.dtype not in dtypes:
+            raise TypeError(f"{name}: {argument} has dtype {x.dtype}; it must be {' or '.join(str(d) for d in dtypes)}")
+        if x.dtype != first.dtype:
+            raise TypeError(f"{name}: {argument} has dtype {x.dtype}, {first_name} {first.dtype}; they must be equal")
+        if x.ndim != rank:
+            raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must have {rank} dimensions")
+
+
+def addressable(x: torch.Tensor) -> bool:
+    """Can TMA address this tensor (last stride 1, the others and the address multiples of 16 bytes)?"""
+    size = x.element_size()
+    rows = all(stride * size % TMA_BYTES == 0 or extent == 1 for stride, extent in zip(x.stride()[:-1], x.shape[:-1], strict=True))
+    return rows and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % TMA_BYTES == 0
+
+
+def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """An uninitialised tensor whose rows start at multiples of 16 bytes."""
+    step = TMA_BYTES // like.element_size()
+    width = -(-shape[-1] // step) * step
+    return torch.empty((*shape[:-1], width), dtype=like.dtype, device=like.device)[..., :shape[-1]]
+
+
+def as_addressable(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself, or a copy whose rows TMA can address."""
+    return x if addressable(x) else padded_empty(tuple(x.shape), x).copy_(x)

@@ -1,0 +1,34 @@
+"""`python -m tritonkittens`: the demo and the inspector."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    from tritonkittens import __version__
+    from tritonkittens.inspect import cli
+
+    about = "ThunderKittens' tile abstractions as a library on Triton."
+    parser = argparse.ArgumentParser(prog="python -m tritonkittens", description=about)
+    parser.add_argument("--version", action="version", version=f"tritonkittens {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("demo", help="a short tour: a kernel, its result checked, and what the compiler made of it; needs no GPU")
+    cli.add_arguments(commands.add_parser(
+        "inspect",
+        help="compile a kernel without a GPU and show registers, spills, shared memory, tensor-core instructions, main loops",
+        description="Compiles a kernel without a GPU and shows what the compiler made of it: registers of each warp role and the cap, "
+        "whether register reallocation took effect, spills, shared and tensor memory by buffer with ring stages and bank conflicts, "
+        "tensor-core and TMA instructions, serialised wgmma, and what runs inside the main loops.",
+    ))
+    arguments = parser.parse_args(argv)
+    if arguments.command == "inspect":
+        return cli.run(arguments)
+    from tritonkittens import demo
+
+    return demo.main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
