@@ -53,10 +53,10 @@ class AttentionPrefill(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        p = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
+        scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
+        sums = tk.row_sum_by_quad(tk.zero(scores))
         o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
-        s = tk.neg_infty(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        return tk.struct(o=o, p=p, m=tk.row_max(s), sums=tk.row_sum_by_quad(tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))))
+        return tk.struct(o=o, p=tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols)), m=tk.neg_infty(tk.col_vec(scores)), sums=sums)
 
     @triton.jit
     def first(ctx, state, input):

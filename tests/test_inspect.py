@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tritonkittens.__main__ import main
+from tritonkittens.inline_ptx._asm import ArchitectureError
 from tritonkittens.inspect import BankConflicts, _sass, _tiles, _tools, _ttgir, cli, inspect
 
 
@@ -350,9 +351,10 @@ def test_command(capsys):
     assert _run(kernels, "ring", arch="sm_80") == 2 and "--arch sm_80" in (said := capsys.readouterr().err) and "sm_90a, sm_100a" in said
 
 
-def test_command_passes_a_kernel_s_refusal_on(capsys):
+@pytest.mark.parametrize("error", [ValueError, ArchitectureError])
+def test_command_passes_a_kernel_s_refusal_on(capsys, error):
     def refuse(arch):
-        raise ValueError(f"this kernel uses wgmma; {arch} has none")
+        raise error(f"this kernel uses wgmma; {arch} has none")
 
     assert _run({"ring": refuse}, "ring", arch="sm_100a") == 2
     assert "ring for sm_100a: this kernel uses wgmma; sm_100a has none" in capsys.readouterr().err

@@ -616,6 +616,11 @@ class RecordingDriver:
     def __init__(self, status=0):
         self.status, self.calls = status, []
 
+    version = 13020
+
+    def cuDriverGetVersion(self, where):
+        where._obj.value = self.version
+
     def cuTensorMapEncodeTiled(self, where, dtype, rank, address, shape, strides, box, steps, interleave, swizzle, promotion, fill):
         import ctypes
 

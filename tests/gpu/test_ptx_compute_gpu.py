@@ -663,6 +663,7 @@ def test_timing(explicit, rng):
     lanes, warps = (poison(torch.empty(128, dtype=torch.int32, device="cuda")) for _ in range(2))
     sms = poison(torch.empty(64, dtype=torch.int32, device="cuda"))
     launch(timing_kernel, times, lanes, warps, sms, explicit=explicit, grid=(64,))
+    launch(timing_kernel, times, lanes, warps, torch.empty_like(sms), explicit=explicit, grid=(1,))  # %warpid is a physical slot: one block's are distinct
     cycles, cycles64, nanoseconds = times.tolist()
     assert 1_000 < cycles and abs(cycles - cycles64) < 10_000  # nanosleep may return early, hardly at once
     assert 0 < nanoseconds < 100_000_000

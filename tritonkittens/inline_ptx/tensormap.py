@@ -177,7 +177,26 @@ def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, f
             f"cuTensorMapEncodeTiled returned error {status} for dtype={dtype}, shape={tuple(shape)}, "
             f"strides={tuple(strides)}, box={tuple(box)}, swizzle={swizzle}"
         )
-    return storage.raw[start : start + NBYTES]
+    steps_in_bytes = [dtype_entry(dtype)[1], *strides]
+    span = sum((extent - 1) * step for extent, step in zip(shape, steps_in_bytes, strict=True))
+    return correct_small_tensor(storage.raw[start : start + NBYTES], span, driver_version(library))
+
+
+def driver_version(library) -> int:
+    """The CUDA version that the driver supports, e.g. 13000 for 13.0."""
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def correct_small_tensor(data, span, version):
+    """The tensor map as hardware wants it: drivers up to CUDA 13.1 set a wrong bit for tensors that span less than 128 KiB, and a copy then ends in an
+    illegal instruction. Bit 21 of the second word is cleared, as Triton and CUTLASS do. `span` is the offset in bytes of the last element.
+    """
+    if version > 13010 or span + 1 >= 128 * 1024:
+        return data
+    word = int.from_bytes(data[8:16], "little") & ~(1 << 21)
+    return data[:8] + word.to_bytes(8, "little") + data[16:]
 
 
 @constexpr_function

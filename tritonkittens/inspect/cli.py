@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from tritonkittens.inline_ptx._asm import ArchitectureError
+
 from ._inspect import inspect
 from .report import Report
 
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace, kernels: Mapping[str, Callable[[str], Any
         return _refuse(f"{arguments.kernel}: no kernel of that name; there are {', '.join(kernels) or 'none'}")
     try:
         made = kernels[arguments.kernel](arguments.arch)
-    except ValueError as error:  # the kernel's own refusal of an architecture
+    except (ValueError, ArchitectureError) as error:  # the kernel's own refusal of an architecture
         return _refuse(f"{arguments.kernel} for {arguments.arch}: {error}")
     report = made if isinstance(made, Report) else inspect(made)
     print(report.to_json() if arguments.json else report.table().rstrip())

@@ -19,17 +19,20 @@ from tritonkittens.lang.vectors import (
     add_col, add_row, broadcast_col, broadcast_row, div_col, div_row, eq_col, eq_row, exp2_col, exp2_row, ge_col, ge_row, gt_col, gt_row, le_col, le_row, lt_col, lt_row,
     max_col, max_row, min_col, min_row, mul_col, mul_row, ne_col, ne_row, sub_col, sub_row,
 )
+from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.kernel import Kernel, kernel
 from tritonkittens.lang.memory import (
-    fence_async, load, load_async, load_async_wait, store, store_add_async, store_async, store_max_async, store_min_async, store_read_wait, store_wait,
+    fence_async, gather_rows, load, load_async, load_async_wait, load_bytes_async, load_into, prefetch, scatter_rows, store, store_add_async, store_async,
+    store_bytes_async, store_max_async, store_min_async, store_read_wait, store_wait,
 )
 from tritonkittens.lang.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
-from tritonkittens.lang.schedule import block_count, block_index, ceil_div, supergroup, unravel
+from tritonkittens.lang.schedule import block_count, block_index, ceil_div, longest_first, stream_k, supergroup, supergroup_rows, unravel
 from tritonkittens.lang.shared import allocate, bank_conflicts, subtile
 from tritonkittens.lang.sync import (
-    advance, arrive, careful_wait, consumer_release, consumer_wait, expect, named_arrive, named_sync, pipeline, producer_acquire, producer_commit, semaphores, sync, wait,
+    advance, arrive, careful_wait, cluster_rank, cluster_sync, consumer_release, consumer_wait, dependency_wait, dependents_launch, expect, named_arrive,
+    named_sync, pipeline, producer_acquire, producer_commit, semaphores, sync, wait,
 )
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
 from tritonkittens.lang.layout import layout

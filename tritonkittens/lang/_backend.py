@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, tcgen05_commit, tcgen05_mma
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import base_type, base_value
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
 from tritonkittens.lang.errors import ArchitectureError, TileError
@@ -95,9 +95,10 @@ class Trace:
         return self.call(getattr(value, name), *args, **kwargs)
 
     def scalar(self, x: Any) -> Any:
-        """A scalar Triton value from a Python number or a Triton value."""
+        """A scalar Triton value from a Python number; any other value as it is."""
         x = unwrap(x)
-        return x if self.interpreted or isinstance(x, tl.tensor) else self.semantic.to_tensor(x)
+        semantic = interpreter_semantic if self.interpreted else self.semantic
+        return semantic.to_tensor(x) if isinstance(x, (bool, int, float)) else x
 
     def arange(self, extent: int, axis: int, like: Any) -> Any:
         """0 … extent−1 as the vector along `axis` of the tile `like`."""

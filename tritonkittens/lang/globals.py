@@ -9,15 +9,18 @@ import torch
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.types import st, sv, unwrap
 from tritonkittens.lang.types import split as split_extent
+from tritonkittens.lang.types import st, sv, unwrap
 from tritonkittens.launch import TensorMapSpec
 
 MAX_RANK = 5
 
 
 class GlobalLayout(NamedTuple):
-    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry them."""
+    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry them.
+
+    A last stride of 1 is None there, which the kernel is compiled for.
+    """
 
     maps: tuple
     pointer: Any
@@ -79,8 +82,16 @@ def extents_of(g: Any) -> list[Any]:
 
 
 def strides_of(g: Any) -> list[Any]:
-    """Run-time strides of a global layout inside a kernel, in elements."""
-    return list(g.maps[0].strides) if len(g.maps) else list(g.strides)
+    """Strides of a global layout inside a kernel, in elements: run-time values, the last one 1 where it is known when the kernel is compiled."""
+    strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
+    if len(g.maps) or unwrap(strides[-1]) is None:
+        strides[-1] = 1
+    return strides
+
+
+def is_aligned(g: Any) -> bool:
+    """Is it known that columns are contiguous and all other strides multiples of 16 bytes? TMA descriptors need it."""
+    return len(g.maps) > 0
 
 
 def check_global(g: Any, name: str) -> None:

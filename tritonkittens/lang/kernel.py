@@ -18,11 +18,13 @@ from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, gl
 from tritonkittens.lang.shared import piece_shared_layout
-from tritonkittens.launch import GlobalArg, Launcher, capability
-from tritonkittens.launch.arguments import ArgType, argument_types
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL
+from tritonkittens.launch import GlobalArg, Launcher, capability, check_tensor_map
+from tritonkittens.launch.arguments import ArgType, argument_types, leaves
 
 ALIGNED = [["tt.divisibility", 16]]  # Triton's attribute of a pointer whose address is a multiple of 16
-OPTIONS = {"num_warps", "debug", "maxnreg", "num_ctas"}
+OPTIONS = {"num_warps", "debug", "maxnreg", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
+CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
 
 
 def target_number(arch: str | int) -> int:
@@ -40,11 +42,17 @@ class Kernel:
     `kernel[grid](*args, num_warps=4, debug=False)` launches it; `kernel.compile(*args, arch="sm_90a")` compiles it for an architecture without a GPU, where
     tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples of these; parameters annotated
     `tk.constexpr` take any hashable constant.
+
+    Options, by keyword: `num_warps` of the block (of its first role); `debug`, which makes waits trap after two seconds and say who waited; `maxnreg`;
+    `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of
+    it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the same time.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
-        if isinstance(fn, InterpretedFunction):
-            raise TileError(f"@tk.kernel {fn.fn.__name__}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+        if isinstance(fn, InterpretedFunction):  # refused when it is used: a module that defines explicit kernels can be imported
+            self.name = fn.fn.__name__
+            functools.update_wrapper(self, fn.fn, updated=())
+            return
         if not isinstance(fn, JITFunction):
             raise TileError(f"@tk.kernel {getattr(fn, '__name__', fn)!r}: put it over an @triton.jit function")
         self.jit = GluonJITFunction(fn.fn)
@@ -67,11 +75,21 @@ class Kernel:
     def compile(self, *args: Any, arch: str | int = "sm_90a", **kwargs: Any) -> Any:
         """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
         runtime, constants, options = self._bind(args, kwargs)
-        types = argument_types([prepare(a) for a in runtime], [self.parameters[i].name for i in self.runtime])
+        names = [self.parameters[i].name for i in self.runtime]
+        prepared = [prepare(a) for a in runtime]
+        for name, argument in leaves(prepared, names):
+            if isinstance(argument, GlobalArg):
+                check_descriptors(argument, name)
+        types = argument_types(prepared, names)
         return self._compile((constants, options), types, target_number(arch))
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
+        if not hasattr(self, "jit"):
+            raise TileError(f"@tk.kernel {self.name}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)")
         options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS and k not in self.jit.signature.parameters}
+        cluster = options.get("cluster_size", 1)
+        if cluster not in CLUSTER_SIZES:
+            raise TileError(f"{self.name}(cluster_size={cluster!r}): a cluster has {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks")
         try:
             bound = self.jit.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -97,6 +115,9 @@ class Kernel:
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
         source = GluonASTSource(self.jit, signature, constexprs, attributes)
         settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, **link_options(), **dict(options)}
+        cluster = settings.pop("cluster_size", 1)
+        if cluster > 1 and not 90 <= arch < 120:
+            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is compiled for sm_{arch}")
         try:
             with billing(arch) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
@@ -108,6 +129,8 @@ class Kernel:
             items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
             raise TileError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: {items or 'see inspect'}; "
                             "the rest is scratch of the compiler for layout conversions")
+        # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the cluster
+        compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled
 
 
@@ -134,13 +157,22 @@ def _descriptor(element: str, spec: Any) -> str:
     return f"tensordesc<{element}[{','.join(map(str, spec.box))}],{layout!r}>"
 
 
+def check_descriptors(argument: GlobalArg, name: str) -> None:
+    """Refuse, without a GPU, a tensor that TMA cannot address; the message names the argument. Raises ValueError or TypeError."""
+    tensor = argument.tensor
+    address = None if tensor.is_meta else tensor.data_ptr()
+    for spec in argument.specs:
+        check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, address, spec, name, tensor.dtype)
+
+
 def prepare(argument: Any) -> Any:
     """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has no descriptor."""
     if isinstance(argument, gl):
         tensor = argument.tensor
         if argument.specs:
             return GlobalLayout(GlobalArg(tensor, argument.specs), tensor)
-        return GlobalLayout((), tensor, tuple(tensor.shape), tuple(tensor.stride()))
+        strides = tensor.stride()
+        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]))
     if isinstance(argument, torch.Tensor):
         from_torch(argument.dtype)
         return argument

@@ -11,11 +11,14 @@ from typing import Any
 
 from tritonkittens.lang.budget import SHARED_LIMIT
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.types import rt, split, st, sv
+from tritonkittens.lang.types import rt, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
-ENOUGH_STAGES = 3  # from here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
+SYSTEM = 1024  # bytes that the system takes for every block, beside what it may use. CUDA C++ Programming Guide, "Shared Memory" of each compute capability
+MAX_STAGES = 32  # the phases of a ring are the bits of one register
+# From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
+ENOUGH_STAGES = 3
 
 
 def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, Any], ...]:
@@ -31,7 +34,8 @@ class layout:
     """What a template moves and keeps.
 
     - `globals`: for each tensor of the call, in order, the tile type (or tuple of them, or None for pointer access only) that TMA moves;
-    - `input`: the tiles of one ring slot; `scratch`: tiles that each consumer gets once a task; `finish`: tiles in which each consumer stages results;
+    - `input`: the tiles of one ring slot (at least one);
+    - `scratch`: tiles that each consumer gets once a task; `finish`: tiles in which each consumer stages results;
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `args`: names of run-time numbers of the call.
     """
@@ -50,7 +54,12 @@ class layout:
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
         for name in ("input", "scratch", "finish"):
-            object.__setattr__(self, name, _named(name, getattr(self, name), (st, sv)))
+            tiles = _named(name, getattr(self, name), (st, sv))
+            if any(n == "arrived" for n, _ in tiles):
+                raise TileError(f"layout({name}={{'arrived': …}}): the name is taken by the semaphore that the tiles arrive on")
+            object.__setattr__(self, name, tiles)
+        if not self.input:
+            raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         object.__setattr__(self, "args", tuple(self.args))
 
@@ -66,50 +75,56 @@ def _padded(tiles: tuple[tuple[str, Any], ...]) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """`stages` of the ring, and for each finish tile either None (memory of its own) or, for each consumer, (input tile, stage, part, parts) over the ring."""
+    """Slots of the ring and where the finish tiles lie.
+
+    `over_ring` is None where they have memory of their own, else it has for each finish tile and consumer (input tile, stage, part, parts); the slots
+    before `safe_stages` lie under none of them.
+    """
 
     stages: int
     safe_stages: int
     over_ring: tuple[tuple[tuple[str, int, int, int], ...], ...] | None
 
 
-def place(plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str) -> Placement:
-    """Choose the number of stages and where the finish tiles go; `stages` fixes the number. Raises `TileError` with the bill where nothing fits."""
-    limit = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) // blocks_per_sm - RESERVE
+def place(plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False) -> Placement:
+    """Choose the number of stages and where the finish tiles go; `stages` fixes the number. Raises `TileError` with the bill where nothing fits.
+
+    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages.
+    """
+    limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
     stage, scratch, finish = _padded(plan.input), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)
-    bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
-    if not stage:
-        if scratch + finish > limit:
-            raise TileError(f"{name}: shared memory over budget: {bill}")
-        return Placement(1, 1, None)
-    apart = (limit - scratch - finish) // stage
-    shared = (limit - scratch) // stage
+    of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
+    bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
+    least = 2 if pipelined else 1
+    apart = min((limit - scratch - finish) // stage, MAX_STAGES)
+    shared = min((limit - scratch) // stage, MAX_STAGES)
     if stages is not None:
-        if stages < 1:
-            raise TileError(f"{name}(stages={stages}): a ring has at least one stage")
+        if not isinstance(stages, int) or not least <= stages <= MAX_STAGES:
+            why = " (pipelined: a slot is given back one iteration later)" if pipelined else ""
+            raise TileError(f"{name}(stages={stages!r}): a ring has {least} to {MAX_STAGES} stages{why}")
         if stages <= apart:
             return Placement(stages, stages, None)
-        over = _over_ring(plan, consumers, stages)
-        if stages > shared or over is None:
+        over = _over_ring(plan, consumers, stages) if stages <= shared else None
+        if over is None:
             raise TileError(f"{name}(stages={stages}): shared memory over budget: {bill}")
         return Placement(stages, *over)
-    if apart >= ENOUGH_STAGES or apart == shared:
-        if apart < 1:
-            raise TileError(f"{name}: shared memory over budget: {bill}")
-        return Placement(min(apart, 2 * ENOUGH_STAGES), min(apart, 2 * ENOUGH_STAGES), None)
-    over = _over_ring(plan, consumers, min(shared, ENOUGH_STAGES)) if shared >= 1 else None
-    if over is not None:
-        return Placement(min(shared, ENOUGH_STAGES), *over)
-    if apart < 1:
-        raise TileError(f"{name}: shared memory over budget: {bill}")
-    return Placement(apart, apart, None)
+    if apart < ENOUGH_STAGES and shared > apart:
+        chosen = min(shared, ENOUGH_STAGES)
+        over = _over_ring(plan, consumers, chosen) if chosen >= least else None
+        if over is not None:
+            return Placement(chosen, *over)
+    if apart < least:
+        raise TileError(f"{name}: shared memory over budget: {bill}; it needs {least} stage{'s' if pipelined else ''}")
+    chosen = min(apart, 2 * ENOUGH_STAGES)
+    return Placement(chosen, chosen, None)
 
 
 def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, tuple] | None:
     """(safe stages, places) of the finish tiles over the last slots of the ring, None where a tile fits nowhere."""
     if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *plan.input)):
         return None
-    slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in sorted(plan.input, key=lambda item: -item[1].nbytes)]
+    largest_first = sorted(plan.input, key=lambda item: -item[1].nbytes)
+    slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first]
     used: dict[tuple[str, int], int] = {}
     size: dict[tuple[str, int], int] = {}
     places, lowest = [], stages
@@ -129,8 +144,3 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, tuple] |
                 return None
         places.append(tuple(mine))
     return lowest, tuple(places)
-
-
-def power_of_two_pieces(tile: st | sv) -> int:
-    """Pieces that a tile is made of."""
-    return len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length))

@@ -10,16 +10,26 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import memory as ptx_memory
+from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.budget import bill
+from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import check_global, extents_of, rank_of, strides_of
+from tritonkittens.lang.globals import check_global, extents_of, is_aligned, rank_of, strides_of
 from tritonkittens.lang.shared import load_shared, shared, store_shared
-from tritonkittens.lang.sync import semaphore
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
-from tritonkittens.lang.tiles import _column, _row, indices, make, memory_layout
-from tritonkittens.lang.types import rt, split, st, sv, unwrap
+from tritonkittens.lang.tiles import _column, _row, indices, make, memory_layout, vector_layout
+from tritonkittens.lang.types import TileType, rt, split, st, sv, tt, unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+
+LINE = 128  # bytes of an L2 line
+BULK = 16  # bytes: unit and alignment of bulk copies
+POLICIES = ("evict_first", "evict_last", "evict_normal")
+# What TMA can combine with global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map types.
+REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
+              "max": (tl.bfloat16, tl.float16, tl.int32, tl.int64)}
 
 
 @triton.jit
@@ -28,8 +38,28 @@ def _tile_pointers(pointer, rows, cols, row_stride, col_stride):
 
 
 @triton.jit
-def _inside(rows, cols, row_extent, col_extent):
-    return (rows < row_extent) & (cols < col_extent) & (rows >= 0) & (cols >= 0)
+def _vector_pointers(pointer, index, stride):
+    return pointer + index.to(tl.int64) * stride
+
+
+@triton.jit
+def _inside(index, extent):
+    return (index < extent) & (index >= 0)
+
+
+@triton.jit
+def _whole(stride, unit: tl.constexpr):
+    return stride // unit * unit  # the value it has anyway, in a form from which the compiler sees the divisibility
+
+
+@triton.jit
+def _both(a, b):
+    return a & b
+
+
+@triton.jit
+def _clamp(index, extent):
+    return tl.maximum(tl.minimum(index, extent - 1), 0)
 
 
 def _coordinates(t: Trace, g: Any, coord: Any, what: str) -> list[Any]:
@@ -40,40 +70,90 @@ def _coordinates(t: Trace, g: Any, coord: Any, what: str) -> list[Any]:
     return coord
 
 
-def _base(t: Trace, g: Any, coord: list[Any]) -> Any:
-    """Pointer to the two-dimensional slice that the leading coordinates select."""
-    pointer = g.pointer
-    for c, stride in zip(coord[:-2], strides_of(g)[:-2], strict=True):
+def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
+    """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
+    pointer, exists = g.pointer, None
+    for c, extent, stride in zip(coord[:-kept], extents_of(g), strides_of(g), strict=False):
         step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
         pointer = t.method(pointer, "__add__", step)
-    return pointer
+        inside = t.call(_inside, t.scalar(c), extent)
+        exists = inside if exists is None else t.call(_both, exists, inside)
+    return pointer, exists
 
 
-def _access(t: Trace, g: Any, tile: Any, coord: list[Any]) -> list[tuple[Any, Any]]:
-    """For every piece of a register tile its pointers into the tensor and the mask of what lies inside it."""
+def _start(t: Trace, c: Any, extent: int) -> Any:
+    return t.method(t.scalar(c), "__mul__", extent)
+
+
+def _row_stride(t: Trace, g: Any) -> Any:
+    """The stride of rows, with what is known of its divisibility: only so are accesses merged into 16-byte ones."""
+    stride = strides_of(g)[-2]
+    if not is_aligned(g):
+        return stride
+    return t.call(_whole, stride, max(1, BULK // itemsize(g.pointer.dtype.element_ty)))
+
+
+def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> list[tuple[Any, Any]]:
+    """For every piece of a register tile or vector its pointers into the tensor and the mask of what lies inside it.
+
+    `rows`: a vector of row numbers in place of the coordinate along rows.
+    """
     shape, extents, strides = shape_of(tile), extents_of(g), strides_of(g)
-    base = _base(t, g, coord)
-    row = t.method(t.scalar(coord[-2]), "__mul__", shape[0])
-    col = t.method(t.scalar(coord[-1]), "__mul__", shape[1])
+    base, exists = _base(t, g, coord, len(shape))
     out = []
-    for r, c in zip(indices(t, tile, 0, row), indices(t, tile, 1, col), strict=True):
-        rows, cols = t.call(_column, r), t.call(_row, c)
-        out.append((t.call(_tile_pointers, base, rows, cols, strides[-2], strides[-1]), t.call(_inside, rows, cols, extents[-2], extents[-1])))
-    return out
+    if len(shape) == 1:
+        first = 0
+        for piece, n in zip(pieces_of(tile), axes_of(tile)[0], strict=True):
+            index = t.call(gl.arange, 0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
+            index = t.method(t.method(index, "__add__", first), "__add__", _start(t, coord[-1], shape[0]))
+            first += n
+            out.append((t.call(_vector_pointers, base, index, strides[-1]), t.call(_inside, index, extents[-1])))
+    else:
+        across = len(axes_of(tile)[1])
+        if rows is None:
+            row_indices = indices(t, tile, 0, _start(t, coord[-2], shape[0]))
+        else:
+            row_indices = [t.vector(pieces_of(rows)[i // across], 0, p) for i, p in enumerate(pieces_of(tile))]
+        for r, c in zip(row_indices, indices(t, tile, 1, _start(t, coord[-1], shape[1])), strict=True):
+            r, c = t.call(_column, r), t.call(_row, c)
+            mask = t.call(_both, t.call(_inside, r, extents[-2]), t.call(_inside, c, extents[-1]))
+            out.append((t.call(_tile_pointers, base, r, c, _row_stride(t, g), strides[-1]), mask))
+    return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
 
 
-def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any) -> Any:
+def _frame(t: Trace, dst: shared) -> Any:
+    """An int32 tile of the shape of a shared one, laid out for coalesced access to elements of its type."""
+    if len(dst.axes) == 1:
+        return assemble(dst.axes, [t.full((n,), 0, tl.int32, vector_layout(t)) for n in dst.axes[0]])
+    size = itemsize(dst.dtype)
+    return assemble(dst.axes, [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]])
+
+
+def _same_type(g: Any, dtype: Any, what: str) -> None:
+    have = g.pointer.dtype.element_ty
+    if have != dtype:
+        raise TileError(f"{what} and a tensor of {have}: element types differ; cast in registers")
+
+
+def _register_type(what: Any, name: str) -> TileType:
     what = unwrap(what)
-    if not isinstance(what, (rt, st)):
-        raise TileError(f"load from global memory: give the tile type to load, got {what!r}")
-    spec = rt(what.dtype, what.rows, what.cols, getattr(what, "layout", "memory"))
-    if g.pointer.dtype.element_ty != spec.dtype:
-        raise TileError(f"load of {spec!r} from a tensor of {g.pointer.dtype.element_ty}: element types differ; cast after loading")
-    frame = make(t, rt(tl.int32, spec.rows, spec.cols, spec.layout) if spec.dtype.primitive_bitwidth >= 16 else spec, 0)
-    coord = _coordinates(t, g, coord, f"load of {spec!r}")
+    if isinstance(what, st):
+        return rt(what.dtype, what.rows, what.cols, "memory")
+    if not isinstance(what, TileType) or isinstance(what, (sv, tt)):
+        raise TileError(f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got {what!r}")
+    return what
+
+
+def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any = None, name: str = "load") -> Any:
+    spec = _register_type(what, name)
+    _same_type(g, spec.dtype, f"{name} of {spec!r}")
+    coord = _coordinates(t, g, coord, f"{name} of {spec!r}")
+    if len(spec.shape) > rank_of(g):
+        raise TileError(f"{name} of {spec!r} from a tensor of one dimension: load a vector (tk.rv)")
+    frame = make(t, spec, 0)
+    fill = constant(fill, spec.dtype, f"{name}(fill=…)")
     loader = gl.load if t.explicit else "load"
-    pieces = [t.method(t.call(loader, p, mask, fill), "to", spec.dtype) for p, mask in _access(t, g, frame, coord)]
-    return assemble(axes_of(frame), pieces)
+    return assemble(axes_of(frame), [t.call(loader, p, mask, fill) for p, mask in _access(t, g, frame, coord, rows)])
 
 
 @op
@@ -82,7 +162,7 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
 
     - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory") or `like` (another register tile) says how registers hold it;
     - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;
-    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`.
+    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`; also vectors.
     """
     if isinstance(src, shared):
         return load_shared(t, src, unwrap(layout), unwrap(like))
@@ -99,17 +179,120 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
     """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not written).
 
     The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call `fence_async`.
+    A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
     """
     if isinstance(dst, shared):
         return store_shared(t, dst, value)
     if isinstance(dst, tensor_tile):
         return store_tensor_memory(t, dst, value)
     check_global(dst, "store")
+    if isinstance(value, shared):
+        value = load_shared(t, value, "memory", None)
+    if not 1 <= len(shape_of(value)) <= rank_of(dst):
+        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {rank_of(dst)} dimensions: needs a tile or vector of no more dimensions")
     coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}")
     storer = gl.store if t.explicit else "store"
     for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
         t.call(storer, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), mask)
     return None
+
+
+@op
+def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
+    """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read `fill`.
+
+    `sync` before other threads read it; `fence_async` before that where TMA or a tensor core will read it.
+    """
+    if not isinstance(dst, shared):
+        raise TileError(f"load_into({dst!r}): the destination must be a shared tile or vector; tk.load gives registers")
+    check_global(src, "load_into")
+    what = f"load_into of {dst.spec!r}"
+    _same_type(src, dst.dtype, what)
+    frame, coord = _frame(t, dst), _coordinates(t, src, coord, what)
+    if len(dst.axes) > rank_of(src):
+        raise TileError(f"{what} from a tensor of one dimension: use a shared vector (sv)")
+    fill = constant(unwrap(fill), dst.dtype, f"{what}, fill")
+    store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))
+
+
+def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...], col: Any, name: str) -> list[Any]:
+    """Checks of a gather or scatter; the coordinates with a place for the rows."""
+    t.require_explicit(name)
+    if rank_of(g) < 2:
+        raise TileError(f"{name}: the tensor has one dimension; rows need two")
+    if axes_of(rows) != (cuts,) or not rows.dtype.is_int():
+        have = f"shape {list(shape_of(rows))} of {rows.dtype}" if axes_of(rows) else repr(rows)
+        raise TileError(f"{name}: needs a vector of {extent} integer row numbers, one for each row of the tile, got {have}")
+    col = unwrap(col)
+    col = list(col) if isinstance(col, (tuple, list, tl.tuple)) else [col]
+    if len(col) != rank_of(g) - 1:
+        raise TileError(f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for each other dimension")
+    return [*col[:-1], 0, col[-1]]
+
+
+@op
+def gather_rows(t: Trace, src: Any, what: Any, rows: Any, col: Any = 0, fill: Any = 0.0) -> Any:
+    """A register tile of type `what` (rt) whose row i is row `rows[i]` of a global layout; rows and columns outside the tensor read `fill`.
+
+    `rows` is an integer vector of one number per row; `col` the coordinate along columns, in tiles: a tuple with the leading coordinates where the tensor
+    has more than two dimensions.
+    """
+    check_global(src, "gather_rows")
+    spec = _register_type(what, "gather_rows")
+    if not isinstance(spec, rt):
+        raise TileError(f"gather_rows of {spec!r}: gathers the rows of a register tile (rt)")
+    coord = _row_numbers(t, src, rows, spec.rows, split(spec.rows), col, "gather_rows")
+    return _load_global(t, src, tuple(coord), spec, unwrap(fill), rows, "gather_rows")
+
+
+@op
+def scatter_rows(t: Trace, dst: Any, value: Any, rows: Any, col: Any = 0) -> Any:
+    """Store row i of a register tile as row `rows[i]` of a global layout (rows and columns outside the tensor are not written); see `gather_rows`.
+
+    Where two rows have the same number, one of them stays, no one knows which.
+    """
+    check_global(dst, "scatter_rows")
+    if len(axes_of(value)) != 2:
+        raise TileError(f"scatter_rows of {value!r}: needs a register tile")
+    coord = _row_numbers(t, dst, rows, shape_of(value)[0], axes_of(value)[0], col, "scatter_rows")
+    for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord, rows), strict=True):
+        t.call(gl.store, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), mask)
+
+
+@op
+def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
+    """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched. sm_80 or newer.
+
+    One request for each 128-byte line of a row; for each element where the columns are not contiguous. Source: PTX ISA, prefetch.
+    """
+    t.require_explicit("prefetch")
+    check_global(src, "prefetch")
+    t.require("prefetch", 80, 999, "sm_80 or newer")
+    what = unwrap(what)
+    if not isinstance(what, TileType):
+        raise TileError(f"prefetch({what!r}): give the type of the tile that will be loaded")
+    if len(what.shape) > rank_of(src):
+        raise TileError(f"prefetch of {what!r} from a tensor of one dimension: give a vector type")
+    coord = _coordinates(t, src, coord, f"prefetch of {what!r}")
+    extents, strides = extents_of(src), strides_of(src)
+    step = LINE // itemsize(what.dtype) if isinstance(strides[-1], int) else 1
+    rows, cols = (1, *what.shape)[-2:]
+    base, _ = _base(t, src, [t.call(_clamp, t.scalar(c), e) for c, e in zip(coord, extents, strict=True)], len(what.shape))
+    # twice as many requests as a row has lines, the later ones for its last element: a row that does not start a line reaches into one more
+    requests = triton.next_power_of_2(-(-cols // step)) * (2 if step > 1 else 1)
+    for r0, height in _starts(rows):
+        like = t.full((height, requests), 0, tl.int32, memory_layout(t, height, requests, BULK))
+        first = _start(t, coord[-2], rows) if len(what.shape) == 2 else t.scalar(0)
+        row = t.call(_clamp, t.method(t.method(t.arange(height, 0, like), "__add__", r0), "__add__", first), extents[-2] if len(what.shape) == 2 else 1)
+        col = t.call(_clamp, t.method(t.arange(requests, 1, like), "__mul__", step), cols)
+        col = t.call(_clamp, t.method(col, "__add__", _start(t, coord[-1], cols)), extents[-1])
+        row_stride = strides[-2] if len(what.shape) == 2 else 0
+        t.call(ptx_memory.prefetch, t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1]))
+
+
+def _starts(extent: int) -> list[tuple[int, int]]:
+    """(start, length) of the power-of-two pieces of an extent."""
+    return [(sum(split(extent)[:i]), n) for i, n in enumerate(split(extent))]
 
 
 def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
@@ -131,7 +314,7 @@ def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
 
 def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[tuple[Any, list[Any], Any]]:
     """(descriptor, element coordinates, shared view) of each copy that moves a shared tile."""
-    t.require(f"{what} (TMA)", 90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+    t.require(f"{what} (TMA)", *HOPPER_AND_BLACKWELL)
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     check_global(g, what)
@@ -150,35 +333,51 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
+def _policy(cache_policy: Any, name: str) -> Any:
+    cache_policy = unwrap(cache_policy)
+    if cache_policy is None:
+        return None
+    if cache_policy not in POLICIES:
+        raise TileError(f"{name}(cache_policy={cache_policy!r}): must be one of {', '.join(map(repr, POLICIES))}")
+    return hopper.CachePolicy(l2=hopper.FractionalEvictionPolicy(cache_policy, 1.0))
+
+
 @op
 def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, cache_policy: Any = None) -> Any:
     """Start copying a tile from global to shared memory, without waiting.
 
     With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by all threads of
-    the role: `load_async_wait` waits for it. Coordinates in tiles, one per dimension. Source: PTX ISA, cp.async.bulk.tensor; cp.async.
+    the role: `load_async_wait` waits for it. Coordinates in tiles, one per dimension. `cache_policy` says how L2 treats the lines ("evict_first",
+    "evict_last", "evict_normal"; TMA only). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_async: the destination must be a shared tile or vector, got {dst!r}")
+    policy = _policy(cache_policy, "load_async")
     if arrived is None or unwrap(arrived) is None:
+        if policy is not None:
+            raise TileError(f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy here; give a semaphore")
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_async(arrived={arrived!r}): needs a semaphore")
     for m, place, view in _tma_copies(t, src, dst, coord, "load_async"):
-        t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=unwrap(cache_policy))
+        t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     bill().copied += dst.nbytes
     return None
 
 
 def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
+    t.require_explicit("load_async")
     t.require("load_async without a semaphore (cp.async)", 80, 999, "sm_80 or newer")
+    what = f"load_async of {dst.spec!r} without a semaphore"
     check_global(src, "load_async")
     coord = _coordinates(t, src, coord, "load_async")
-    if len(dst.axes) != 2:
-        raise TileError(f"load_async of {dst.spec!r} without a semaphore: cp.async moves tiles; use TMA for vectors")
-    size = dst.dtype.primitive_bitwidth // 8
-    pieces = [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]]
-    frame = assemble(dst.axes, pieces)
-    for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, frame, coord), strict=True):
+    _same_type(src, dst.dtype, what)
+    if len(dst.axes) != 2 or rank_of(src) < 2:
+        raise TileError(f"{what}: cp.async moves tiles of tensors of two or more dimensions; use load_into or TMA for vectors")
+    if not is_aligned(src) and itemsize(dst.dtype) < 4:
+        raise TileError(f"{what}: cp.async copies at least 4 bytes, so the columns must be contiguous and the other strides multiples of 16 bytes, known when "
+                        f"the kernel is compiled: pass tk.gl(tensor, {dst.spec!r}), or use load_into")
+    for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, _frame(t, dst), coord), strict=True):
         t.call(async_copy.async_load, piece, pointers, mask=mask)
     t.call(async_copy.commit_group)
 
@@ -187,6 +386,7 @@ def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
 def load_async_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` of the role's cp.async tiles are under way, then synchronise the role's threads."""
     t.require_explicit("load_async_wait")
+    t.require("load_async_wait (cp.async)", 80, 999, "sm_80 or newer")
     t.call(async_copy.wait_group, unwrap(outstanding))
     t.call(gl.barrier)
 
@@ -204,31 +404,103 @@ def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = No
 
     Written to by registers before? `fence_async` first. Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
     """
-    _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=unwrap(cache_policy))
+    _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=_policy(cache_policy, "store_async"))
+
+
+def _reduce_tma(t: Trace, kind: str, fn: Any, dst: Any, src: Any, coord: Any) -> None:
+    if isinstance(src, shared) and src.dtype not in REDUCTIONS[kind]:
+        raise TileError(f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {', '.join(str(d) for d in REDUCTIONS[kind])} only")
+    _store_tma(t, f"store_{kind}_async", fn, dst, src, coord)
 
 
 @op
 def store_add_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
-    """Start adding a shared tile to global memory, element by element and atomically. Source: PTX ISA, cp.reduce.async.bulk.tensor."""
-    _store_tma(t, "store_add_async", tma.async_atomic_add, dst, src, coord)
+    """Start adding a shared tile (fp32, bf16, fp16, int32) to global memory, element by element and atomically.
+
+    Source: PTX ISA, cp.reduce.async.bulk.tensor.
+    """
+    _reduce_tma(t, "add", tma.async_atomic_add, dst, src, coord)
 
 
 @op
 def store_min_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
-    """Start taking the element-wise minimum of global memory and a shared tile (atomic)."""
-    _store_tma(t, "store_min_async", tma.async_atomic_min, dst, src, coord)
+    """Start taking the element-wise minimum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
+    _reduce_tma(t, "min", tma.async_atomic_min, dst, src, coord)
 
 
 @op
 def store_max_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
-    """Start taking the element-wise maximum of global memory and a shared tile (atomic)."""
-    _store_tma(t, "store_max_async", tma.async_atomic_max, dst, src, coord)
+    """Start taking the element-wise maximum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
+    _reduce_tma(t, "max", tma.async_atomic_max, dst, src, coord)
+
+
+@triton.jit
+def _load_bulk(dst, pointer, nbytes, bar, thread):
+    if thread == 0:
+        ptx_tma.load_bulk(dst, pointer, nbytes, bar, issuer="thread")
+
+
+@triton.jit
+def _store_bulk(pointer, src, nbytes, thread):
+    if thread == 0:
+        ptx_tma.store_bulk(pointer, src, nbytes, issuer="thread")
+
+
+def _bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
+    """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
+    t.require_explicit(name)
+    t.require(f"{name} (cp.async.bulk)", *HOPPER_AND_BLACKWELL)
+    if not isinstance(vector, shared) or len(vector.axes) != 1:
+        have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
+        raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: use load_async and store_async")
+    if vector.stages is not None:
+        raise TileError(f"{name} of a ring of {vector.spec!r}: take a slot first, ring[slot]")
+    pointer = pointer.pointer if hasattr(pointer, "pointer") else pointer
+    if not isinstance(pointer, tl.tensor) or not pointer.dtype.is_ptr():
+        raise TileError(f"{name}: {pointer!r} is no pointer; pass a tensor to the kernel, or a global layout")
+    nbytes = unwrap(nbytes)
+    if nbytes is None:
+        nbytes = vector.nbytes
+    if isinstance(nbytes, int) and (not 0 < nbytes <= vector.nbytes or nbytes % BULK):
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its {vector.nbytes} bytes")
+    if len(vector.pieces) > 1 and nbytes != vector.nbytes:
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole ({vector.nbytes} bytes)")
+    if len(vector.pieces) == 1:
+        return [(vector.pieces[0], pointer, nbytes)]
+    size, scale = itemsize(vector.dtype), itemsize(pointer.dtype.element_ty)
+    return [(p, t.method(pointer, "__add__", start * size // scale), n * size) for p, (start, n) in zip(vector.pieces, _starts(vector.shape[0]), strict=True)]
+
+
+@op
+def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any = None) -> Any:
+    """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`, which must expect them.
+
+    `pointer` is a tensor argument plus an offset, or a global layout (its start), a multiple of 16 bytes; so is `nbytes`, also a run-time value.
+    One thread of the role issues the copy. Source: PTX ISA, cp.async.bulk.
+    """
+    if not isinstance(arrived, semaphore):
+        raise TileError(f"load_bytes_async(arrived={arrived!r}): needs a semaphore")
+    for piece, source, count in _bulk_pieces(t, dst, pointer, nbytes, "load_bytes_async"):
+        t.call(_load_bulk, piece, source, t.scalar(count), arrived.barrier(t), role_thread(t))
+        bill().copied += count if isinstance(count, int) else 0
+
+
+@op
+def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see `load_bytes_async`, `store_wait`.
+
+    Written to by registers before? `fence_async` and `sync` first. Source: PTX ISA, cp.async.bulk.
+    """
+    for piece, target, count in _bulk_pieces(t, src, pointer, nbytes, "store_bytes_async"):
+        t.call(_store_bulk, target, piece, t.scalar(count), role_thread(t))
+    t.call(ptx_tma.commit_group)
 
 
 @op
 def store_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` stores of this role are incomplete: their data is in global memory."""
     t.require_explicit("store_wait")
+    t.require("store_wait (cp.async.bulk.wait_group)", *HOPPER_AND_BLACKWELL)
     t.call(tma.store_wait, unwrap(outstanding), read_only=False)
 
 
@@ -236,6 +508,7 @@ def store_wait(t: Trace, outstanding: Any = 0) -> Any:
 def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` stores still read their shared tiles, for the whole role: the others' memory may be overwritten."""
     t.require_explicit("store_read_wait")
+    t.require("store_read_wait (cp.async.bulk.wait_group)", *HOPPER_AND_BLACKWELL)
     t.call(tma.store_wait, unwrap(outstanding), read_only=True)
     t.call(gl.barrier)  # one thread issued the stores and waits for them; the barrier lets the others know
 
@@ -244,8 +517,9 @@ def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
 def fence_async(t: Trace) -> Any:
     """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async)."""
     t.require_explicit("fence_async")
+    t.require("fence_async (fence.proxy.async)", *HOPPER_AND_BLACKWELL)
     t.call(hopper.fence_async_shared)
 
 
-__all__ = ["fence_async", "load", "load_async", "load_async_wait", "split", "store", "store_add_async", "store_async", "store_max_async", "store_min_async",
-           "store_read_wait", "store_wait", "sv"]
+__all__ = ["fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "prefetch", "scatter_rows", "split", "store",
+           "store_add_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async", "store_read_wait", "store_wait", "sv"]

@@ -21,6 +21,7 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import assemble, axes_of, composite, pieces_of, shape_of
 
 FP8 = (tl.float8e4nv, tl.float8e5)
+STANDARD_BITS = 16  # operand width that the layouts of register tiles are named for
 OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
@@ -168,6 +169,11 @@ def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
     return getattr(layout, "version", None) is not None and tuple(layout.version) == (3, 0)
 
 
+def _for_operands(layout: Any, bits: int) -> Any:
+    """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same elements."""
+    return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=[*layout.instr_shape[:2], 256 // bits])
+
+
 def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool) -> Any:
     t.require(f"{name} on warpgroup tiles (wgmma)", 90, 90, "sm_90a (Hopper)")
     if not isinstance(b, shared):
@@ -185,17 +191,24 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
     for i in range(len(rows)):
         for j in range(len(cols)):
-            layout = accumulator_layout(t, rows[i], cols[j])
             if before is None:
+                layout = _for_operands(accumulator_layout(t, rows[i], cols[j]), bits)
                 total, use = t.full((rows[i], cols[j]), 0, out_dtype, layout), False
-            else:
+            elif isinstance(acc, pending):
                 total, use = before[i * len(cols) + j], True
-                layout = (total.type.tensor_type if isinstance(acc, pending) else total.type).layout
+                layout = total.type.tensor_type.layout
+                if layout != _for_operands(layout, bits):
+                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {_dtype(a)}; begin it with "
+                                    f"mma_begin(acc, {_dtype(a)})")
+            else:
+                layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
+                total, use = t.convert(before[i * len(cols) + j], layout), True
             for k in range(len(ga[0])):
                 left = ga[i][k]
                 if not isinstance(a, shared):
                     left = t.convert(left, gl.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // bits))
-                    kept.append(left)
+                    if bits > 8:  # the wait that keeps them takes no 8-bit registers; ptxas itself keeps a product's registers to its wait
+                        kept.append(left)
                 total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
                 use = True
             parts.append(total)
@@ -209,7 +222,8 @@ def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
     done = list(done) if len(deps) > 1 else [done]
     out, cursor = [], 0
     for p in products:
-        out.append(assemble(p.axes, done[cursor:cursor + len(p.parts)]))
+        parts = [t.convert(x, _for_operands(x.type.layout, STANDARD_BITS)) for x in done[cursor:cursor + len(p.parts)]]
+        out.append(assemble(p.axes, parts))
         cursor += len(p.parts) + len(p.kept)
     return out
 
@@ -295,11 +309,15 @@ def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
 
 
 @op
-def mma_begin(t: Trace, acc: Any) -> Any:
-    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as it is."""
+def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
+    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as it is.
+
+    `dtype` is the operands' element type where it has not 16 bits.
+    """
     if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
         return acc
-    parts = tuple(t.call(hopper.warpgroup_mma_init, p) for p in pieces_of(acc))
+    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
+    parts = tuple(t.call(hopper.warpgroup_mma_init, t.convert(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc))
     return pending(axes_of(acc), parts, (), 0)
 
 

@@ -9,7 +9,7 @@ from tritonkittens.inline_ptx import registers as ptx_registers
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.budget import REGISTERS, WARP, check_registers
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.sync import publish
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, publish
 from tritonkittens.lang.types import unwrap
 
 MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
@@ -35,7 +35,7 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
     The kernel waits for all roles at the end. Raises `TileError` where the register file cannot hold them.
     """
     t.require_explicit("specialize")
-    t.require("warp roles (setmaxnreg)", 90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+    t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     warps, registers = unwrap(warps), unwrap(registers)
     pairs = [(pair[0], pair[1]) for pair in roles]
     if len(warps) != len(pairs) or (registers is not None and len(registers) != len(pairs)):
@@ -57,6 +57,7 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
 @op
 def increase_registers(t: Trace, count: Any) -> Any:
     """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by itself."""
+    t.require("increase_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     _check_count(count)
     t.call(ptx_registers.inc, unwrap(count))
 
@@ -64,6 +65,7 @@ def increase_registers(t: Trace, count: Any) -> Any:
 @op
 def decrease_registers(t: Trace, count: Any) -> Any:
     """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
+    t.require("decrease_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     _check_count(count)
     t.call(ptx_registers.dec, unwrap(count))
 

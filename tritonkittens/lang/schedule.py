@@ -1,4 +1,4 @@
-"""Which tile a block works on: supergroup order for L2, task ↔ coordinate helpers."""
+"""Which work a block does: supergroup order for L2, longest first for causal work, stream-K, task ↔ coordinate helpers."""
 from __future__ import annotations
 
 from typing import Any
@@ -60,3 +60,53 @@ def _unravel(index, extent):
 def unravel(t: Trace, index: Any, extent: Any) -> Any:
     """(index // extent, index % extent)."""
     return t.call(_unravel, index, extent)
+
+
+@triton.jit
+def _longest_first(task, tiles, others):
+    others = tl.maximum(others, 1)
+    return tiles - 1 - task // others, task % others
+
+
+@op
+def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
+    """(tile, other) of task number `task` where the work of tile number i grows with i, as under a causal mask: the last tiles of all `others` come first.
+
+    `others` counts what every tile exists for (heads · batches). Blocks that end with short tasks end at nearly the same time. Past the last task, tile < 0.
+    Source: Graham (1969), "Bounds on multiprocessing timing anomalies" (longest processing time first).
+    """
+    return t.call(_longest_first, task, tiles, others)
+
+
+@triton.jit
+def _stream_k(block, blocks, tiles, iterations):
+    total = tiles * iterations
+    each = total // blocks
+    rest = total % blocks
+    begin = block * each + tl.minimum(block, rest)
+    depth = tl.maximum(iterations, 1)
+    return begin // depth, begin % depth, each + tl.where(block < rest, 1, 0)
+
+
+@op
+def stream_k(t: Trace, block: Any, blocks: Any, tiles: Any, iterations: Any) -> Any:
+    """(tile, iteration, count): where block number `block` of `blocks` starts and how many iterations it does when `tiles` · `iterations` are dealt out evenly.
+
+    From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its neighbours.
+    Counts differ by at most one; the total must be below 2³¹. Source: Osama et al. (2023), "Stream-K".
+    """
+    return t.call(_stream_k, block, blocks, tiles, iterations)
+
+
+def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
+    """Row tiles a band of `supergroup` should have, for C (`rows` × `cols`) of tiles `tile` and a depth of `depth` elements of `itemsize` bytes. Host side.
+
+    A band reads B once, so bands should be few; its rows of A must stay in L2 with the column tile of B that passes, in the half that streams of A, B and C
+    leave alone. Bands come out even. `l2_bytes`: `tritonkittens.launch.l2_bytes(device)`. Raises `ValueError` for extents that are not positive.
+    """
+    if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
+        raise ValueError(f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive")
+    tiles = -(-rows // tile[0])
+    column, row = min(cols, tile[1]) * depth * itemsize, tile[0] * depth * itemsize
+    fit = max(1, min(tiles, (l2_bytes // 2 - column) // row))
+    return -(-tiles // -(-tiles // fit))

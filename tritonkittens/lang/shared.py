@@ -9,9 +9,12 @@ from tritonkittens.lang._backend import Trace, base_type, base_value, gl, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import itemsize
 from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.tensor_memory import tensor_subtile, tensor_tile
 from tritonkittens.lang.tiles import memory_layout, piece_layout, vector_layout
 from tritonkittens.lang.types import rt, split, st, sv, unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 class shared_type(base_type):
@@ -147,21 +150,27 @@ def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
 
 @op
 def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
-    """The `rows` × `cols` view number (`row`, `col`) of a shared tile, counted in views. Extents and indices are compile-time constants.
+    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants.
 
-    A view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores.
+    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. A view of tensor memory has
+    all the rows of its tile.
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
         raise TileError("subtile: extents and indices must be compile-time constants")
-    if tile.stages is not None:
+    if not hasattr(tile, "spec") or len(tile.shape) != 2:
+        raise TileError(f"subtile of {getattr(tile, 'spec', tile)!r}: only shared tiles (st) and tensor-memory tiles (tt) have views")
+    if getattr(tile, "stages", None) is not None:
         raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
-    if rows <= 0 or cols <= 0 or tile.rows % rows or tile.cols % cols or (row + 1) * rows > tile.rows or (col + 1) * cols > tile.cols:
+    if min(row, col) < 0 or rows <= 0 or cols <= 0 or tile.shape[0] % rows or tile.shape[1] % cols or (row + 1) * rows > tile.shape[0] or (col + 1) * cols > tile.shape[1]:
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
+    if isinstance(tile, tensor_tile):
+        return tensor_subtile(t, tile, rows, cols, row, col)
     if len(tile.pieces) > 1:
         raise TileError(f"subtile of {tile.spec!r}: its extents are not powers of two; views of composite tiles are not contiguous")
     piece = tile.pieces[0]
-    whole = tile.whole and (cols * itemsize(tile.dtype)) % tile.spec.piece_swizzle(tile.cols) == 0 and rows % 8 == 0
+    line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
+    whole = tile.whole and line * itemsize(tile.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
     view = t.call(piece.slice, row * rows, rows, 0)
     view = t.call(view.slice, col * cols, cols, 1)
     return shared(tile.spec, ((rows,), (cols,)), None, (view,), whole)

@@ -1,13 +1,17 @@
 """Synchronisation: semaphores (mbarriers), the ring state of a pipeline, named barriers."""
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import barrier as ptx_barrier
+from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
+from tritonkittens.inline_ptx import pdl, timing
+from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
@@ -15,6 +19,8 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
 WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
+WARP = 32
+HOPPER_AND_BLACKWELL = (90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
 
 
 class semaphore_type(base_type):
@@ -83,7 +89,7 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     Made by the whole kernel before its roles start, which also makes them visible to TMA.
     """
     t.require_explicit("semaphores")
-    t.require("semaphores (mbarrier)", 90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+    t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
     number, arrivals = unwrap(number), unwrap(arrivals)
     if not isinstance(number, int) or number < 1 or not isinstance(arrivals, int) or arrivals < 1:
         raise TileError(f"semaphores({number!r}, arrivals={arrivals!r}): both must be positive compile-time integers")
@@ -100,38 +106,114 @@ def expect(t: Trace, sem: Any, what: Any) -> Any:
     what = unwrap(what)
     items = what if isinstance(what, (tuple, list, tl.tuple)) else [what]
     nbytes = sum(unwrap(i) if isinstance(unwrap(i), int) else i.nbytes for i in items)
-    t.call(mbarrier.expect, sem.barrier(t), nbytes)
+    t.call(mbarrier.expect, _semaphore(sem, "expect").barrier(t), nbytes)
+
+
+def role_thread(t: Trace) -> Any:
+    """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler believes of scalars.
+
+    A branch on it may contain what single threads do (instructions by shim, prints), but nothing for which the compiler adds a barrier.
+    """
+    if not t.explicit:
+        return t.call(asm, "mov.u32 $0, %tid.x;", "=r", [], tl.int32)
+    warps = t.num_warps
+    index = t.call(gl.arange, 0, WARP * warps, gl.BlockedLayout([1], [WARP], [warps], [0]))  # one element a thread
+    return t.call(asm, "mov.b32 $0, $1;", "=r,r", [index], tl.int32)
+
+
+@triton.jit
+def _arrive_remote(bar, cta, COUNT: tl.constexpr, thread):
+    if thread == 0:
+        ptx_mbarrier.arrive_remote(bar, cta, COUNT, issuer="thread")
 
 
 @op
-def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role") -> Any:
+def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None) -> Any:
     """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without any
-    synchronisation between warps (per="warp": the semaphore must count one arrival for every warp)."""
-    per = unwrap(per)
-    if per == "warp":
-        t.call(ptx_mbarrier.arrive, sem.barrier(t), unwrap(count), issuer="warp")
-    elif per == "role":
-        t.call(mbarrier.arrive, sem.barrier(t), count=unwrap(count))
-    else:
+    synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
+
+    `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`.
+    Source: PTX ISA, mbarrier.arrive, mapa.
+    """
+    per, count, cta = unwrap(per), unwrap(count), unwrap(cta)
+    if per not in ("role", "warp"):
         raise TileError(f"arrive(per={per!r}): must be 'role' or 'warp'")
+    if not isinstance(count, int) or count < 1:
+        raise TileError(f"arrive(count={count!r}): must be a positive compile-time integer")
+    bar = _semaphore(sem, "arrive").barrier(t)
+    if cta is not None and per == "warp":
+        t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp")
+    elif cta is not None:
+        t.call(gl.barrier)
+        t.call(_arrive_remote, bar, cta, tl.constexpr(count), role_thread(t))
+    elif per == "warp":
+        t.call(ptx_mbarrier.arrive, bar, count, issuer="warp")
+    else:
+        t.call(mbarrier.arrive, bar, count=count)
+
+
+def _semaphore(sem: Any, what: str) -> semaphore:
+    if not isinstance(sem, semaphore):
+        raise TileError(f"{what}({sem!r}): needs a semaphore, made by tk.semaphores")
+    return sem
 
 
 @op
-def wait(t: Trace, sem: Any, phase: Any) -> Any:
+def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
     """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1 returns at once.
 
-    In debug mode (`debug=True` at launch) a wait of more than two seconds traps instead of hanging.
+    `scope` is "cluster" where threads of other blocks arrive. In debug mode (`debug=True` at launch) it is a `careful_wait` of two seconds.
     """
     if t.builder.options.debug:
-        t.call(ptx_mbarrier.wait_or_trap, sem.barrier(t), phase, WAIT_LIMIT_NS)
+        _careful_wait(t, sem, phase, WAIT_LIMIT_NS, None, scope)
     else:
-        t.call(ptx_mbarrier.wait, sem.barrier(t), phase)
+        t.call(ptx_mbarrier.wait, _semaphore(sem, "wait").barrier(t), phase, unwrap(scope))
 
 
 @op
-def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS) -> Any:
-    """`wait` that traps after `limit_ns` nanoseconds instead of hanging."""
-    t.call(ptx_mbarrier.wait_or_trap, sem.barrier(t), phase, limit_ns)
+def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS, name: Any = None, scope: Any = "cta") -> Any:
+    """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the place in the source if
+    None), the phase, the block and the warps of the block that wait."""
+    _careful_wait(t, sem, phase, limit_ns, name, scope)
+
+
+@triton.jit
+def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread, EVEN: tl.constexpr, ODD: tl.constexpr):
+    done = ptx_mbarrier.try_wait(bar, phase, SCOPE)
+    if done == 0:
+        start = timing.globaltimer()
+        waited = start - start
+        while (done == 0) & (waited < LIMIT):
+            done = ptx_mbarrier.try_wait(bar, phase, SCOPE)
+            waited = timing.globaltimer() - start
+        if done == 0:
+            if thread % 32 == 0:  # one lane of every warp
+                warp = asm("mov.u32 $0, %tid.x;", "=r", [], tl.int32) // 32
+                if phase == 0:
+                    tl.device_print(EVEN, warp)
+                else:
+                    tl.device_print(ODD, warp)
+            for _ in range(20):
+                timing.nanosleep(1_000_000)  # the other warps and blocks report before the first trap ends them all
+            asm("trap;", "", [])
+
+
+def _careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any, name: Any, scope: Any) -> None:
+    limit, name, scope = unwrap(limit_ns), unwrap(name), unwrap(scope)
+    if not isinstance(limit, int) or limit < 1:
+        raise TileError(f"careful_wait(limit_ns={limit!r}): must be a positive compile-time number of nanoseconds")
+    if name is not None and not (isinstance(name, str) and name.isascii() and name.isprintable()):
+        raise TileError(f"careful_wait(name={name!r}): must be a string of printable ASCII characters")
+    label = f"stuck waiting for {name or 'a semaphore'} at {_place(t)}, phase "
+    arguments = (_semaphore(sem, "wait").barrier(t), t.scalar(phase), tl.constexpr(limit), tl.constexpr(scope), role_thread(t))
+    t.call(_wait_or_report, *arguments, tl.constexpr(label + "0, warp"), tl.constexpr(label + "1, warp"))
+
+
+def _place(t: Trace) -> str:
+    """file:line (function) of the call that is being traced."""
+    g = t.generator
+    line = g.begin_line + getattr(g.cur_node, "lineno", 0)
+    return ascii(f"{pathlib.Path(g.file_name or '').name}:{line} ({g.jit_fn.fn.__name__})")[1:-1]
 
 
 @op
@@ -209,6 +291,46 @@ def _check_named(identifier: Any, threads: Any) -> None:
         raise TileError(f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)")
     if not isinstance(threads, int) or threads % 32 or not 32 <= threads <= 1024:
         raise TileError(f"named barrier of {threads!r} threads: must be a multiple of 32 up to 1024")
+
+
+@op
+def cluster_sync(t: Trace) -> Any:
+    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after. Not inside roles.
+
+    Source: PTX ISA, barrier.cluster.
+    """
+    t.require_explicit("cluster_sync")
+    t.require("cluster_sync (barrier.cluster)", *HOPPER_AND_BLACKWELL)
+    t.call(ptx_cluster.arrive)
+    t.call(ptx_cluster.wait)
+
+
+@op
+def cluster_rank(t: Trace) -> Any:
+    """This block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA, %cluster_ctarank."""
+    t.require_explicit("cluster_rank")
+    t.require("cluster_rank (clusters)", *HOPPER_AND_BLACKWELL)
+    return t.call(ptx_cluster.ctarank)
+
+
+@op
+def dependents_launch(t: Trace) -> Any:
+    """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with `launch_pdl=True`.
+
+    Source: PTX ISA, griddepcontrol.launch_dependents.
+    """
+    t.require("dependents_launch (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.call(pdl.launch_dependents)
+
+
+@op
+def dependency_wait(t: Trace) -> Any:
+    """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start earlier.
+
+    Source: PTX ISA, griddepcontrol.wait.
+    """
+    t.require("dependency_wait (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.call(pdl.wait)
 
 
 def publish(t: Trace) -> None:

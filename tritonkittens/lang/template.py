@@ -21,13 +21,14 @@ from tritonkittens.lang.layout import Placement, layout, nbytes, place
 from tritonkittens.lang.memory import store_read_wait, store_wait
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers, specialize
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
-from tritonkittens.lang.sync import arrive, expect, named_arrive, named_sync, semaphores, wait
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, expect, named_arrive, named_sync, semaphores, wait
 from tritonkittens.lang.tensor_memory import tensor_allocator
-from tritonkittens.lang.types import tt, unwrap
+from tritonkittens.lang.types import TileType, tt, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.launch import GlobalArg, multiprocessor_count
 
 WARPS = 4  # of a consumer warpgroup
+GROUP = WARPS * 32  # its threads; the producer warp takes a warpgroup too
 TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
 FINISH_BARRIER = 15
 MAX_CONSUMERS = 4
@@ -38,7 +39,7 @@ PARAMETERS = {
     "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load": ("ctx", "input"), "start": ("ctx",), "first": ("ctx", "state", "input"),
     "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"), "finish": ("ctx", "state", "staging"),
 }
-OWN = ("layout", "tasks", "cache_key", "mangle", "compile", "resolved", "plan", "launch", "type")
+KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType)  # class attributes of these types are knobs
 
 
 class lcf:
@@ -73,25 +74,30 @@ class lcf:
 
     def __init__(self, **knobs: Any):
         for name, value in knobs.items():
-            if not hasattr(type(self), name) or name in (*REQUIRED, *OPTIONAL, *OWN):
+            if name not in self._knobs():
                 known = ", ".join(sorted(n for n in self._knobs()))
                 raise TileError(f"{type(self).__name__}({name}={value!r}): no such knob; it has {known}")
             setattr(self, name, value)
-        if not 1 <= self.consumers <= MAX_CONSUMERS:
-            raise TileError(f"{type(self).__name__}(consumers={self.consumers}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if self.blocks_per_sm < 1:
-            raise TileError(f"{type(self).__name__}(blocks_per_sm={self.blocks_per_sm}): must be at least 1")
+        if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
+            raise TileError(f"{type(self).__name__}(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
+        if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
+            raise TileError(f"{type(self).__name__}(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         self.pipelined = _check_hooks(type(self))
         self._plan = self.layout()
         if not isinstance(self._plan, layout):
             raise TileError(f"{type(self).__name__}.layout must return tk.layout(…), got {self._plan!r}")
         self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
-        self._specs: dict[tuple[int, ...], tuple] = {}
+        self._specs: dict[tuple, tuple] = {}
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        threads = -(-(self.consumers * WARPS + 1) // 4) * 4 * 32
+        threads = (self.consumers + 1) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
         self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
+        self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
+        asked = sum(self.registers()) * GROUP
+        if asked > self._pool:
+            raise TileError(f"{type(self).__name__}: registers over budget: {self.registers()} a thread of {self.consumers + 1} warpgroups are {asked} of {self._pool}, "
+                            f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
 
     def layout(self) -> layout:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
@@ -102,12 +108,12 @@ class lcf:
         return 1 << 30
 
     def _knobs(self) -> dict[str, Any]:
-        names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, (int, float, str, tuple, bool, type(None), tl.dtype))]
+        names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
         return {n: getattr(self, n) for n in names if not n.startswith("_")}
 
     def _make_key(self) -> str:
         hooks = [getattr(type(self), h) for h in (*REQUIRED, *OPTIONAL) if hasattr(type(self), h)]
-        parts = [type(self).__qualname__, library_hash(), repr(sorted(self._knobs().items(), key=lambda i: i[0])), repr(self._plan), *(h.cache_key for h in hooks)]
+        parts = [type(self).__qualname__, library_hash(), repr(sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())), repr(self._plan), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -130,13 +136,15 @@ class lcf:
     def placement(self, arch: int) -> Placement:
         """Stages and shared-memory placement on an architecture (compute capability as an integer)."""
         if arch not in self._placements:
-            self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__)
+            self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined)
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first."""
-        mine = self.consumer_registers or consumer_registers(self.consumers, self.blocks_per_sm)
-        return (mine,) * self.consumers + (self.producer_registers or producer_registers(self.consumers),)
+        producer = self.producer_registers or producer_registers(self.consumers)
+        fit = (self._pool // GROUP - producer) // self.consumers // 8 * 8
+        mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
+        return (mine,) * self.consumers + (producer,)
 
     def _arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
         plan = self._plan
@@ -144,12 +152,12 @@ class lcf:
             raise TypeError(f"{type(self).__name__}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
         if set(args) != set(plan.args):
             raise TypeError(f"{type(self).__name__}: arguments {sorted(args)}; it takes {sorted(plan.args)}")
-        ranks = tuple(t.ndim for t in tensors)
-        specs = self._specs.get(ranks)
+        kinds = tuple([(getattr(t, "ndim", None), getattr(t, "dtype", None)) for t in tensors])
+        specs = self._specs.get(kinds)
         if specs is None:
             for t, (_, tiles) in zip(tensors, plan.globals, strict=True):
                 gl(t, *tiles)
-            specs = self._specs[ranks] = tuple(map_specs(tiles, rank, "zero") for (_, tiles), rank in zip(plan.globals, ranks, strict=True))
+            specs = self._specs[kinds] = tuple(map_specs(tiles, rank, "zero") for (_, tiles), (rank, _) in zip(plan.globals, kinds, strict=True))
         described = tuple([(GlobalArg(t, s), t) if s else prepare(gl(t)) for t, s in zip(tensors, specs, strict=True)])
         return described, tuple([args[n] for n in plan.args])
 
@@ -196,8 +204,10 @@ def _check_hooks(cls: type) -> bool:
 
 
 @op
-def task(t: Trace, iterations: Any, when: Any = True, **coordinates: Any) -> Any:
+def task(t: Trace, iterations: Any, when: Any = None, **coordinates: Any) -> Any:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates. A false `when` ends the loop over tasks."""
+    if unwrap(when) is None:
+        raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "scratch", "accumulators"}
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
@@ -210,7 +220,7 @@ def my_turn(t: Trace, ctx: Any) -> Any:
     """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
     config, consumer = unwrap(ctx.config), unwrap(ctx.consumer)
     if config.ordered and config.consumers > 1:
-        t.call(named_sync, TURN_BARRIER + consumer, 2 * WARPS * 32)
+        t.call(named_sync, TURN_BARRIER + consumer, 2 * GROUP)
 
 
 @op
@@ -218,7 +228,7 @@ def pass_turn(t: Trace, ctx: Any) -> Any:
     """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
     config, consumer = unwrap(ctx.config), unwrap(ctx.consumer)
     if config.ordered and config.consumers > 1:
-        t.call(named_arrive, TURN_BARRIER + (consumer + 1) % config.consumers, 2 * WARPS * 32)
+        t.call(named_arrive, TURN_BARRIER + (consumer + 1) % config.consumers, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- the engine, trace-time parts
@@ -228,6 +238,7 @@ def pass_turn(t: Trace, ctx: Any) -> Any:
 def _allocate(t: Trace, T: Any) -> Any:
     """All shared and tensor memory of the template and its semaphores, as one record."""
     T = unwrap(T)
+    t.require(f"{type(T).__name__} (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
 
@@ -415,8 +426,8 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done."""
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
-    if over_ring and config.consumers > 1:
-        t.call(named_sync, FINISH_BARRIER, config.consumers * WARPS * 32)
+    if over_ring:  # one consumer too: its warps leave the last slot at different times
+        t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
     if not over_ring:
         t.call(store_read_wait, 0)
     t.call(type(config).finish, ctx, state, t.call(_staging, ctx, memory))
@@ -438,7 +449,7 @@ def _open_turns(t: Trace, consumer: Any, T: Any) -> Any:
     """The last consumer gives the first turn to consumer 0."""
     T = unwrap(T)
     if T.ordered and T.consumers > 1 and unwrap(consumer) == T.consumers - 1:
-        t.call(named_arrive, TURN_BARRIER, 2 * WARPS * 32)
+        t.call(named_arrive, TURN_BARRIER, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- the engine, device code

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from tritonkittens.inline_ptx.tensormap import correct_small_tensor
+
 from .clock_cache import ClockCache
 from .libcuda import CudaDriver, cuda_driver
 
@@ -194,15 +196,7 @@ def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: TensorMapSpec, name:
         _FILL_CODE[spec.fill],
     )
     span = sum((extent - 1) * stride for extent, stride in zip(shape, [*strides, itemsize]))
-    return _correct_small_tensor(data, span) if driver.version <= 13010 else data
-
-
-def _correct_small_tensor(data: bytes, span: int) -> bytes:
-    """Drivers up to CUDA 13.1 set a wrong bit for tensors under 128 KiB (as CUTLASS and Triton correct it): clear bit 21 of word 1."""
-    if span >= 128 * 1024:
-        return data
-    word = int.from_bytes(data[8:16], "little") & ~(1 << 21)
-    return data[:8] + word.to_bytes(8, "little") + data[16:]
+    return correct_small_tensor(data, span, driver.version)
 
 
 def type_code(dtype: torch.dtype, name: str = "tensor") -> int:

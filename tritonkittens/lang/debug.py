@@ -1,0 +1,102 @@
+"""Looking into a running kernel: prints, and a timeline of marks."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import timing
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.globals import check_global, extents_of, rank_of, strides_of
+from tritonkittens.lang.shared import load_shared, shared
+from tritonkittens.lang.sync import role_thread
+from tritonkittens.lang.tensor_memory import load_tensor_memory, tensor_tile
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import axes_of, pieces_of
+
+MARK_WORDS = 4  # int64 words of a record: nanoseconds, multiprocessor, warp, label
+
+
+@triton.jit
+def _print_once(LABEL: tl.constexpr, x, thread):
+    if thread == 0:
+        tl.device_print(LABEL, x)
+
+
+@op
+def print(t: Trace, label: Any, x: Any) -> Any:
+    """Print a tile, vector or scalar with a label when the kernel runs: `tk.print("row maximum", m)`.
+
+    A scalar is printed once a role, a tile by every thread for the elements it holds (with their indices in the tile's power-of-two piece, which the label
+    names where there are several). A shared or tensor-memory tile is loaded first, by the whole role. The output appears when the stream is synchronised.
+    """
+    label = unwrap(label)
+    if not isinstance(label, str) or not label or not (label.isascii() and label.isprintable()):
+        raise TileError(f"print({label!r}): the label must be a string of printable ASCII characters")
+    if isinstance(x, shared):
+        x = load_shared(t, x, "memory", None)
+    elif isinstance(x, tensor_tile):
+        x = load_tensor_memory(t, x)
+    if t.interpreted:
+        return t.call("device_print", f"{label} ", x)
+    if not axes_of(x):
+        return t.call(_print_once, tl.constexpr(f"{label} "), t.scalar(x), role_thread(t))
+    pieces = pieces_of(x)
+    for i, piece in enumerate(pieces):
+        t.call("device_print", f"{label} " if len(pieces) == 1 else f"{label}, piece {i} of {len(pieces)} ", piece)
+
+
+@triton.jit
+def _now():
+    warp = asm("mov.u32 $0, %tid.x;", "=r", [], tl.int32) // 32
+    return timing.globaltimer(), timing.smid().to(tl.int64), warp.to(tl.int64)
+
+
+@op
+def mark(t: Trace, g: Any, index: Any, label: Any = 0) -> Any:
+    """Write a record of this moment as row `index` of a global layout of shape (records, 4), int64: nanoseconds of the GPU's clock (%globaltimer, about a
+    microsecond fine), multiprocessor, warp in the block, and `label`, an integer. One thread of the role writes; rows outside are dropped.
+
+    `tk.timeline(tensor)` reads the records on the host.
+    """
+    t.require_explicit("mark")
+    check_global(g, "mark")
+    if rank_of(g) != 2 or g.pointer.dtype.element_ty != tl.int64:
+        raise TileError(f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of {g.pointer.dtype.element_ty}")
+    index, stride = t.scalar(index), strides_of(g)
+    row = t.method(g.pointer, "__add__", t.method(t.method(index, "to", tl.int64), "__mul__", stride[0]))
+    inside = t.method(t.method(index, "__ge__", 0), "__and__", t.method(index, "__lt__", extents_of(g)[0]))
+    words = (*t.call(_now), t.method(t.scalar(label), "to", tl.int64))
+    for i, word in enumerate(words):
+        step = i if isinstance(stride[1], int) else t.method(stride[1], "__mul__", i)
+        t.call(gl.store, t.method(row, "__add__", step), word, inside)
+
+
+class Event(NamedTuple):
+    """A record of `mark`: nanoseconds since the first one, multiprocessor, warp in its block, label, and the row it was written to."""
+
+    nanoseconds: int
+    multiprocessor: int
+    warp: int
+    label: int | str
+    index: int
+
+
+def timeline(buffer: torch.Tensor, labels: Sequence[str] = ()) -> list[Event]:
+    """The events that `mark` wrote into `buffer`, an int64 tensor of shape (records, 4) that was zero before, in the order of time.
+
+    `labels` are names for the labels 0, 1, …. Synchronises with the GPU. Raises `TileError` for another tensor.
+    """
+    if buffer.ndim != 2 or buffer.shape[1] != MARK_WORDS or buffer.dtype != torch.int64:
+        raise TileError(f"timeline of shape {tuple(buffer.shape)}, {buffer.dtype}: needs (records, {MARK_WORDS}) of torch.int64")
+    rows = sorted((*row, i) for i, row in enumerate(buffer.tolist()) if row[0] > 0)
+    start = rows[0][0] if rows else 0
+    return [Event(time - start, place, warp, labels[label] if 0 <= label < len(labels) else label, i) for time, place, warp, label, i in rows]
+
+
+__all__ = ["Event", "mark", "print", "timeline"]
