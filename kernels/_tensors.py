@@ -25,6 +25,17 @@ def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tens
             raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 
 
+def signature(*tensors: torch.Tensor) -> tuple:
+    """Everything about tensors that checks and launch parameters depend on, as plain hashable values: shapes, strides, dtypes, devices, alignment."""
+    alignment = 0
+    out: list = []
+    for x in tensors:
+        alignment |= x.data_ptr()
+        out += (x.shape, x.stride(), x.dtype, x.get_device())
+    out.append(alignment % TMA_BYTES)
+    return tuple(out)
+
+
 def addressable(x: torch.Tensor) -> bool:
     """Can TMA address this tensor (last stride 1, the others and the address multiples of 16 bytes)?"""
     size = x.element_size()

@@ -27,8 +27,8 @@ class AttentionPrefill(tk.lcf):
         q, kv = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
         return tk.layout(globals=dict(Q=q, K=kv, V=kv, O=q), input=dict(K=kv, V=kv), scratch=dict(Q=q), finish=dict(O=q), args=("scale",))
 
-    def tasks(self, Q, K, V, O, scale):  # noqa: E741
-        return Q.shape[0] * Q.shape[1] * triton.cdiv(Q.shape[2], self.rows * self.consumers)
+    def tasks(self, Q, K, V, O):  # noqa: E741
+        return Q[0] * Q[1] * -(-Q[2] // (self.rows * self.consumers))
 
     @triton.jit
     def setup(ctx):

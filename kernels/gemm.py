@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty
+from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty, signature
+
+MAX_CALLS = 4096  # operand shapes that are remembered
 
 
 class Gemm(tk.lcf):
@@ -29,7 +31,7 @@ class Gemm(tk.lcf):
         return tk.layout(globals=dict(A=a, B=b, C=c), input=dict(A=a, B=b), finish=dict(C=c), accumulators=dict(acc=acc))
 
     def tasks(self, A, B, C):
-        return triton.cdiv(C.shape[0], self.consumers * self.rows) * triton.cdiv(C.shape[1], self.cols)
+        return -(-C[0] // (self.consumers * self.rows)) * -(-C[1] // self.cols)
 
     @triton.jit
     def setup(ctx):
@@ -80,35 +82,44 @@ def gemm(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False, out: tor
     a: (M, K); b: (K, N), or (N, K) with `transposed`; bf16 or fp16; any strides whose last is 1 run without a copy if rows start at multiples of 16
     bytes. Returns C (M, N), written to `out` where given. Raises ValueError or TypeError for operands that do not fit together.
     """
-    if out is None or not (addressable(a) and addressable(b) and addressable(out)):
-        return _general(a, b, transposed, out)
-    return _run(a, b, transposed, out)
+    if out is not None:
+        key = (*signature(a, b, out), transposed)
+        call = _calls.get(key)
+        if call is None and addressable(a) and addressable(b) and addressable(out):
+            call = _plan(a, b, out, transposed)
+            if call is not None:
+                if len(_calls) >= MAX_CALLS:
+                    _calls.clear()
+                _calls[key] = call
+        if call is not None:
+            call(a, b, out)
+            return out
+    return _general(a, b, transposed, out)
 
 
-def _run(a: torch.Tensor, b: torch.Tensor, transposed: bool, out: torch.Tensor) -> torch.Tensor:
+_calls: dict[tuple, tk.Call] = {}
+
+
+def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, transposed: bool) -> tk.Call | None:
+    """The checked call for operands like these; None where there is nothing to multiply."""
     check_operands("gemm", HALF_TYPES, 2, a=a, b=b, out=out)
     (m, depth), (k, n) = a.shape, (b.shape[::-1] if transposed else b.shape)
-    if k != depth or out.shape != (m, n):
+    if k != depth or tuple(out.shape) != (m, n):
         raise ValueError(f"gemm(transposed={transposed}): a is {tuple(a.shape)}, b is {tuple(b.shape)}, out is {tuple(out.shape)}; they must be (M, K), "
                          f"{'(N, K)' if transposed else '(K, N)'} and (M, N)")
-    if m == 0 or n == 0:
-        return out
-    if k == 0:
-        return out.zero_()
-    template(a.dtype, transposed)(a, b, out)
-    return out
+    return template(a.dtype, transposed).call(a, b, out) if m and n and k else None
 
 
 def _general(a: torch.Tensor, b: torch.Tensor, transposed: bool, out: torch.Tensor | None) -> torch.Tensor:
-    """Operands that TMA cannot address are copied to rows that it can; so is the result."""
-    check_operands("gemm", HALF_TYPES, 2, a=a, b=b)
-    shape = (a.shape[0], b.shape[0 if transposed else 1])
-    home = padded_empty(shape, a) if out is None or not addressable(out) else out
-    if out is not None:
-        check_operands("gemm", HALF_TYPES, 2, a=a, out=out)
-        if tuple(out.shape) != shape:
-            raise ValueError(f"gemm: out is {tuple(out.shape)}; it must be {shape}")
-    _run(as_addressable(a), as_addressable(b), transposed, home)
+    """New results, empty operands, and operands that TMA cannot address: those are copied to rows that it can, and so is the result."""
+    check_operands("gemm", HALF_TYPES, 2, a=a, b=b, **({} if out is None else {"out": out}))
+    home = out if out is not None and addressable(out) else padded_empty((a.shape[0], b.shape[0 if transposed else 1]), a)
+    a, b = as_addressable(a), as_addressable(b)
+    call = _plan(a, b, home if out is None or out.shape == home.shape else out, transposed)
+    if call is not None:
+        call(a, b, home)
+    else:
+        home.zero_()  # no depth: the sum of nothing
     return home if out is None or home is out else out.copy_(home)
 
 

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from tritonkittens.lang.dtypes import to_torch
 from tritonkittens.lang.globals import GlobalLayout
+from tritonkittens.launch.arguments import argument_types
 
 from .util import poison
 
@@ -36,6 +39,11 @@ def same(dtype):
     return dtype
 
 
+def unspecified(dtype):
+    """Triton's operators on a tile and a run-time scalar: compiled they promote, interpreted they do not."""
+    return None
+
+
 def boolean(dtype):
     return tl.int1
 
@@ -49,7 +57,7 @@ def fp32(dtype):
 
 
 def wide(dtype):
-    """What the library adds up in, and what Triton makes of a tile and a run-time fp32 (int32) scalar."""
+    """What the library adds up in, and Triton divides into."""
     return tk.fp32 if dtype.is_floating() else tk.int32
 
 
@@ -62,6 +70,7 @@ class Case:
     of: str = "tile"
     dtype: Callable[[Any], Any] = same
     slack: float = 1.0
+    native: bool = False  # Triton's own operators on whole tiles, which its interpreter does not support in bf16
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ UNARY = Group(FLOATS, (
 EXACT = Group(NUMBERS, (
     Case("tk.abs(x)", lambda i: i.x.abs()),
     Case("tk.neg(x)", lambda i: -i.x),
-    Case("-x", lambda i: -i.x),
+    Case("-x", lambda i: -i.x, native=True),
     Case("tk.relu(x)", lambda i: i.x.clamp(min=0)),
     Case("tk.copy(x)", lambda i: i.x),
     Case("tk.swap_layout(x)", lambda i: i.x),
@@ -131,11 +140,11 @@ EXACT = Group(NUMBERS, (
     Case("tk.ge(x, y)", lambda i: i.x >= i.y, dtype=boolean),
     Case("tk.eq(x, y)", lambda i: i.x == i.y, dtype=boolean),
     Case("tk.ne(x, tk.maximum(x, y))", lambda i: i.x < i.y, dtype=boolean),
-    Case("(x < y) & (x > 0)", lambda i: (i.x < i.y) & (i.x > 0), dtype=boolean),
-    Case("~(x < y) | (x >= 1)", lambda i: (i.x >= i.y) | (i.x >= 1), dtype=boolean),
-    Case("s < x", lambda i: i.x > i.s, dtype=boolean),
-    Case("tk.where(x > y, x, y)", lambda i: torch.maximum(i.x, i.y)),
-    Case("tk.where(x > 0, x, 0)", lambda i: i.x.clamp(min=0)),
+    Case("(x < y) & (x > 0)", lambda i: (i.x < i.y) & (i.x > 0), dtype=boolean, native=True),
+    Case("~(x < y) | (x >= 1)", lambda i: (i.x >= i.y) | (i.x >= 1), dtype=boolean, native=True),
+    Case("s < x", lambda i: i.x > i.s, dtype=boolean, native=True),
+    Case("tk.where(tk.gt(x, y), x, y)", lambda i: torch.maximum(i.x, i.y)),
+    Case("tk.where(tk.gt(x, 0), x, 0)", lambda i: i.x.clamp(min=0)),
     Case("tk.full_like(x, 3)", lambda i: torch.full_like(i.x, 3)),
     Case("tk.zero(T)", lambda i: torch.zeros_like(i.x)),
     Case("tk.one(T)", lambda i: torch.ones_like(i.x)),
@@ -146,8 +155,8 @@ EXACT = Group(NUMBERS, (
     Case("tk.iota(T, axis=1)", lambda i: i.cols, dtype=index),
     Case("tk.iota(c)", lambda i: i.rows[:, 0], of="col", dtype=index),
     Case("tk.iota(tk.row_vec(T), start=b)", lambda i: i.cols[0] + i.b, of="row", dtype=index),
-    Case("tk.apply(x, checkers, row=a, col=b)", lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x)),
-    Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2),
+    Case("tk.apply(x, checkers, row=a, col=b)", lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x), native=True),
+    Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2, dtype=unspecified, native=True),
     Case("tk.concat_cols(x, y) if tk.shape(x, 1) > 256 else x", lambda i: i.x),
 ))
 
@@ -158,25 +167,25 @@ BINARY = Group(NUMBERS, (
     Case("tk.fma(x, y, x)", lambda i: i.x * i.y + i.x, slack=4),
     Case("tk.add(x, 2)", lambda i: i.x + 2, slack=2),
     Case("tk.add(2, x)", lambda i: i.x + 2, slack=2),
-    Case("tk.mul(s, x)", lambda i: i.s * i.x, dtype=wide),
-    Case("x + y", lambda i: i.x + i.y, slack=2),
-    Case("x - y * 2", lambda i: i.x - i.y * 2, slack=4),
-    Case("2 - x", lambda i: 2 - i.x, slack=2),
-    Case("x * s", lambda i: i.x * i.s, dtype=wide),
-    Case("s * x", lambda i: i.x * i.s, dtype=wide),
-    Case("s - x", lambda i: i.s - i.x, dtype=wide, slack=2),
-    Case("c + c", lambda i: i.c + i.c, of="col"),
-    Case("s * c", lambda i: i.c * i.s, of="col", dtype=wide),
-    Case("s + r", lambda i: i.r + i.s, of="row", dtype=wide, slack=2),
+    Case("tk.mul(s, x)", lambda i: i.s * i.x),
+    Case("x + y", lambda i: i.x + i.y, slack=2, native=True),
+    Case("x - y * 2", lambda i: i.x - i.y * 2, slack=4, native=True),
+    Case("2 - x", lambda i: 2 - i.x, slack=2, native=True),
+    Case("x * s", lambda i: i.x * i.s, dtype=unspecified, native=True),
+    Case("s * x", lambda i: i.x * i.s, dtype=unspecified, native=True),
+    Case("s - x", lambda i: i.s - i.x, slack=2, dtype=unspecified, native=True),
+    Case("c + c", lambda i: i.c + i.c, of="col", native=True),
+    Case("s * c", lambda i: i.c * i.s, of="col", dtype=unspecified, native=True),
+    Case("s + r", lambda i: i.r + i.s, of="row", slack=2, dtype=unspecified, native=True),
     Case("tk.maximum(c, tk.row_min(x))", lambda i: torch.maximum(i.c, i.x.amin(1)), of="col"),
 ))
 
 DIVISION = Group(FLOATS, (
-    Case("tk.div(x, y)", lambda i: i.x / i.y, slack=2, dtype=same),
-    Case("x / 4", lambda i: i.x / 4),
-    Case("1 / y", lambda i: 1 / i.y, slack=2),
-    Case("s / y", lambda i: i.s / i.y, dtype=wide, slack=2),
-    Case("tk.div_row(x, tk.one(tk.col_vec(T)) + tk.one(tk.col_vec(T)))", lambda i: i.x / 2),
+    Case("tk.div(x, y)", lambda i: i.x / i.y, slack=2),
+    Case("x / 4", lambda i: i.x / 4, dtype=wide, native=True),
+    Case("1 / y", lambda i: 1 / i.y, slack=2, dtype=wide, native=True),
+    Case("s / y", lambda i: i.s / i.y, slack=2, dtype=unspecified, native=True),
+    Case("tk.div_row(x, tk.one(tk.col_vec(T)) + tk.one(tk.col_vec(T)))", lambda i: i.x / 2, native=True),
     Case("tk.div_col(x, tk.full(tk.row_vec(T), 4))", lambda i: i.x / 4),
     Case("tk.exp2_row(tk.cast(x, tk.fp32), s, tk.cast(c, tk.fp32))", lambda i: torch.exp2(i.x * i.s - i.c[:, None]), dtype=fp32, slack=4),
     Case("tk.exp2_col(tk.cast(x, tk.fp32), s, tk.cast(r, tk.fp32))", lambda i: torch.exp2(i.x * i.s - i.r), dtype=fp32, slack=4),
@@ -272,7 +281,7 @@ SOFTMAX = Group((tk.fp32,), (
     *(Case(f"tk.softmax_step(x, c, tk.one(tk.col_vec(T)), s)[{n}]", functools.partial(_softmax, state=state), of="tile" if n == 0 else "col", slack=16)
       for n, state in enumerate(("p", "m", "l", "alpha"))),
     *(Case(f"tk.row_topk(x, 3)[0][{k}]", lambda i, k=k: i.x.topk(3, 1)[0][:, k], of="col") for k in range(3)),
-    *(Case(f"tk.row_topk(x, 3)[1][{k}]", lambda i, k=k: i.x.sort(1, descending=True, stable=True)[1][:, k], of="col", dtype=index) for k in range(3)),
+    *(Case(f"tk.row_topk(x, 3)[1][{k}]", lambda i, k=k: i.x.sort(dim=1, descending=True, stable=True)[1][:, k], of="col", dtype=index) for k in range(3)),
 ))
 
 MASKS = Group(NUMBERS, (
@@ -302,18 +311,18 @@ SPECIAL = Group(FLOATS, (
     Case("tk.abs(x)", lambda i: i.x.abs()),
     Case("tk.sigmoid(x)", lambda i: i.x.sigmoid()),
     Case("tk.tanh(x)", lambda i: i.x.tanh()),
-    Case("x == x", lambda i: i.x == i.x, dtype=boolean),
-    Case("tk.where(x == x, x, 0)", lambda i: torch.where(i.x.isnan(), 0, i.x)),
+    Case("x == x", lambda i: i.x == i.x, dtype=boolean, native=True),
+    Case("tk.where(tk.eq(x, x), x, 0)", lambda i: torch.where(i.x.isnan(), 0, i.x)),
     Case("tk.maximum(x, y)", lambda i: torch.fmax(i.x, i.y)),
     Case("tk.minimum(x, y)", lambda i: torch.fmin(i.x, i.y)),
     Case("tk.relu(x)", lambda i: torch.fmax(i.x, torch.zeros_like(i.x))),
     Case("tk.row_max(x)", lambda i: torch.where(i.x.isnan(), -INF, i.x).amax(1), of="col"),
     Case("tk.col_min(x)", lambda i: torch.where(i.x.isnan(), INF, i.x).amin(0), of="row"),
     Case("tk.row_argmax(x)", lambda i: torch.where(i.x.isnan(), -INF, i.x).argmax(1), of="col", dtype=index),
-    Case("tk.make_causal(tk.where(x == x, x, 0))", lambda i: torch.where(i.cols <= i.rows, torch.where(i.x.isnan(), 0, i.x), -INF)),
+    Case("tk.make_causal(tk.where(tk.eq(x, x), x, 0))", lambda i: torch.where(i.cols <= i.rows, torch.where(i.x.isnan(), 0, i.x), -INF)),
     Case("tk.right_fill(tk.one(T), a, float('-inf'))", lambda i: torch.where(i.cols >= i.a, -INF, 1.0)),
     Case("tk.hasnan(x)", lambda i: torch.tensor(1), of="scalar", dtype=index),
-    Case("tk.hasnan(tk.where(x == x, x, 0))", lambda i: torch.tensor(0), of="scalar", dtype=index),
+    Case("tk.hasnan(tk.where(tk.eq(x, x), x, 0))", lambda i: torch.tensor(0), of="scalar", dtype=index),
     # rows with fewer finite elements than k: −∞ counts, each column once
     *(Case(f"tk.row_topk(tk.right_fill(tk.cast(y, tk.fp32), 1, float('-inf')), 3)[1][{k}]", lambda i, k=k: torch.full_like(i.c, k), of="col", dtype=index)
       for k in range(3)),
@@ -370,16 +379,23 @@ GROUPS: dict[str, Group] = {
 AS_TILE = {"tile": "{}", "col": "tk.broadcast_row(x, {})", "row": "tk.broadcast_col(x, {})", "scalar": "tk.full(tk.rt({dtype}, T.rows, T.cols), {})"}
 
 
+def cases_of(name, dtype, interpreted):
+    """The cases of a group that its kernel for this element type has."""
+    return [case for case in GROUPS[name].cases if not (case.native and interpreted and dtype == tk.bf16)]
+
+
 @functools.cache
-def kernel_of(name, dtype):
+def kernel_of(name, dtype, interpreted=False):
     """The `@triton.jit` function of a group for one element type."""
     lines = ["def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr):", *(f"    {t} = tk.load({t.upper()}, T, (0, 0))" for t in "xyz"),
              "    c = tk.row_max(y)", "    r = tk.col_min(y)"]
-    for n, case in enumerate(GROUPS[name].cases):
-        result = NAMES[case.dtype(dtype)]
-        lines += [f"    v{n} = {case.code}", f"    tl.static_assert(v{n}.dtype == {result}, {f'{case.code}: want {result}'!r})",
-                  f"    tk.store(OUT, {AS_TILE[case.of].format(f'v{n}', dtype=result)}, ({n}, 0))"]
-    filename = f"<tile math {name} {dtype}>"
+    for n, case in enumerate(cases_of(name, dtype, interpreted)):
+        result = case.dtype(dtype)
+        lines.append(f"    v{n} = {case.code}")
+        if result is not None:
+            lines.append(f"    tl.static_assert(v{n}.dtype == {NAMES[result]}, {f'{case.code}: want {result}'!r})")
+        lines.append(f"    tk.store(OUT, {AS_TILE[case.of].format(f'v{n}', dtype=NAMES.get(result))}, ({n}, 0))")
+    filename = f"<tile math {name} {dtype} {interpreted}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     space = {"tl": tl, "tk": tk, "checkers": checkers, "plus_index": plus_index, "on_stripes": on_stripes, "__name__": __name__}
@@ -387,7 +403,7 @@ def kernel_of(name, dtype):
     return triton.jit(space["tile_math"])
 
 
-def inputs_of(rng, group, dtype, shape, device="cpu"):
+def inputs_of(rng, group, dtype, shape, device="cpu", a=None, b=None):
     """Random inputs as the kernel takes them, and as the references do (`.x` … in float64 or int64)."""
     rows, cols = shape
     if dtype.is_floating():
@@ -406,7 +422,8 @@ def inputs_of(rng, group, dtype, shape, device="cpu"):
         x[:, 1] = 1.0  # every row and column has a number
         x[1] = 1.0
         y[:, 0] = torch.where(y[:, 0].isfinite(), y[:, 0], 1.0)
-    s, a, b = (float(rng.choice([0.25, 0.5, 1.5])) if dtype.is_floating() else int(rng.integers(1, 9))), int(rng.integers(0, rows)), int(rng.integers(0, cols))
+    s = float(rng.choice([0.25, 0.5, 1.5])) if dtype.is_floating() else int(rng.integers(1, 9))
+    a, b = int(rng.integers(0, rows)) if a is None else a, int(rng.integers(0, cols)) if b is None else b
     exact = torch.float64 if dtype.is_floating() else torch.int64
     want = types.SimpleNamespace(x=x.to(exact), y=y.to(exact), z=z.to(exact), s=s, a=a, b=b)
     want.c, want.r = torch.where(want.y.isnan(), -INF, want.y).amax(1), torch.where(want.y.isnan(), INF, want.y).amin(0)
@@ -420,10 +437,10 @@ def inputs_of(rng, group, dtype, shape, device="cpu"):
 EPSILON = {tk.fp32: 2.0**-20, tk.bf16: 2.0**-7, tk.fp16: 2.0**-10}
 
 
-def check(name, dtype, out, want):
+def check(name, dtype, out, want, interpreted=False):
     """Compare every case of a group; all wrong ones are named at once."""
     wrong = []
-    for n, case in enumerate(GROUPS[name].cases):
+    for n, case in enumerate(cases_of(name, dtype, interpreted)):
         expected = case.want(want)
         got = out[n * want.rows.shape[0]:][:want.rows.shape[0]].cpu()
         if case.of == "col":
@@ -435,7 +452,7 @@ def check(name, dtype, out, want):
             ok = got == expected
         else:
             got, expected = got.double(), expected.double()
-            epsilon = EPSILON.get(case.dtype(dtype), EPSILON[tk.fp32]) * case.slack
+            epsilon = EPSILON.get(case.dtype(dtype) or dtype, EPSILON[tk.fp32]) * case.slack
             ok = (got == expected) | (got.isnan() & expected.isnan()) | ((got - expected).abs() <= epsilon * (1 + expected.abs()))
         if not bool(ok.all()):
             at = tuple(int(v) for v in (~ok).nonzero()[0])
@@ -446,3 +463,17 @@ def check(name, dtype, out, want):
 def arguments(values):
     """Tensors as global layouts without descriptors, for plain kernels and the interpreter."""
     return [GlobalLayout((), v, tuple(v.shape), tuple(v.stride())) if isinstance(v, torch.Tensor) else v for v in values]
+
+
+def compile_plain(fn, values, constants, arch):
+    """Compile a `@triton.jit` function as an ordinary Triton kernel, without a GPU; `values` are its run-time arguments, in order, before its constants."""
+    def kind(v):
+        if isinstance(v, GlobalLayout):
+            return GlobalLayout((), "*" + argument_types([v.pointer], ["p"])[0].type.removeprefix("*"), ("i32",) * len(v.shape), ("i32",) * len(v.strides))
+        return "fp32" if isinstance(v, float) else "i32"
+
+    names = fn.arg_names
+    signature = {**dict(zip(names, map(kind, values))), **dict.fromkeys(names[len(values):], "constexpr")}
+    constexprs = {(len(values) + n,): c for n, c in enumerate(constants)}
+    source = ASTSource(fn, signature, constexprs)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4, "enable_fp_fusion": True})

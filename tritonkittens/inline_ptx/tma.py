@@ -160,7 +160,8 @@ def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache
     """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled), counted on `bar` in
     bytes.
 
-    The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in
+    The fastest coordinate times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction; seen on the H200). The
+    whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in
     each of those CTAs and counts on the barrier at the same place there. `cache_hint` is a u64 of `create_policy`. One thread issues a
     copy. sm_90. PTX ISA "cp.async.bulk.tensor".
     """

@@ -36,4 +36,4 @@ from tritonkittens.lang.sync import (
 )
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
 from tritonkittens.lang.layout import layout
-from tritonkittens.lang.template import lcf, my_turn, pass_turn, task
+from tritonkittens.lang.template import Call, lcf, my_turn, pass_turn, task

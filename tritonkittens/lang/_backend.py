@@ -27,6 +27,7 @@ from triton.language.core import base_type, base_value
 from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
+from tritonkittens.lang import _interpreter
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.types import unwrap
 
@@ -92,6 +93,8 @@ class Trace:
 
     def method(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a Triton value, e.g. an operator: `t.method(x, '__mul__', y)`."""
+        if self.interpreted and name == "to" and _interpreter.must_cast(value, *args, **kwargs):
+            return _interpreter.cast(value, *args, **kwargs)
         return self.call(getattr(value, name), *args, **kwargs)
 
     def scalar(self, x: Any) -> Any:
@@ -127,6 +130,8 @@ class Trace:
     def full(self, shape: tuple[int, ...], value: Any, dtype: tl.dtype, layout: Any = None) -> Any:
         if self.explicit:
             return self.semantic.full(list(shape), unwrap(value), dtype, layout)
+        if self.interpreted and dtype in _interpreter.HELD_AS_BITS:
+            return self.method(self.call("full", shape, value, tl.float32), "to", dtype)
         return self.call("full", shape, value, dtype)
 
     def require(self, feature: str, low: int, high: int, names: str) -> None:

@@ -14,18 +14,20 @@ from tritonkittens.lang.types import st, sv, unwrap
 from tritonkittens.launch import TensorMapSpec
 
 MAX_RANK = 5
+PIECE = 16  # bytes that one thread moves at once
 
 
 class GlobalLayout(NamedTuple):
     """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry them.
 
-    A last stride of 1 is None there, which the kernel is compiled for.
+    A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an edge.
     """
 
     maps: tuple
     pointer: Any
     shape: tuple = ()
     strides: tuple = ()
+    even: Any = ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -89,9 +91,20 @@ def strides_of(g: Any) -> list[Any]:
     return strides
 
 
+def is_even(g: Any) -> bool:
+    """Is it known that `is_aligned` and that the columns are a multiple of 16 bytes as well, so that no 16-byte piece of a row crosses an edge?"""
+    return unwrap(getattr(g, "even", ())) is None
+
+
 def is_aligned(g: Any) -> bool:
     """Is it known that columns are contiguous and all other strides multiples of 16 bytes? TMA descriptors need it."""
-    return len(g.maps) > 0
+    return len(g.maps) > 0 or is_even(g)
+
+
+def even_rows(tensor: torch.Tensor) -> bool:
+    """Do all 16-byte pieces of the rows of a tensor start at multiples of 16 bytes and end inside?"""
+    *strides, last = tensor.stride()
+    return last == 1 and not any(n * tensor.itemsize % PIECE for n in (*strides, tensor.shape[-1]))
 
 
 def check_global(g: Any, name: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from tritonkittens.lang._backend import ARCHITECTURES, GluonASTSource, GluonJITF
 from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import ArchitectureError, TileError
-from tritonkittens.lang.globals import GlobalLayout, gl
+from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
-from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Launcher, capability, check_tensor_map
 from tritonkittens.launch.arguments import ArgType, argument_types, leaves
 
@@ -43,7 +43,7 @@ class Kernel:
     tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples of these; parameters annotated
     `tk.constexpr` take any hashable constant.
 
-    Options, by keyword: `num_warps` of the block (of its first role); `debug`, which makes waits trap after two seconds and say who waited; `maxnreg`;
+    Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say who waited; `maxnreg`;
     `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of
     it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the same time.
     """
@@ -97,6 +97,8 @@ class Kernel:
         bound.apply_defaults()
         values = list(bound.arguments.values())
         constants = tuple(values[i].value if isinstance(values[i], tl.constexpr) else values[i] for i in self.constants)
+        if options.get("debug", False) not in (False, True, REPORT):
+            raise TileError(f"{self.name}(debug={options['debug']!r}): must be False, True or {REPORT!r}")
         return [values[i] for i in self.runtime], constants, tuple(sorted(options.items()))
 
     def _compile_for_launch(self, key: tuple, types: tuple, device: int) -> Any:
@@ -113,8 +115,12 @@ class Kernel:
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
+        if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
+            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for sm_{arch}")
         source = GluonASTSource(self.jit, signature, constexprs, attributes)
-        settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, **link_options(), **dict(options)}
+        # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
+        overflow = dict(options).get("debug") == REPORT
+        settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
         cluster = settings.pop("cluster_size", 1)
         if cluster > 1 and not 90 <= arch < 120:
             raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is compiled for sm_{arch}")
@@ -132,6 +138,11 @@ class Kernel:
         # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the cluster
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled
+
+
+def _flat(kinds: Any) -> Iterator[str]:
+    for kind in kinds:
+        yield from (kind,) if isinstance(kind, str) else _flat(kind)
 
 
 def _signature(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: dict) -> Any:
@@ -169,10 +180,11 @@ def prepare(argument: Any) -> Any:
     """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has no descriptor."""
     if isinstance(argument, gl):
         tensor = argument.tensor
+        even: Any = None if even_rows(tensor) else ()
         if argument.specs:
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor)
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, even=even)
         strides = tensor.stride()
-        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]))
+        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even)
     if isinstance(argument, torch.Tensor):
         from_torch(argument.dtype)
         return argument

@@ -1,8 +1,8 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
-Three lifetimes share the block's memory: scratch (loaded once a task, for each consumer), the input ring (one slot an iteration), and the finish tiles (staged
-results, for each consumer). Where memory is short the finish tiles lie over the tail of the ring, and the slots in front of them, the safe stages, are what
-the producer may already fill for the next task while the results leave.
+Three lifetimes share the block's memory: scratch (loaded once a task, for each consumer), the input ring (one slot an iteration), and the
+finish tiles (staged results, for each consumer). Where memory is short the finish tiles lie over the tail of the ring, and the slots in
+front of them, the safe stages, are what the producer may already fill for the next task while the results leave.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritonkittens.lang.types import rt, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
-SYSTEM = 1024  # bytes that the system takes for every block, beside what it may use. CUDA C++ Programming Guide, "Shared Memory" of each compute capability
+SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
 ENOUGH_STAGES = 3
@@ -77,8 +77,8 @@ def _padded(tiles: tuple[tuple[str, Any], ...]) -> int:
 class Placement:
     """Slots of the ring and where the finish tiles lie.
 
-    `over_ring` is None where they have memory of their own, else it has for each finish tile and consumer (input tile, stage, part, parts); the slots
-    before `safe_stages` lie under none of them.
+    `over_ring` is None where they have memory of their own, else it has for each finish tile and consumer (input tile, stage, part, parts);
+    the slots before `safe_stages` lie under none of them.
     """
 
     stages: int
@@ -86,10 +86,13 @@ class Placement:
     over_ring: tuple[tuple[tuple[str, int, int, int], ...], ...] | None
 
 
-def place(plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False) -> Placement:
-    """Choose the number of stages and where the finish tiles go; `stages` fixes the number. Raises `TileError` with the bill where nothing fits.
+def place(
+    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False,
+) -> Placement:
+    """Choose the number of stages and where the finish tiles go; `stages` fixes the number.
 
-    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages.
+    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. Raises `TileError` with the bill where
+    nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
     stage, scratch, finish = _padded(plan.input), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang._interpreter import in_fp32
 from tritonkittens.lang.dtypes import FP8
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
@@ -84,7 +85,7 @@ def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callabl
         x = t.scalar(x)
         if any_dtype:
             refuse_fp8(name, x)
-        return apply_pieces(t, lambda p: t.call(fn, p) if any_dtype else _in_fp32(t, fn, p), x)
+        return apply_pieces(t, in_fp32(t, lambda p: t.call(fn, p)) if any_dtype else lambda p: _in_fp32(t, fn, p), x)
 
     operation.__name__ = operation.__qualname__ = name
     takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
@@ -165,7 +166,9 @@ def _mul(a, b):
 
 @triton.jit
 def _div(a, b):
-    return a / b
+    # Triton divides 16-bit floats into fp32: rounded here, so that a quotient has the type that a product has
+    quotient = a / b
+    return quotient.to((a * b).dtype) if (a * b).dtype.is_floating() else quotient
 
 
 @triton.jit
@@ -203,14 +206,27 @@ def _fma(a, b, c):
     return a * b + c
 
 
+def keep_type(t: Trace, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in the tile's type."""
+
+    def computed(*operands: Any) -> Any:
+        out = fn(*operands)
+        tiles = {x.dtype for x in operands if isinstance(x, tl.tensor) and x.type.is_block()}
+        if len(tiles) != 1 or not out.dtype.is_floating() or not (dtype := tiles.pop()).is_floating() or out.dtype == dtype:
+            return out
+        return t.method(out, "to", dtype)
+
+    return computed
+
+
 def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
     def binary(t: Trace, a: Any, b: Any) -> Any:
         refuse_fp8(name, a, b)
-        return apply_pieces(t, lambda x, y: t.call(fn, x, y), a, b)
+        return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y: t.call(fn, x, y))), a, b)
 
     binary.__name__ = binary.__qualname__ = name
-    binary.__doc__ = (f"{meaning}, element by element.\n\n`a` and `b` are tiles or vectors of one shape, or one of them a scalar; element types are promoted as "
-                      "Triton does\n(a number takes the tile's type). Raises `TileError` where shapes differ or elements are fp8.")
+    binary.__doc__ = (f"{meaning}, element by element.\n\n`a` and `b` are tiles or vectors of one shape, or one of them a scalar,\nwhich takes the tile's element type; two "
+                      "types of tiles are promoted as Triton does. Raises `TileError` where shapes differ or elements are fp8.")
     return op(binary)
 
 
@@ -232,10 +248,10 @@ ne = _nary("ne", _ne, "a ≠ b as booleans")
 def fma(t: Trace, a: Any, b: Any, c: Any) -> Any:
     """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars); raises `TileError` for fp8 elements."""
     refuse_fp8("fma", a, b, c)
-    return apply_pieces(t, lambda x, y, z: t.call(_fma, x, y, z), a, b, c)
+    return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y, z: t.call(_fma, x, y, z))), a, b, c)
 
 
 @op
 def where(t: Trace, condition: Any, a: Any, b: Any) -> Any:
     """`a` where `condition`, else `b` (tiles of one shape, or scalars)."""
-    return apply_pieces(t, lambda c, x, y: t.call("where", c, x, y), condition, a, b)
+    return apply_pieces(t, in_fp32(t, lambda c, x, y: t.call("where", c, x, y)), condition, a, b)

@@ -16,7 +16,7 @@ from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import check_global, extents_of, is_aligned, rank_of, strides_of
+from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, rank_of, strides_of
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
@@ -26,6 +26,7 @@ from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 
 LINE = 128  # bytes of an L2 line
 BULK = 16  # bytes: unit and alignment of bulk copies
+CP_ASYNC = 4  # bytes: smallest copy of cp.async
 POLICIES = ("evict_first", "evict_last", "evict_normal")
 # What TMA can combine with global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map types.
 REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
@@ -48,8 +49,8 @@ def _inside(index, extent):
 
 
 @triton.jit
-def _whole(stride, unit: tl.constexpr):
-    return stride // unit * unit  # the value it has anyway, in a form from which the compiler sees the divisibility
+def _whole(n, unit: tl.constexpr):
+    return n // unit * unit  # the value it has anyway, in a form from which the compiler sees the divisibility
 
 
 @triton.jit
@@ -73,7 +74,7 @@ def _coordinates(t: Trace, g: Any, coord: Any, what: str) -> list[Any]:
 def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
     """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
     pointer, exists = g.pointer, None
-    for c, extent, stride in zip(coord[:-kept], extents_of(g), strides_of(g), strict=False):
+    for c, extent, stride in zip(coord[:-kept], *_pitch(t, g), strict=False):
         step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
         pointer = t.method(pointer, "__add__", step)
         inside = t.call(_inside, t.scalar(c), extent)
@@ -85,12 +86,15 @@ def _start(t: Trace, c: Any, extent: int) -> Any:
     return t.method(t.scalar(c), "__mul__", extent)
 
 
-def _row_stride(t: Trace, g: Any) -> Any:
-    """The stride of rows, with what is known of its divisibility: only so are accesses merged into 16-byte ones."""
-    stride = strides_of(g)[-2]
-    if not is_aligned(g):
-        return stride
-    return t.call(_whole, stride, max(1, BULK // itemsize(g.pointer.dtype.element_ty)))
+def _pitch(t: Trace, g: Any) -> tuple[list[Any], list[Any]]:
+    """Extents and strides, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
+    extents, strides = extents_of(g), strides_of(g)
+    unit = max(1, BULK // itemsize(g.pointer.dtype.element_ty))
+    if is_even(g):
+        extents[-1] = t.call(_whole, extents[-1], unit)
+    if is_aligned(g):
+        strides = [*(t.call(_whole, s, unit) for s in strides[:-1]), strides[-1]]
+    return extents, strides
 
 
 def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> list[tuple[Any, Any]]:
@@ -98,7 +102,7 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
 
     `rows`: a vector of row numbers in place of the coordinate along rows.
     """
-    shape, extents, strides = shape_of(tile), extents_of(g), strides_of(g)
+    shape, (extents, strides) = shape_of(tile), _pitch(t, g)
     base, exists = _base(t, g, coord, len(shape))
     out = []
     if len(shape) == 1:
@@ -117,7 +121,7 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
         for r, c in zip(row_indices, indices(t, tile, 1, _start(t, coord[-1], shape[1])), strict=True):
             r, c = t.call(_column, r), t.call(_row, c)
             mask = t.call(_both, t.call(_inside, r, extents[-2]), t.call(_inside, c, extents[-1]))
-            out.append((t.call(_tile_pointers, base, r, c, _row_stride(t, g), strides[-1]), mask))
+            out.append((t.call(_tile_pointers, base, r, c, strides[-2], strides[-1]), mask))
     return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
 
 
@@ -208,10 +212,14 @@ def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
     check_global(src, "load_into")
     what = f"load_into of {dst.spec!r}"
     _same_type(src, dst.dtype, what)
-    frame, coord = _frame(t, dst), _coordinates(t, src, coord, what)
+    coord = _coordinates(t, src, coord, what)
     if len(dst.axes) > rank_of(src):
         raise TileError(f"{what} from a tensor of one dimension: use a shared vector (sv)")
-    fill = constant(unwrap(fill), dst.dtype, f"{what}, fill")
+    _load_into(t, dst, src, coord, unwrap(fill), what)
+
+
+def _load_into(t: Trace, dst: shared, src: Any, coord: list[Any], fill: Any, what: str) -> None:
+    frame, fill = _frame(t, dst), constant(fill, dst.dtype, f"{what}, fill")
     store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))
 
 
@@ -347,7 +355,8 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
     """Start copying a tile from global to shared memory, without waiting.
 
     With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by all threads of
-    the role: `load_async_wait` waits for it. Coordinates in tiles, one per dimension. `cache_policy` says how L2 treats the lines ("evict_first",
+    the role: `load_async_wait` waits for it (element types of less than 4 bytes go through registers where the columns of the tensor are not contiguous or
+    not a multiple of 16 bytes). Coordinates in tiles, one per dimension. `cache_policy` says how L2 treats the lines ("evict_first",
     "evict_last", "evict_normal"; TMA only). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
@@ -374,11 +383,11 @@ def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
     _same_type(src, dst.dtype, what)
     if len(dst.axes) != 2 or rank_of(src) < 2:
         raise TileError(f"{what}: cp.async moves tiles of tensors of two or more dimensions; use load_into or TMA for vectors")
-    if not is_aligned(src) and itemsize(dst.dtype) < 4:
-        raise TileError(f"{what}: cp.async copies at least 4 bytes, so the columns must be contiguous and the other strides multiples of 16 bytes, known when "
-                        f"the kernel is compiled: pass tk.gl(tensor, {dst.spec!r}), or use load_into")
-    for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, _frame(t, dst), coord), strict=True):
-        t.call(async_copy.async_load, piece, pointers, mask=mask)
+    if is_even(src) or itemsize(dst.dtype) >= CP_ASYNC:
+        for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, _frame(t, dst), coord), strict=True):
+            t.call(async_copy.async_load, piece, pointers, mask=mask)
+    else:  # an edge may cut the smallest copy: through registers
+        _load_into(t, dst, src, coord, 0, what)
     t.call(async_copy.commit_group)
 
 
@@ -515,10 +524,11 @@ def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
 
 @op
 def fence_async(t: Trace) -> Any:
-    """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async)."""
+    """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before Hopper, where
+    neither reads shared memory."""
     t.require_explicit("fence_async")
-    t.require("fence_async (fence.proxy.async)", *HOPPER_AND_BLACKWELL)
-    t.call(hopper.fence_async_shared)
+    if t.arch >= 90:
+        t.call(hopper.fence_async_shared)
 
 
 __all__ = ["fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "prefetch", "scatter_rows", "split", "store",

@@ -11,7 +11,7 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mma_v2, op, tcgen05_mma
+from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_mma
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import semaphore
@@ -136,7 +136,7 @@ def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bo
     if not t.explicit:
         return _dot(t, a, b, acc)
     if isinstance(acc, tensor_tile):
-        return _tcgen05(t, name, a, b, acc, sem)
+        return _tcgen05(t, name, a, b, acc, wait, sem)
     if t.arch < 80:
         t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
     m, n = _extents(a)[0], _extents(b)[1]
@@ -165,8 +165,13 @@ def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
     """Does the accumulator belong to whole warpgroups (wgmma)?"""
     if isinstance(acc, pending):
         return True
-    layout = pieces_of(acc)[0].type.layout if acc is not None else accumulator_layout(t, m, n)
-    return getattr(layout, "version", None) is not None and tuple(layout.version) == (3, 0)
+    layouts = [p.type.layout for p in pieces_of(acc)] if acc is not None else [accumulator_layout(t, m, n)]
+    return all(_version(layout) == 3 for layout in layouts)
+
+
+def _version(layout: Any) -> int | None:
+    """3 for wgmma accumulators, 2 for mma.sync ones, None for other layouts."""
+    return int(layout.version[0]) if isinstance(layout, gl.NVMMADistributedLayout) else None
 
 
 def _for_operands(layout: Any, bits: int) -> Any:
@@ -245,7 +250,7 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
         for j in range(len(cols)):
             total = gc[i][j] if gc else t.full((rows[i], cols[j]), 0, out_dtype, warp_layout(t, rows[i]))
             home = total.type.layout
-            parent = home if isinstance(home, gl.NVMMADistributedLayout) else warp_layout(t, rows[i])
+            parent = home if _version(home) == 2 else warp_layout(t, rows[i])
             total = t.convert(total, parent)
             for k in range(len(ga[0])):
                 total = t.call(mma_v2, operand(ga[i][k], 0, parent), operand(gb[k][j], 1, parent), total)
@@ -253,19 +258,27 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
     return assemble((rows, cols), out)
 
 
-def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, sem: Any) -> tensor_tile:
+def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any) -> tensor_tile:
     t.require(f"{name} into tensor memory (tcgen05)", *BLACKWELL)
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):
         raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
-    barriers = None if sem is None else [sem.barrier(t)]
+    own = sem is None and wait  # the unit is always asynchronous: a synchronous product waits on a semaphore of its own
+    if own:
+        done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
+        t.call(mbarrier.init, done, 1)
+    else:
+        done = sem.barrier(t) if sem is not None else None
     ga, gb = _grid(a), _grid(b)
     last = len(acc.pieces) * len(ga[0]) - 1
     for j, piece in enumerate(acc.pieces):
         for k in range(len(ga[0])):
-            done = barriers if j * len(ga[0]) + k == last else [] if barriers is not None else None
-            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, mbarriers=done)
+            completes = done is not None and j * len(ga[0]) + k == last
+            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, mbarriers=[done] if completes else None)
+    if own:
+        t.call(mbarrier.wait, done, 0)
+        t.call(mbarrier.invalidate, done)
     return acc
 
 
@@ -283,7 +296,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
     mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "
-                   "into tensor memory `arrived` is a semaphore that the product completes on. Synchronous units ignore both.")
+                   "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting, and with `wait=False` alone it completes with the next "
+                   "product that has one. Synchronous units ignore both.")
     mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
     mm.__doc__ = f"The product ({shapes}; the result is M×N in registers); `wait` as in `mma_{suffix}`."
     return op(mma), op(mm)

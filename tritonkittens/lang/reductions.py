@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang._interpreter import in_fp32
+from tritonkittens.lang.dtypes import itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _mul
-from tritonkittens.lang.tiles import index_tiles, iota
+from tritonkittens.lang.tiles import index_tiles, iota, memory_layout
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, dtype_of, pieces_of, shape_of
 from tritonkittens.lang.vectors import combine, exp2_row
@@ -86,7 +88,7 @@ def _reduction(name: str, kind: str, axis: int) -> Callable[..., Any]:
         if axes_of(accumulate) != axes_of(out) or dtype_of(accumulate) != dtype_of(out):
             raise TileError(f"{name}(accumulate): a tile of {dtype_of(x)} and shape {list(shape_of(x))} needs a vector of {shape_of(out)[0]} elements of "
                             f"{dtype_of(out)}, got {dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
-        return apply_pieces(t, lambda a, b: t.call(_JOIN[kind][1], a, b), out, accumulate)
+        return apply_pieces(t, in_fp32(t, lambda a, b: t.call(_JOIN[kind][1], a, b)), out, accumulate)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = _reduction_doc(name, kind, axis)
@@ -216,6 +218,15 @@ def _add_row_vector(x, v):
     return x + v[None, :]
 
 
+def _scan_piece(t: Trace, piece: Any, axis: int) -> Any:
+    if not t.explicit:
+        return t.call(_cumsum, piece, axis)
+    # Triton has no scan of tensor-core layouts: a detour through rows in threads
+    rows, cols = (int(unwrap(n)) for n in piece.shape)
+    blocked = t.convert(piece, memory_layout(t, rows, cols, itemsize(piece.dtype)))
+    return t.convert(t.call(_cumsum, blocked, axis), piece.type.layout)
+
+
 def _scan(name: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
         axes = axes_of(x)
@@ -226,7 +237,7 @@ def _scan(name: str, axis: int) -> Callable[..., Any]:
             done: list[Any] = []
             carry = None
             for piece in line:
-                out = t.call(_cumsum, piece, axis)
+                out = _scan_piece(t, piece, axis)
                 if carry is not None:
                     out = t.call(_add_column if axis else _add_row_vector, out, t.vector(carry, 1 - axis, out))
                 total = t.call("sum", piece, axis)
@@ -300,5 +311,5 @@ def softmax_step(t: Trace, s: Any, m: Any, l: Any, scale: Any = 1.0) -> Any:  # 
 @op
 def hasnan(t: Trace, x: Any) -> Any:
     """1 (int32) if any element of the tile is NaN, else 0. For debugging."""
-    flags = apply_pieces(t, lambda p: t.method(t.method(p, "__ne__", p), "to", tl.int32), x)
+    flags = apply_pieces(t, in_fp32(t, lambda p: t.method(t.method(p, "__ne__", p), "to", tl.int32)), x)
     return t.call(max, flags)

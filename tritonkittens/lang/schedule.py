@@ -70,10 +70,10 @@ def _longest_first(task, tiles, others):
 
 @op
 def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
-    """(tile, other) of task number `task` where the work of tile number i grows with i, as under a causal mask: the last tiles of all `others` come first.
+    """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
 
-    `others` counts what every tile exists for (heads · batches). Blocks that end with short tasks end at nearly the same time. Past the last task, tile < 0.
-    Source: Graham (1969), "Bounds on multiprocessing timing anomalies" (longest processing time first).
+    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks
+    end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
     return t.call(_longest_first, task, tiles, others)
 
@@ -90,19 +90,20 @@ def _stream_k(block, blocks, tiles, iterations):
 
 @op
 def stream_k(t: Trace, block: Any, blocks: Any, tiles: Any, iterations: Any) -> Any:
-    """(tile, iteration, count): where block number `block` of `blocks` starts and how many iterations it does when `tiles` · `iterations` are dealt out evenly.
+    """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, dealt evenly.
 
-    From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its neighbours.
-    Counts differ by at most one; the total must be below 2³¹. Source: Osama et al. (2023), "Stream-K".
+    From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its
+    neighbours' parts. Counts differ by at most one; the total must be below 2³¹. Source: Osama et al. (2023), "Stream-K".
     """
     return t.call(_stream_k, block, blocks, tiles, iterations)
 
 
 def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
-    """Row tiles a band of `supergroup` should have, for C (`rows` × `cols`) of tiles `tile` and a depth of `depth` elements of `itemsize` bytes. Host side.
+    """Row tiles a band of `supergroup` should have (host side): C is `rows` × `cols` in tiles of `tile`, A and B are `depth` deep.
 
-    A band reads B once, so bands should be few; its rows of A must stay in L2 with the column tile of B that passes, in the half that streams of A, B and C
-    leave alone. Bands come out even. `l2_bytes`: `tritonkittens.launch.l2_bytes(device)`. Raises `ValueError` for extents that are not positive.
+    A band reads B once, so bands should be few; its rows of A must stay in L2 with the column tile of B that passes, and half of L2 is left
+    to what streams through. Bands come out even. `itemsize` in bytes; `l2_bytes`: `tritonkittens.launch.l2_bytes(device)`. Raises
+    `ValueError` for numbers that are not positive.
     """
     if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
         raise ValueError(f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive")

@@ -19,6 +19,7 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
 WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
+REPORT = "report"  # the debug mode in which waits say who is stuck
 WARP = 32
 HOPPER_AND_BLACKWELL = (90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
 
@@ -86,7 +87,7 @@ class semaphore(base_value):
 def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     """`number` mbarriers in shared memory, each completing its phase after `arrivals` arrivals (and the bytes it was told to expect).
 
-    Made by the whole kernel before its roles start, which also makes them visible to TMA.
+    Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
     """
     t.require_explicit("semaphores")
     t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
@@ -97,6 +98,8 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     piece = t.call(gl.allocate_shared_memory, tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in range(number):
         t.call(mbarrier.init, t.call(piece.index, i), arrivals)
+    publish(t)
+    t.call(gl.barrier)
     return semaphore(number, piece)
 
 
@@ -162,10 +165,13 @@ def _semaphore(sem: Any, what: str) -> semaphore:
 def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
     """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1 returns at once.
 
-    `scope` is "cluster" where threads of other blocks arrive. In debug mode (`debug=True` at launch) it is a `careful_wait` of two seconds.
+    `scope` is "cluster" where threads of other blocks arrive. In debug mode a wait of more than two seconds ends the launch with an error instead of hanging:
+    silently with `debug=True` at launch, which leaves the rest of the code as it is, as a `careful_wait` with `debug="report"`.
     """
-    if t.builder.options.debug:
+    if t.builder.options.debug == REPORT:
         _careful_wait(t, sem, phase, WAIT_LIMIT_NS, None, scope)
+    elif t.builder.options.debug:
+        t.call(ptx_mbarrier.wait_or_trap, _semaphore(sem, "wait").barrier(t), phase, WAIT_LIMIT_NS, unwrap(scope))
     else:
         t.call(ptx_mbarrier.wait, _semaphore(sem, "wait").barrier(t), phase, unwrap(scope))
 
@@ -173,7 +179,10 @@ def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
 @op
 def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS, name: Any = None, scope: Any = "cta") -> Any:
     """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the place in the source if
-    None), the phase, the block and the warps of the block that wait."""
+    None), the phase, the block and the warps of the block that wait.
+
+    The print is a function call, at which ptxas lets no wgmma product stay under way: a kernel with it is slower and orders its products differently.
+    """
     _careful_wait(t, sem, phase, limit_ns, name, scope)
 
 

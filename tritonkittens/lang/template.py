@@ -32,6 +32,7 @@ GROUP = WARPS * 32  # its threads; the producer warp takes a warpgroup too
 TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
 FINISH_BARRIER = 15
 MAX_CONSUMERS = 4
+MAX_CALLS = 4096  # shapes that a template remembers
 
 REQUIRED = ("setup", "load", "compute", "finish")
 OPTIONAL = ("load_scratch", "start", "first", "drain")
@@ -88,7 +89,7 @@ class lcf:
             raise TileError(f"{type(self).__name__}.layout must return tk.layout(…), got {self._plan!r}")
         self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
-        self._specs: dict[tuple, tuple] = {}
+        self._calls: dict[tuple, Call] = {}
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
         threads = (self.consumers + 1) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
@@ -103,8 +104,8 @@ class lcf:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
         raise TileError(f"{type(self).__name__}: hook 'layout' is missing")
 
-    def tasks(self, *tensors: Any, **args: Any) -> int:
-        """How many tasks a call has, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""
+    def tasks(self, *shapes: Any) -> int:
+        """How many tasks tensors of these shapes make, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""
         return 1 << 30
 
     def _knobs(self) -> dict[str, Any]:
@@ -146,34 +147,59 @@ class lcf:
         mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
         return (mine,) * self.consumers + (producer,)
 
-    def _arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
-        plan = self._plan
-        if len(tensors) != len(plan.globals):
-            raise TypeError(f"{type(self).__name__}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
-        if set(args) != set(plan.args):
-            raise TypeError(f"{type(self).__name__}: arguments {sorted(args)}; it takes {sorted(plan.args)}")
-        kinds = tuple([(getattr(t, "ndim", None), getattr(t, "dtype", None)) for t in tensors])
-        specs = self._specs.get(kinds)
-        if specs is None:
-            for t, (_, tiles) in zip(tensors, plan.globals, strict=True):
-                gl(t, *tiles)
-            specs = self._specs[kinds] = tuple(map_specs(tiles, rank, "zero") for (_, tiles), (rank, _) in zip(plan.globals, kinds, strict=True))
-        described = tuple([(GlobalArg(t, s), t) if s else prepare(gl(t)) for t, s in zip(tensors, specs, strict=True)])
-        return described, tuple([args[n] for n in plan.args])
+    def call(self, *tensors: Any) -> Call:
+        """What a call with tensors of these shapes on their device needs beside the tensors; found by shapes, made once."""
+        try:
+            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1)
+        except AttributeError:
+            kinds = ", ".join(type(t).__name__ for t in tensors)
+            raise TypeError(f"{type(self).__name__}({kinds}): it takes the tensors {', '.join(n for n, _ in self._plan.globals)}; numbers go by name") from None
+        found = self._calls.get(key)
+        if found is None:
+            if len(self._calls) >= MAX_CALLS:
+                self._calls.clear()
+            found = self._calls[key] = Call(self, tensors)
+        return found
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
-        """Run on tensors (in the order of `layout.globals`) and numbers (`layout.args`). `blocks` overrides the size of the persistent grid."""
-        arguments = self._arguments(tensors, args)
-        if blocks is None:
-            device = tensors[0].get_device()
-            blocks = min(self.tasks(*tensors, **args), multiprocessor_count(device) * self.blocks_per_sm if device >= 0 else 1)
-        options = (("debug", True), *self._options) if debug else self._options
-        _lcf_kernel.launcher((blocks,), arguments, ((self,), options))
+        """Run on tensors (in the order of `layout.globals`) and numbers (`layout.args`).
+
+        `blocks` overrides the size of the persistent grid; `debug` makes a wait that never ends trap after two seconds.
+        """
+        self.call(*tensors)(*tensors, blocks=blocks, debug=debug, **args)
 
     def compile(self, *tensors: Any, arch: str = "sm_90a", **args: Any) -> Any:
         """Compile for tensors of these types without a GPU; returns Triton's CompiledKernel."""
-        described, numbers = self._arguments(tensors, args)
+        described, numbers = self.call(*tensors).arguments(tensors, args)
         return _lcf_kernel.compile(described, numbers, self, arch=arch, **dict(self._options))
+
+
+class Call:
+    """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as possible."""
+
+    def __init__(self, template: lcf, tensors: tuple):
+        plan, name = template._plan, type(template).__name__
+        if len(tensors) != len(plan.globals):
+            raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
+        for t, (_, tiles) in zip(tensors, plan.globals, strict=True):
+            gl(t, *tiles)  # checks dtypes and ranks
+        self.name, self.args = name, plan.args
+        self.specs = tuple([map_specs(tiles, t.ndim, "zero") for (_, tiles), t in zip(plan.globals, tensors, strict=True)])
+        device = tensors[0].get_device() if tensors else -1
+        slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 else 1
+        self.grid = (min(template.tasks(*[t.shape for t in tensors]), slots),)
+        self.keys = tuple(((template,), (("debug", True), *template._options) if debug else template._options) for debug in (False, True))
+
+    def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
+        """The kernel's run-time arguments."""
+        if len(args) != len(self.args) or any(n not in args for n in self.args):
+            raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
+        described = tuple([(GlobalArg(t, s), t) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
+        return described, tuple([args[n] for n in self.args])
+
+    def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
+        """Launch on the current stream of the tensors' device."""
+        _lcf_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args), self.keys[debug])
 
 
 def _check_hooks(cls: type) -> bool:
@@ -325,9 +351,9 @@ def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
     return struct(**tiles)
 
 
-def _checked_load(t: Trace, hook: Any, what: str, expected: int, *args: Any) -> None:
-    """Call a load hook and compare the bytes that it copies with those its barrier expects."""
-    account, key = bill(), f"{what}:{hook.cache_key}"
+def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
+    """Call a load hook (for one consumer) and compare the bytes that it copies with those its barrier expects."""
+    account, key = bill(), f"{what} for {consumer}: {hook.cache_key}"
     before = account.copied
     t.call(hook, *args)
     copied = account.copied - before
@@ -343,7 +369,7 @@ def _load(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     config = unwrap(ctx.config)
     expected = nbytes(config._plan.input)
     t.call(expect, t.call(memory.arrived.__getitem__, slot), expected)
-    _checked_load(t, type(config).load, "load", expected, ctx, t.call(_slot, memory, slot, True))
+    _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(_slot, memory, slot, True))
 
 
 @op
@@ -360,7 +386,7 @@ def _load_scratch(t: Trace, ctx: Any, memory: Any, phase: Any) -> Any:
         t.call(expect, arrived, expected)
         tiles = {n: t.call(s.__getitem__, c) for n, s in memory.scratch.fields.items()}
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        _checked_load(t, type(config).load_scratch, "load_scratch", expected, mine, struct(**tiles, arrived=arrived))
+        _checked_load(t, type(config).load_scratch, "load_scratch", c, expected, mine, struct(**tiles, arrived=arrived))
 
 
 @op

@@ -100,17 +100,15 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
     """The view of `cols` columns number `col` of a tensor-memory tile; rows are lanes, which a view cannot divide."""
     if rows != tile.spec.rows or row != 0:
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all {tile.spec.rows} rows; divide its columns")
-    spec = tt(tile.spec.dtype, rows, cols)
-    pieces, start = [], 0
-    low, high = col * cols, (col + 1) * cols
+    low, high, start, cuts = col * cols, (col + 1) * cols, 0, []
     for piece, width in zip(tile.pieces, split(tile.spec.cols), strict=True):
         first, last = max(low, start), min(high, start + width)
         if first < last:
-            pieces.append(t.call(piece.slice, first - start, last - first))
+            cuts.append((piece, first - start, last - first))
         start += width
-    if tuple(int(unwrap(p.shape[1])) for p in pieces) != split(cols):
+    if tuple(n for _, _, n in cuts) != split(cols):
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of {', '.join(map(str, split(tile.spec.cols)))} columns")
-    return tensor_tile(spec, tuple(pieces))
+    return tensor_tile(tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, _interpreting, base_type, base_value, op
+from tritonkittens.lang._interpreter import in_fp32
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
 
@@ -109,7 +110,7 @@ class composite_type(base_type):
 def _operator(name: str) -> Any:
     def method(self: Any, other: Any, _semantic: Any = None, _generator: Any = None) -> Any:
         t = Trace(_semantic, _generator)
-        return apply_pieces(t, lambda a, b: t.method(a, name, b), self, other)
+        return apply_pieces(t, in_fp32(t, lambda a, b: t.method(a, name, b), narrow="truediv" not in name), self, other)
 
     method.__name__ = name
     return method
@@ -167,7 +168,7 @@ for _n in (*(f"__{n}__" for n in _BINARY), *(f"__r{n}__" for n in _BINARY), "__l
 
 def _negate(self: composite, _semantic: Any = None, _generator: Any = None) -> composite:
     t = Trace(_semantic, _generator)
-    return apply_pieces(t, lambda p: t.method(p, "__neg__"), self)
+    return apply_pieces(t, in_fp32(t, lambda p: t.method(p, "__neg__")), self)
 
 
 def _invert(self: composite, _semantic: Any = None, _generator: Any = None) -> composite:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang._interpreter import in_fp32
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _div, _eq, _ge, _gt, _le, _lt, _mul, _ne, _sub, refuse_fp8
 from tritonkittens.lang.tiles import _column, _row
@@ -40,7 +41,7 @@ def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
 def _broadcast_op(name: str, fn: Any, symbol: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, v: Any) -> Any:
         refuse_fp8(name, x, v)
-        return combine(t, name, lambda p, w: t.call(fn, p, w), x, v, axis)
+        return combine(t, name, in_fp32(t, lambda p, w: t.call(fn, p, w)), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
     kind = "a value per row (a column vector, `rows` elements)" if axis == 0 else "a value per column (a row vector, `cols` elements)"

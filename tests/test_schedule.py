@@ -1,0 +1,122 @@
+"""Schedules against the orders written out in numpy, in a plain kernel under Triton's interpreter; the host-side choice of a supergroup."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tritonkittens.lang as tk
+
+# Every schedule in one kernel: row i of `out` is (supergroup, longest first, stream-K) of task i.
+PROGRAM = """
+import sys
+import numpy as np, torch, triton
+import triton.language as tl
+import tritonkittens.lang as tk
+
+@triton.jit
+def schedules(out, rows, cols, others, blocks, iterations, GROUP: tl.constexpr):
+    task = tk.block_index()
+    row, col = tk.supergroup(task, rows, cols, GROUP)
+    tile, other = tk.longest_first(task, rows, others)
+    first, iteration, count = tk.stream_k(task, blocks, rows * cols, iterations)
+    alone, nobody = tk.longest_first(task, rows)
+    out += task * 9
+    tl.store(out, row)
+    tl.store(out + 1, col)
+    tl.store(out + 2, tile)
+    tl.store(out + 3, other)
+    tl.store(out + 4, first)
+    tl.store(out + 5, iteration)
+    tl.store(out + 6, count)
+    tl.store(out + 7, alone)
+    tl.store(out + 8, nobody)
+
+cases = np.load(sys.argv[1])
+results = {}
+for n, (rows, cols, others, blocks, iterations, group, tasks) in enumerate(cases.tolist()):
+    out = torch.full((tasks, 9), -(2**31), dtype=torch.int32)
+    schedules[(tasks,)](out, rows, cols, others, blocks, iterations, GROUP=group)
+    results[str(n)] = out.numpy()
+np.savez(sys.argv[2], **results)
+"""
+
+
+def supergroup_order(rows, cols, group):
+    order = []
+    for first in range(0, rows, group):
+        band = range(first, min(first + group, rows))
+        order += [(r, c) for c in range(cols) for r in band]
+    return order
+
+
+def test_device_schedules_in_the_interpreter(rng, tmp_path):
+    cases = []
+    for rows, cols, group in [(1, 1, 1), (5, 3, 2), (8, 4, 8), (3, 5, 8), (7, 1, 3)]:
+        others, blocks, iterations = (int(x) for x in rng.integers(1, 6, 3))
+        cases.append((rows, cols, others, blocks, iterations, group, max(rows * cols, rows * others, blocks)))
+    cases.append((2, 2, 1, 3, 0, 1, 4))  # nothing to do
+    program, source, target = tmp_path / "program.py", tmp_path / "cases.npy", tmp_path / "results.npz"
+    program.write_text(PROGRAM)
+    np.save(source, np.array(cases))
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, str(program), str(source), str(target)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = np.load(target)
+    for n, (rows, cols, others, blocks, iterations, group, _) in enumerate(cases):
+        out = results[str(n)]
+        assert out[: rows * cols, :2].tolist() == [list(x) for x in supergroup_order(rows, cols, group)], cases[n]
+        longest = [[tile, other] for tile in reversed(range(rows)) for other in range(others)]
+        assert out[: rows * others, 2:4].tolist() == longest, cases[n]
+        assert (out[rows * others :, 2] < 0).all(), "past the last task the tile is negative"
+        assert out[:rows, 7:].tolist() == [[tile, 0] for tile in reversed(range(rows))]
+        work = [(tile, i) for tile in range(rows * cols) for i in range(iterations)]
+        done_work = []
+        for tile, iteration, count in out[:blocks, 4:7].tolist():
+            start = tile * iterations + iteration
+            assert count == 0 or 0 <= iteration < iterations, cases[n]
+            done_work += work[start : start + count]
+        assert done_work == work, f"{cases[n]}: every step once, in order"
+        assert np.ptp(out[:blocks, 6]) <= 1
+
+
+SIZES = st.integers(1, 40000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=SIZES, cols=SIZES, depth=SIZES, tile=st.tuples(st.sampled_from([64, 128, 256]), st.sampled_from([64, 128, 256])),
+       itemsize=st.sampled_from([1, 2, 4]), l2=st.integers(2**20, 2**27))
+def test_supergroup_rows_fit_l2_and_make_few_even_bands(rows, cols, depth, tile, itemsize, l2):
+    group = tk.supergroup_rows(rows, cols, depth, tile, itemsize, l2)
+    tiles = -(-rows // tile[0])
+    assert 1 <= group <= tiles
+
+    def held(rows_of_a):
+        return (rows_of_a * tile[0] + min(cols, tile[1])) * depth * itemsize
+
+    assert group == 1 or held(group) <= l2 / 2, "the band stays in half of L2"
+    bands = -(-tiles // group)
+    if bands > 1:  # with one band fewer, the band would not fit
+        assert held(-(-tiles // (bands - 1))) > l2 / 2, f"{bands} bands, but {bands - 1} would do"
+        assert -(-tiles // (group - 1)) > bands if group > 1 else True, "no smaller band gives as few bands"
+
+
+def test_supergroup_rows_of_known_problems():
+    h200 = 50 * 2**20
+    assert tk.supergroup_rows(4096, 4096, 256, (128, 256), 2, h200) == 32  # everything fits: one band
+    assert tk.supergroup_rows(8192, 8192, 8192, (128, 256), 2, h200) == 10  # 2 MiB a row tile beside 4 MiB of B: 10 of 25 MiB, 7 bands
+    assert tk.supergroup_rows(128, 128, 10**6, (128, 256), 2, h200) == 1
+    with pytest.raises(ValueError, match=r"supergroup_rows\(0, 1, 1, \(128, 256\), 2, 1\): all must be positive"):
+        tk.supergroup_rows(0, 1, 1, (128, 256), 2, 1)
+
+
+@pytest.mark.parametrize("call", [lambda: tk.longest_first(0, 4), lambda: tk.stream_k(0, 1, 1, 1)])
+def test_device_functions_outside_a_kernel(call):
+    with pytest.raises(tk.TileError, match="call it inside a kernel"):
+        call()

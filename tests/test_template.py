@@ -1,0 +1,405 @@
+"""Templates used wrongly: every mistake is refused with one message that says what was given and what the rule is. No GPU needed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tests.streaming import PipelinedStream, Stream
+
+tile = tk.st(tk.bf16, 64, 64)
+
+
+class Copy(tk.lcf):
+    """Y = the sum of the two inputs' tiles: the smallest whole template."""
+
+    consumers: int = 1
+
+    def layout(self):
+        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile))
+
+    @triton.jit
+    def setup(ctx):
+        return tk.task(2, when=ctx.task < 4)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, 64, 64)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        return state.replace(acc=state.acc + tk.load(input.A).to(tl.float32) + tk.load(input.B).to(tl.float32))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tk.store(staging.Y, state.acc)
+        tk.fence_async()
+        tk.store_async(ctx.globals.Y, staging.Y, (ctx.task, 0))
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def tensors():
+    return meta(256, 128), meta(256, 128), meta(256, 64)
+
+
+def refused(message, kind=tk.TileError):
+    return pytest.raises(kind, match=re.escape(message))
+
+
+# ---------------------------------------------------------------- at construction: hooks
+
+
+@pytest.mark.parametrize("name", ["setup", "load", "compute", "finish"])
+def test_a_required_hook_is_missing(name):
+    hooks = {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish") if n != name}
+    with refused(f"Bare: hook {name!r} is missing; a template needs setup, load, compute, finish"):
+        type("Bare", (tk.lcf,), hooks)()
+
+
+def test_layout_is_missing_or_no_layout():
+    hooks = {n: vars(Copy)[n] for n in ("setup", "load", "compute", "finish")}
+    with refused("Bare: hook 'layout' is missing"):
+        type("Bare", (tk.lcf,), hooks)()
+    with refused("Bare.layout must return tk.layout(…), got {'A': st(bf16, 64, 64)}"):
+        type("Bare", (tk.lcf,), {**hooks, "layout": lambda self: {"A": tile}})()
+
+
+def test_a_misspelt_hook():
+    class Misspelt(Copy):
+        @triton.jit
+        def load_sratch(ctx, scratch):
+            pass
+
+    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, start, first, drain"):
+        Misspelt()
+
+
+def test_a_helper_under_an_underscore_is_no_hook():
+    class Helped(Copy):
+        @triton.jit
+        def _helper(x):
+            return x
+
+    assert Helped().pipelined is False
+
+
+def test_a_hook_without_jit():
+    class Plain(Copy):
+        def start(ctx):
+            return tk.struct()
+
+    with refused("Plain.start: put @triton.jit over the hook"):
+        Plain()
+
+
+@triton.jit
+def _no_parameters():
+    pass
+
+
+@triton.jit
+def _four_parameters(ctx, state, input, previous):
+    return state
+
+
+@pytest.mark.parametrize(
+    "name, hook, message",
+    [
+        ("setup", _no_parameters, "Odd.setup(): must take (ctx)"),
+        ("start", _four_parameters, "Odd.start(ctx, state, input, previous): must take (ctx)"),
+        ("compute", _four_parameters, "Odd.compute(ctx, state, input, previous): must take (ctx, state, input)"),
+        ("load_scratch", _no_parameters, "Odd.load_scratch(): must take (ctx, scratch)"),
+    ],
+)
+def test_a_hook_with_wrong_parameters(name, hook, message):
+    with refused(message):
+        type("Odd", (Copy,), {name: hook})()
+
+
+def test_a_pipelined_compute_takes_the_slot_before():
+    with refused("Late.compute(ctx, state, input): must take (ctx, state, input, previous)"):
+        type("Late", (Copy,), {"drain": vars(Copy)["compute"]})()
+
+
+def test_first_without_drain():
+    with refused("First: hook 'first' is for a pipelined computation, which needs hook 'drain' too"):
+        type("First", (Copy,), {"first": vars(Copy)["compute"]})()
+
+
+# ---------------------------------------------------------------- at construction: knobs
+
+
+def test_unknown_knobs():
+    with refused("Copy(consumer=2): no such knob; it has blocks_per_sm, consumer_registers, consumers, ordered, producer_registers, stages"):
+        Copy(consumer=2)
+    for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
+        with refused(f"Copy({name}=None): no such knob"):
+            Copy(**{name: None})
+
+
+@pytest.mark.parametrize("consumers", [0, 9, 5, -1, 2.0, "2", None])
+def test_impossible_consumers(consumers):
+    with refused(f"Copy(consumers={consumers!r}): must be 1 to 4 warpgroups"):
+        Copy(consumers=consumers)
+
+
+@pytest.mark.parametrize("blocks", [0, 1.5])
+def test_impossible_blocks_per_sm(blocks):
+    with refused(f"Copy(blocks_per_sm={blocks!r}): must be at least 1"):
+        Copy(blocks_per_sm=blocks)
+
+
+def test_registers_beyond_what_the_block_starts_with():
+    """Otherwise the compiler drops the reallocation without a word, and the producer's registers are lost to the consumers."""
+    with refused("Copy: registers over budget: (240, 240, 240, 32) a thread of 4 warpgroups are 96256 of 65536"):
+        Copy(consumers=3, consumer_registers=240)
+    with refused("Copy: registers over budget: (160, 160, 24) a thread of 3 warpgroups are 44032 of 30720, what a block of 384 threads, 2 an SM, starts with"):
+        Copy(consumers=2, consumer_registers=160, blocks_per_sm=2)
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 3, 4])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_default_registers_fit_and_waste_little(consumers, blocks):
+    *mine, producer = Copy(consumers=consumers, blocks_per_sm=blocks).registers()
+    threads = 128 * (consumers + 1)
+    start = 65536 // (blocks * threads) // 8 * 8  # a thread, at launch
+    assert len(set(mine)) == 1 and len(mine) == consumers
+    assert sum(mine) + producer <= (consumers + 1) * start
+    assert mine[0] == 240 or sum(mine) + producer + 8 * consumers > (consumers + 1) * start, "8 more for each consumer do not fit"
+
+
+# ---------------------------------------------------------------- at compilation
+
+
+@pytest.mark.parametrize("stages, message", [(0, "a ring has 1 to 32 stages"), (15, "shared memory over budget: scratch 0 bytes, input 16384 bytes a stage, finish 8192")])
+def test_impossible_stages(stages, message):
+    with refused(f"Copy(stages={stages}): {message}"):
+        Copy(stages=stages).compile(*tensors())
+
+
+def test_one_stage_of_a_pipelined_template():
+    x, s = meta(2, 128, 64, dtype=torch.float32), meta(256, 64, dtype=torch.float32)
+    with refused("PipelinedStream(stages=1): a ring has 2 to 32 stages (pipelined: a slot is given back one iteration later)"):
+        PipelinedStream(stages=1).compile(x, x, s, s, meta(2, dtype=torch.int32), tasks=2)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120a"])
+def test_architectures_without_the_hardware(arch):
+    message = f"Copy (TMA, warp roles) needs sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre); this kernel is compiled for {arch.rstrip('a')}"
+    with refused(message, tk.ArchitectureError):
+        Copy().compile(*tensors(), arch=arch)
+    with refused(message, tk.ArchitectureError):  # not its shared memory, which is smaller there
+        Copy(stages=12).compile(*tensors(), arch=arch)
+
+
+def test_an_architecture_that_no_gpu_has():
+    with refused("arch='sm_91': must be one of sm_80,", tk.ArchitectureError):
+        Copy().compile(*tensors(), arch="sm_91")
+
+
+@triton.jit
+def _nothing(ctx):
+    return ctx.task
+
+
+@triton.jit
+def _endless(ctx):
+    return tk.task(2)
+
+
+@triton.jit
+def _reserved(ctx):
+    return tk.task(2, when=ctx.task < 4, consumer=1)
+
+
+@triton.jit
+def _narrow(ctx, state, input):
+    return state.replace(acc=state.acc.to(tl.bfloat16))
+
+
+@triton.jit
+def _stateless(ctx, state, input):
+    pass
+
+
+@triton.jit
+def _load_one(ctx, input):
+    tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+
+
+@triton.jit
+def _load_three(ctx, input):
+    tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+    tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
+    tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
+
+
+@triton.jit
+def _load_nothing(ctx, input):
+    pass
+
+
+@triton.jit
+def _load_unknown(ctx, input):
+    tk.load_async(input.C, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+
+
+COPIES = "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly once, on its `arrived`"
+MISTAKES = [
+    ("setup", _nothing, "Wrong.setup must return tk.task(iterations, …)"),
+    ("setup", _endless, "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"),
+    ("setup", _reserved, "task(consumer=…): reserved names of the context"),
+    ("compute", _narrow, "Wrong.compute returns a state of type struct<acc: "),
+    ("compute", _stateless, "Wrong.compute must return the state (a tk.struct), got "),
+    ("start", _nothing, "Wrong.start must return the state (a tk.struct), got "),
+    ("load", _load_one, f"hook 'load' copies 8192 {COPIES}"),
+    ("load", _load_three, f"hook 'load' copies 24576 {COPIES}"),
+    ("load", _load_nothing, f"hook 'load' copies 0 {COPIES}"),
+    ("load", _load_unknown, "'C': this record has 'A', 'B', 'arrived'"),
+]
+
+
+@pytest.mark.parametrize("name, hook, message", MISTAKES, ids=[hook.__name__ for _, hook, _ in MISTAKES])
+def test_a_hook_that_does_something_wrong(name, hook, message):
+    template = type("Wrong", (Copy,), {name: hook})()
+    for _ in range(2):  # a failed compilation leaves nothing behind that would let the second pass
+        with refused(message):
+            template.compile(*tensors())
+    with refused(message):  # nor for another instance, on another architecture
+        type("Wrong", (Copy,), {name: hook})(stages=2).compile(*tensors(), arch="sm_100a")
+
+
+def test_a_changed_state_shows_both_types():
+    with pytest.raises(tk.TileError, match=r"struct<acc: .*bf16.*it must keep the type struct<acc: .*fp32") as caught:
+        type("Wrong", (Copy,), {"compute": _narrow})().compile(*tensors())
+    assert "[in " in str(caught.value), "and where it happened"
+
+
+def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
+    """The hook is the same; only the layout of the second template asks for more."""
+
+    class More(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile, C=tile), finish=dict(Y=tile))
+
+    Copy().compile(*tensors())
+    with refused("hook 'load' copies 16384 bytes, but its barrier expects 24576"):
+        More().compile(*tensors())
+    Copy(stages=3).compile(*tensors())
+
+
+class Scratched(Copy):
+    def layout(self):
+        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), scratch=dict(S=tile), finish=dict(Y=tile))
+
+
+def test_scratch_tiles_without_their_hook():
+    with refused("Scratched: its layout has scratch tiles, but hook 'load_scratch' is missing"):
+        Scratched().compile(*tensors())
+
+
+def test_scratch_bytes_are_checked_for_every_consumer():
+    class Uneven(Scratched):
+        consumers: int = 2
+
+        @triton.jit
+        def load_scratch(ctx, scratch):
+            if ctx.consumer == 0:
+                tk.load_async(scratch.S, ctx.globals.A, (ctx.task, 0), scratch.arrived)
+
+    with refused("hook 'load_scratch' copies 0 bytes, but its barrier expects 8192"):
+        Uneven().compile(*tensors())
+
+
+# ---------------------------------------------------------------- at the call
+
+
+def test_wrong_tensors_and_numbers():
+    a, b, y = tensors()
+    template = Copy()
+    with refused("Copy: 2 tensors; it takes A, B, Y", TypeError):
+        template.compile(a, b)
+    with refused("Copy: arguments ['scale']; it takes []", TypeError):
+        template.compile(a, b, y, scale=1.0)
+    with refused("Stream: arguments []; it takes ['tasks']", TypeError):
+        Stream(dtype=tk.bf16, out=tk.bf16).compile(a[None], a, a, y, a)
+    with refused("gl of a one-dimensional tensor with st(bf16, 64, 64): tiles have rows and columns; use sv"):
+        template.compile(a.reshape(-1), b, y)
+    with refused("2 coordinates for a tensor of 3 dimensions; give one per dimension, in tiles"):
+        template.compile(a, b, y[None])
+    with refused("Copy(Tensor, Tensor, NoneType): it takes the tensors A, B, Y; numbers go by name", TypeError):
+        template.compile(a, b, None)
+
+
+def test_wrong_element_types_also_after_a_good_call():
+    a, b, y = tensors()
+    template = Copy()
+    wrong = "gl of torch.float32 with st(bf16, 64, 64): the tile's element type must be the tensor's"
+    with refused(wrong):
+        template.compile(a, b, y.float())
+    template.compile(a, b, y)
+    with refused(wrong):
+        template.compile(a, b, y.float())
+    with refused("torch.float64: tiles hold"):
+        template.compile(a.double(), b, y)
+    assert template.compile(a, b, y).metadata.shared > 0, "after all these the template still works"
+
+
+# ---------------------------------------------------------------- what the compile cache sees
+
+
+@triton.jit
+def _square(x):
+    return x * x
+
+
+@triton.jit
+def _cube(x):
+    return x * x * x
+
+
+class Applied(Copy):
+    tile: tk.st = tile
+    epilogue: object = None
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tk.store(staging.Y, ctx.config.epilogue(state.acc))
+        tk.fence_async()
+        tk.store_async(ctx.globals.Y, staging.Y, (ctx.task, 0))
+
+
+def test_knobs_are_part_of_the_key():
+    keys = [
+        Applied(epilogue=_square), Applied(epilogue=_cube), Applied(), Applied(stages=2), Applied(consumers=2), Applied(tile=tk.st(tk.bf16, 32, 64)), Copy(),
+    ]
+    assert len({t.cache_key for t in keys}) == len(keys) and len(set(keys)) == len(keys)
+    assert Applied(epilogue=_square) == Applied(epilogue=_square) and hash(Copy()) == hash(Copy())
+    assert _square.cache_key != _cube.cache_key and Applied(epilogue=_cube).compile(*tensors()).asm["cubin"] != Applied(epilogue=_square).compile(*tensors()).asm["cubin"]
+
+
+# ---------------------------------------------------------------- the interpreter
+
+
+def test_templates_do_not_run_in_the_interpreter():
+    program = "import tests.streaming as s; s.Stream()"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+                          capture_output=True, text=True)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "do not run in Triton's interpreter (TRITON_INTERPRET=1)" in last, done.stderr

@@ -1,0 +1,140 @@
+"""What a template's layout refuses, and where `place` puts its tiles."""
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as hyp
+
+import tritonkittens.lang as tk
+from tritonkittens.lang.layout import ALIGNMENT, MAX_STAGES, Placement, nbytes, place
+
+KIB = 1024
+LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
+tile = tk.st(tk.bf16, 64, 64)  # 8 KiB
+
+
+def plan(input=None, scratch=None, finish=None):
+    return tk.layout(globals={}, input=input or dict(X=tile), scratch=scratch or {}, finish=finish or {})
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(globals=dict(A=tk.rt(tk.bf16, 64, 64)), input=dict(X=tile)), "layout(globals={'A': rt(bf16, 64, 64)}): must be st or sv"),
+        (dict(globals=dict(A=(tile, 3)), input=dict(X=tile)), "layout(globals={'A': 3}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tk.rt(tk.fp32, 64, 64))), "layout(input={'X': rt(fp32, 64, 64)}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), scratch=dict(S=64)), "layout(scratch={'S': 64}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), finish=dict(F=None)), "layout(finish={'F': None}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)), "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt"),
+        (dict(globals={}, input=dict(arrived=tile)), "layout(input={'arrived': …}): the name is taken"),
+        (dict(globals={}, input=dict(X=tile), scratch=dict(arrived=tile)), "layout(scratch={'arrived': …}): the name is taken"),
+        (dict(globals={}), "layout(input={}): a template streams at least one tile"),
+    ],
+)
+def test_layout_refuses(arguments, message):
+    with pytest.raises(tk.TileError, match=re.escape(message)):
+        tk.layout(**arguments)
+
+
+def test_layout_counts_the_bytes_that_tma_counts():
+    mixed = tk.layout(globals=dict(A=(tile, tk.sv(tk.fp32, 64)), P=None), input=dict(A=tile, v=tk.sv(tk.fp32, 64), w=tk.st(tk.bf16, 48, 80)))
+    assert nbytes(mixed.input) == 64 * 64 * 2 + 64 * 4 + 48 * 80 * 2
+    assert dict(mixed.globals) == {"A": (tile, tk.sv(tk.fp32, 64)), "P": ()}
+
+
+def test_automatic_stages():
+    small = plan()
+    assert place(small, 2, 1, None, 90, "T") == Placement(6, 6, None), "enough is enough"
+    big = tk.st(tk.bf16, 128, 256)  # 64 KiB
+    assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
+    # 2 stages beside 64 KiB of results, or 3 under them: the results go over the last slot
+    over = place(plan(dict(X=big), finish=dict(F=big)), 1, 1, None, 90, "T")
+    assert over == Placement(3, 2, ((("X", 2, 0, 1),),))
+    # sm_120 has 99 KiB: one stage, and no room for results but over it
+    assert place(plan(dict(X=big)), 1, 1, None, 120, "T") == Placement(1, 1, None)
+    assert place(plan(dict(X=big), finish=dict(F=big)), 1, 1, None, 120, "T") == Placement(1, 0, ((("X", 0, 0, 1),),))
+    # results that are no single piece cannot lie over the ring
+    odd = tk.st(tk.bf16, 96, 256)
+    assert place(plan(dict(X=big), finish=dict(F=odd)), 1, 1, None, 90, "T") == Placement(2, 2, None)
+
+
+def test_given_stages():
+    big, half = tk.st(tk.bf16, 128, 256), tk.st(tk.bf16, 64, 256)
+    two = plan(dict(X=big), finish=dict(F=half))
+    assert place(two, 2, 1, 2, 90, "T") == Placement(2, 2, None)
+    assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), "two halves in one slot"
+    assert place(plan(), 1, 1, 28, 90, "T") == Placement(28, 28, None), "226 KiB hold 28 slots of 8"
+    tiny = plan(dict(X=tk.st(tk.bf16, 16, 16)))
+    assert place(tiny, 1, 1, MAX_STAGES, 90, "T").stages == MAX_STAGES
+
+
+@pytest.mark.parametrize("stages", [0, -1, MAX_STAGES + 1, 2.0])
+def test_impossible_stages(stages):
+    with pytest.raises(tk.TileError, match=re.escape(f"T(stages={stages!r}): a ring has 1 to 32 stages")):
+        place(plan(), 1, 1, stages, 90, "T")
+
+
+def test_a_pipelined_ring_has_two_stages():
+    """With one, the consumers wait for iteration 1 while they still hold the slot of iteration 0."""
+    with pytest.raises(tk.TileError, match=r"T\(stages=1\): a ring has 2 to 32 stages \(pipelined: a slot is given back one iteration later\)"):
+        place(plan(), 1, 1, 1, 90, "T", True)
+    assert place(plan(), 1, 1, 2, 90, "T", True).stages == 2
+    huge = plan(dict(X=tk.st(tk.bf16, 256, 256)))  # 128 KiB
+    assert place(huge, 1, 1, None, 90, "T").stages == 1
+    with pytest.raises(tk.TileError, match="T: shared memory over budget: .*input 131072 bytes a stage.*; it needs 2 stages"):
+        place(huge, 1, 1, None, 90, "T", True)
+
+
+def test_errors_show_the_bill():
+    big = tk.st(tk.bf16, 128, 256)
+    message = "shared memory over budget: scratch 16384 bytes, input 65536 bytes a stage, finish 131072 bytes, of 231424 for one of 1 blocks an SM on sm_90"
+    with pytest.raises(tk.TileError, match=re.escape(f"T(stages=4): {message}")):
+        place(plan(dict(X=big), scratch=dict(S=tile), finish=dict(F=big)), 2, 1, 4, 90, "T")
+    with pytest.raises(tk.TileError, match="T: shared memory over budget: scratch 0 bytes, input 65536 bytes a stage.* of 2 blocks an SM on sm_120"):
+        place(plan(dict(X=big)), 1, 2, None, 120, "T")
+
+
+POWERS = hyp.sampled_from([16, 32, 64, 128, 256])
+EXTENTS = hyp.one_of(POWERS, hyp.integers(1, 12).map(lambda n: 16 * n))
+DTYPES = hyp.sampled_from([tk.bf16, tk.fp32])
+
+
+def tiles(extents):
+    kind = hyp.builds(tk.st, DTYPES, extents, extents)
+    return hyp.lists(kind, min_size=1, max_size=3).map(lambda items: {f"T{i}": item for i, item in enumerate(items)})
+
+
+@settings(max_examples=400, deadline=None)
+@given(input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)), scratch=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
+       finish=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)), consumers=hyp.integers(1, 4), blocks=hyp.integers(1, 3),
+       stages=hyp.one_of(hyp.none(), hyp.integers(1, 8)), arch=hyp.sampled_from([90, 100, 120]), pipelined=hyp.booleans())
+def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blocks, stages, arch, pipelined):
+    layout = plan(input, scratch, finish)
+    try:
+        placed = place(layout, consumers, blocks, stages, arch, "T", pipelined)
+    except tk.TileError:
+        assume(False)
+    assert placed.stages >= (2 if pipelined else 1) and stages in (None, placed.stages)
+
+    def padded(group):
+        return sum(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in group.values())
+
+    apart = placed.stages * padded(input) + consumers * padded(scratch) + (consumers * padded(finish) if placed.over_ring is None else 0)
+    assert blocks * (apart + 2 * KIB) <= LIMIT[arch] + KIB, "with 1 KiB for semaphores and 1 KiB of the system, all blocks fit a multiprocessor"
+    if placed.over_ring is None:
+        assert placed.safe_stages == placed.stages
+        return
+    assert finish, "without results nothing lies over the ring"
+    taken, lowest = {}, placed.stages
+    for result, places in zip(finish.values(), placed.over_ring, strict=True):
+        assert len(places) == consumers
+        for name, stage, part, parts in places:
+            assert 0 <= stage < placed.stages and 0 <= part < parts
+            assert parts * result.nbytes == input[name].nbytes, "the slot is cut into whole parts"
+            span = range(part * result.nbytes, (part + 1) * result.nbytes)
+            for other in taken.setdefault((name, stage), []):
+                assert span.stop <= other.start or other.stop <= span.start, f"{name} slot {stage}: {span} overlaps {other}"
+            taken[name, stage].append(span)
+            lowest = min(lowest, stage)
+    assert placed.safe_stages == lowest
