@@ -1,4 +1,5 @@
-"""Interleaved measurement: every contender runs once a round, so that a drifting clock hits all of them, and medians over the rounds are compared."""
+"""Interleaved measurement: every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat that a
+neighbour leaves behind hit all of them; medians over the rounds are compared."""
 from __future__ import annotations
 
 import datetime
@@ -14,12 +15,12 @@ import triton
 from triton.testing import do_bench
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-ROUNDS = 7
+ROUNDS = 14  # even: each contender runs first as often as last
 
 
 def device_time(run: Callable[[], object]) -> float:
     """Median milliseconds of a call on the device, L2 flushed between calls."""
-    return do_bench(run, warmup=20, rep=60, return_mode="median")
+    return do_bench(run, warmup=10, rep=30, return_mode="median")
 
 
 def call_time(run: Callable[[], object], calls: int = 300) -> float:
@@ -40,8 +41,8 @@ def interleaved(contenders: dict[str, Callable[[], object]], measure: Callable[[
         run()
     torch.cuda.synchronize()
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
+    for i in range(rounds):
+        for name, run in list(contenders.items())[:: -1 if i % 2 else 1]:
             times[name].append(measure(run))
     return times
 

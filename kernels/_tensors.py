@@ -43,6 +43,11 @@ def addressable(x: torch.Tensor) -> bool:
     return rows and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % TMA_BYTES == 0
 
 
+def storable(x: torch.Tensor) -> bool:
+    """Can TMA write this tensor and nothing else? It writes rows up to the next multiple of 16 bytes, so their length must be one."""
+    return addressable(x) and x.shape[-1] * x.element_size() % TMA_BYTES == 0
+
+
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """An uninitialised tensor whose rows start at multiples of 16 bytes."""
     step = TMA_BYTES // like.element_size()

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, storable
 
 HEAD_DIMS = range(16, 257, 16)
 
@@ -103,7 +103,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
     """softmax(Q Kᵀ · scale) V for every batch and head, non-causal.
 
     q: (batch, heads, queries, D); k, v: (batch, kv_heads, keys, D), heads a multiple of kv_heads; bf16 or fp16; D a multiple of 16 up to 256. Any strides
-    whose last is 1 run without a copy if they are multiples of 16 bytes (so also permuted (batch, sequence, heads, D) tensors). `scale` is 1/√D by default.
+    whose last is 1 run without a copy if they are multiples of 16 bytes (so also permuted (batch, sequence, heads, D) tensors). `scale` is positive, 1/√D by default.
     Returns a tensor like q, `out` where given; zeros where there are no keys. Raises ValueError or TypeError for operands that do not fit together.
     """
     check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
@@ -116,14 +116,16 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
         raise ValueError(f"attention: head dimension {dim}; it must be a multiple of 16 up to 256")
     if out is not None and out.shape != q.shape:
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {tuple(q.shape)}")
+    scale = 1.0 / math.sqrt(dim) if scale is None else scale
+    if not scale > 0:
+        raise ValueError(f"attention: scale={scale}; it must be positive")
     result = torch.empty_like(q) if out is None else out
     if q.numel() == 0:
         return result
     if keys == 0:
         return result.zero_()
-    home = result if addressable(result) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    scale = (1.0 / math.sqrt(dim) if scale is None else scale) * math.log2(math.e)
-    template(q.dtype, dim)(as_addressable(q), as_addressable(k), as_addressable(v), home, scale=scale)
+    home = result if storable(result) else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    template(q.dtype, dim)(as_addressable(q), as_addressable(k), as_addressable(v), home, scale=scale * math.log2(math.e))
     return result if home is result else result.copy_(home)
 
 

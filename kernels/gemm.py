@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty, signature
+from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty, signature, storable
 
 MAX_CALLS = 4096  # operand shapes that are remembered
 
@@ -82,10 +82,10 @@ def gemm(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False, out: tor
     a: (M, K); b: (K, N), or (N, K) with `transposed`; bf16 or fp16; any strides whose last is 1 run without a copy if rows start at multiples of 16
     bytes. Returns C (M, N), written to `out` where given. Raises ValueError or TypeError for operands that do not fit together.
     """
-    if out is not None:
+    if isinstance(out, torch.Tensor) and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         key = (*signature(a, b, out), transposed)
         call = _calls.get(key)
-        if call is None and addressable(a) and addressable(b) and addressable(out):
+        if call is None and addressable(a) and addressable(b) and storable(out):
             call = _plan(a, b, out, transposed)
             if call is not None:
                 if len(_calls) >= MAX_CALLS:
@@ -113,14 +113,14 @@ def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, transposed: bool)
 def _general(a: torch.Tensor, b: torch.Tensor, transposed: bool, out: torch.Tensor | None) -> torch.Tensor:
     """New results, empty operands, and operands that TMA cannot address: those are copied to rows that it can, and so is the result."""
     check_operands("gemm", HALF_TYPES, 2, a=a, b=b, **({} if out is None else {"out": out}))
-    home = out if out is not None and addressable(out) else padded_empty((a.shape[0], b.shape[0 if transposed else 1]), a)
+    home = out if out is not None and storable(out) else padded_empty((a.shape[0], b.shape[0 if transposed else 1]), a)
     a, b = as_addressable(a), as_addressable(b)
     call = _plan(a, b, home if out is None or out.shape == home.shape else out, transposed)
     if call is not None:
         call(a, b, home)
     else:
         home.zero_()  # no depth: the sum of nothing
-    return home if out is None or home is out else out.copy_(home)
+    return home.contiguous() if out is None else home if home is out else out.copy_(home)
 
 
 def gemm_torch(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:

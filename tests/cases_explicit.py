@@ -1,4 +1,5 @@
-"""Kernels over explicit tiles and the inputs they are tried with: compiled without a GPU by test_explicit.py, run by gpu/test_explicit_gpu.py."""
+"""Kernels over explicit tiles and what they are tried with: compiled without a GPU by test_explicit.py, run by gpu/test_explicit_gpu.py."""
+
 from typing import NamedTuple
 
 import torch
@@ -8,9 +9,15 @@ import triton.language as tl
 import tritonkittens.lang as tk
 
 TORCH = {
-    tk.bf16: torch.bfloat16, tk.fp16: torch.float16, tk.fp32: torch.float32, tk.fp8e4m3: torch.float8_e4m3fn, tk.fp8e5m2: torch.float8_e5m2,
-    tk.int8: torch.int8, tk.int32: torch.int32, tk.int64: torch.int64,
-}  # fmt: skip
+    tk.bf16: torch.bfloat16,
+    tk.fp16: torch.float16,
+    tk.fp32: torch.float32,
+    tk.fp8e4m3: torch.float8_e4m3fn,
+    tk.fp8e5m2: torch.float8_e5m2,
+    tk.int8: torch.int8,
+    tk.int32: torch.int32,
+    tk.int64: torch.int64,
+}
 
 
 def meta(*shape, dtype=torch.bfloat16):
@@ -142,8 +149,7 @@ def bytes_copy(X, Y, VECTOR: tl.constexpr, nbytes, WHOLE: tl.constexpr):
 def views(X, Y, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Y = X through views of one shared tile: in by view, out as a whole."""
     tile = tk.allocate(TILE)
-    whole = tk.load(X, tk.rt(TILE.dtype, TILE.rows, TILE.cols), (0, 0))
-    tk.store(tile, whole * 0)
+    tk.store(tile, tk.zero(tk.rt(TILE.dtype, TILE.rows, TILE.cols)))
     tk.sync()
     for r in tl.static_range(TILE.rows // ROWS):
         for c in tl.static_range(TILE.cols // COLS):
@@ -170,7 +176,18 @@ def multiply(a, b, acc, KIND: tl.constexpr):
 
 @tk.kernel
 @triton.jit
-def product(A, B, C, KIND: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DTYPE: tl.constexpr, SUM: tl.constexpr, FROM: tl.constexpr):
+def product(
+    A,
+    B,
+    C,
+    KIND: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    DTYPE: tl.constexpr,
+    SUM: tl.constexpr,
+    FROM: tl.constexpr,
+):
     """C += the product of one tile; FROM says where A lives."""
     A_T: tl.constexpr = KIND == "AtB" or KIND == "AtBt"
     B_T: tl.constexpr = KIND == "ABt" or KIND == "AtBt"
@@ -216,20 +233,56 @@ class Product(NamedTuple):
 
 
 WGMMA = [
-    *(Product(kind, 64, 64, 64, dtype, a) for kind in ("AB", "ABt", "AtB", "AtBt") for dtype in (tk.bf16, tk.fp16) for a in ("shared", "registers")),
+    *(
+        Product(kind, 64, 64, 64, dtype, a)
+        for kind in ("AB", "ABt", "AtB", "AtBt")
+        for dtype in (tk.bf16, tk.fp16)
+        for a in ("shared", "registers")
+    ),
     *(Product("ABt", 64, 64, 64, dtype, a) for dtype in (tk.fp32, tk.fp8e4m3, tk.fp8e5m2, tk.int8) for a in ("shared", "registers")),
     *(Product("AtBt", 64, 64, 64, dtype, "registers") for dtype in (tk.fp32, tk.fp8e4m3, tk.int8)),
     *(Product("AB", 64, 176, 80, tk.bf16, a) for a in ("shared", "registers")),
-    Product("ABt", 128, 48, 96, warps=8), Product("AtB", 192, 96, 48), Product("AB", 64, 256, 16), Product("AtBt", 128, 176, 32, a="registers"),
-    Product("ABt", 64, 96, 96, tk.fp8e4m3), Product("ABt", 128, 48, 32, tk.int8, warps=8), Product("ABt", 64, 16, 32, tk.fp32, "registers"),
-]  # fmt: skip
+    Product("ABt", 128, 48, 96, warps=8),
+    Product("AtB", 192, 96, 48),
+    Product("AB", 64, 256, 16),
+    Product("AtBt", 128, 176, 32, a="registers"),
+    Product("ABt", 64, 96, 96, tk.fp8e4m3),
+    Product("ABt", 128, 48, 32, tk.int8, warps=8),
+    Product("ABt", 64, 16, 32, tk.fp32, "registers"),
+]
 MMA_SYNC = [
-    *(Product(kind, 32, 64, 32, dtype, a) for kind in ("AB", "ABt", "AtB", "AtBt") for dtype in (tk.bf16, tk.fp32, tk.int8) for a in ("shared", "registers")),
+    *(
+        Product(kind, 32, 64, 32, dtype, a)
+        for kind in ("AB", "ABt", "AtB", "AtBt")
+        for dtype in (tk.bf16, tk.fp32, tk.int8)
+        for a in ("shared", "registers")
+    ),
     *(Product("ABt", 64, 32, 64, dtype, warps=1) for dtype in (tk.fp16, tk.fp8e4m3, tk.fp8e5m2, tk.bf16)),
-    Product("AB", 48, 80, 96, warps=2), Product("ABt", 16, 176, 48, warps=1), Product("ABt", 96, 48, 64, tk.fp8e4m3, warps=4), Product("AtB", 96, 48, 64),
-]  # fmt: skip
-INSTRUCTION = {tk.bf16: "f32.bf16.bf16", tk.fp16: "f32.f16.f16", tk.fp32: "f32.tf32.tf32", tk.fp8e4m3: "f32.e4m3.e4m3", tk.fp8e5m2: "f32.e5m2.e5m2",
-               tk.int8: "s32.s8.s8"}  # fmt: skip
+    Product("AB", 48, 80, 96, warps=2),
+    Product("ABt", 16, 176, 48, warps=1),
+    Product("ABt", 96, 48, 64, tk.fp8e4m3, warps=4),
+    Product("AtB", 96, 48, 64),
+]
+INSTRUCTION = {
+    tk.bf16: "f32.bf16.bf16",
+    tk.fp16: "f32.f16.f16",
+    tk.fp32: "f32.tf32.tf32",
+    tk.fp8e4m3: "f32.e4m3.e4m3",
+    tk.fp8e5m2: "f32.e5m2.e5m2",
+    tk.int8: "s32.s8.s8",
+}
+
+
+@tk.kernel
+@triton.jit
+def product_of_views(A, B, C, DTYPE: tl.constexpr):
+    """C = the right half of A (64×128 in shared memory) times the lower half of B (128×64), through views that keep swizzle atoms whole."""
+    a, b = tk.allocate(tk.st(DTYPE, 64, 128)), tk.allocate(tk.st(DTYPE, 128, 64))
+    tk.load_into(a, A, (0, 0))
+    tk.load_into(b, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    tk.store(C, tk.mm_AB(tk.subtile(a, 64, 64, 0, 1), tk.subtile(b, 64, 64, 1, 0)), (0, 0))
 
 
 @tk.kernel
@@ -309,8 +362,9 @@ def ring_gemm(A, B, C, COLS: tl.constexpr, STAGES: tl.constexpr, PER: tl.constex
     arrived, finished = tk.semaphores(STAGES), tk.semaphores(STAGES, arrivals=4 if PER == "warp" else 1)
     tk.specialize(
         ((ring_consumer, (A, C, a, b, c, arrived, finished, COLS, STAGES, PER)), (ring_producer, (A, B, a, b, arrived, finished, STAGES))),
-        warps=(4, 1), registers=REGISTERS,
-    )  # fmt: skip
+        warps=(4, 1),
+        registers=REGISTERS,
+    )
 
 
 @triton.jit
@@ -341,13 +395,17 @@ def conversation(X, Y):
 @tk.kernel
 @triton.jit
 def neighbours(Y, ROUNDS: tl.constexpr, PER: tl.constexpr):
-    """The blocks of a cluster wait for each other, ROUNDS times; Y gets each block's rank."""
-    sem = tk.semaphores(1, arrivals=4 if PER == "warp" else 1)
+    """The blocks of a cluster wait for each other, ROUNDS times; Y gets each block's rank.
+
+    Two semaphores take turns: a neighbour may be one round ahead, and on a single one it would complete the next phase before this block
+    has seen the last.
+    """
+    sem = tk.semaphores(2, arrivals=4 if PER == "warp" else 1)
     tk.cluster_sync()
     rank = tk.cluster_rank()
     for i in range(ROUNDS):
-        tk.arrive(sem[0], per=PER, cta=rank ^ 1)
-        tk.wait(sem[0], i % 2, scope="cluster")
+        tk.arrive(sem[i % 2], per=PER, cta=rank ^ 1)
+        tk.wait(sem[i % 2], i // 2 % 2, scope="cluster")
     tk.cluster_sync()
     tk.store(Y, tk.zero(tk.rv(tk.int32, 16)) + rank, (tk.block_index(),))
 
@@ -416,6 +474,9 @@ def tcgen05_product(A, B, C, KIND: tl.constexpr, M: tl.constexpr, N: tl.constexp
         left = tk.tensor_allocator(tk.tt(DTYPE, M, K))
         tk.store(left, tk.load(a))
         acc = multiply(left, b, acc, KIND)
+    elif HOW == "in flight":
+        acc = tk.mma_retire(tk.mma_AB(a, b, tk.mma_begin(acc), wait=False))
+        acc = tk.mma_wait(tk.mma_AB(a, b, acc, wait=False))
     elif HOW == "semaphore":
         acc = tk.mma_AB(a, b, acc, arrived=done[0])
         tk.wait(done[0], 0)

@@ -2,9 +2,9 @@
 
 Task t of `lengths[t]` iterations gives for every consumer c
 
-    Y[t·consumers + c] = Σ_i X[t, i] · S[t·consumers + c] + E[t, i] + X[t, i] · X[t, i−1]     (the last product only where pipelined, for i ≥ 1)
+    Y[t·consumers + c] = Σ_i X[t, i] · S[t·consumers + c] + E[t, i] + X[t, i] · X[t, i−1]
 
-with E the part of the second input tile that consumer c reads, where the layout has one.
+with E the part of the second input tile that consumer c reads, where the layout has one; the last product only where pipelined, for i ≥ 1.
 """
 
 import numpy as np
@@ -79,6 +79,19 @@ def _add_tile(ctx, acc, input, weights):
         part = tk.subtile(input.E, ctx.config.rows, ctx.config.cols, ctx.consumer % PARTS, 0)
         acc += tk.load(part, like=acc).to(tl.float32)
     return acc
+
+
+class SparseStream(Stream):
+    """Stores nothing for tasks without iterations: there consumers and producer need nothing of each other and may run apart."""
+
+    weighted: bool = False
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        if ctx.iterations > 0:
+            tk.store(staging.Y, state.acc)
+            tk.fence_async()
+            tk.store_async(ctx.globals.Y, staging.Y, (ctx.task * ctx.config.consumers + ctx.consumer, 0))
 
 
 class PipelinedStream(Stream):

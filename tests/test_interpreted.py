@@ -1,4 +1,6 @@
-"""Runs each file of tests/interpreted in a process of its own, in which Triton interprets kernels: the choice is made when triton is imported."""
+"""Runs each file of tests/interpreted in a process of its own, in which Triton interprets kernels: the choice is made when triton is
+imported.
+"""
 
 import os
 import pathlib

@@ -145,7 +145,8 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    with refused("Copy(consumer=2): no such knob; it has blocks_per_sm, consumer_registers, consumers, ordered, producer_registers, stages"):
+    known = "blocks_per_sm, consumer_registers, consumers, ordered, producer_registers, stages"
+    with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
         with refused(f"Copy({name}=None): no such knob"):
@@ -168,7 +169,8 @@ def test_registers_beyond_what_the_block_starts_with():
     """Otherwise the compiler drops the reallocation without a word, and the producer's registers are lost to the consumers."""
     with refused("Copy: registers over budget: (240, 240, 240, 32) a thread of 4 warpgroups are 96256 of 65536"):
         Copy(consumers=3, consumer_registers=240)
-    with refused("Copy: registers over budget: (160, 160, 24) a thread of 3 warpgroups are 44032 of 30720, what a block of 384 threads, 2 an SM, starts with"):
+    start = "what a block of 384 threads, 2 an SM, starts with"
+    with refused(f"Copy: registers over budget: (160, 160, 24) a thread of 3 warpgroups are 44032 of 30720, {start}"):
         Copy(consumers=2, consumer_registers=160, blocks_per_sm=2)
 
 
@@ -186,7 +188,10 @@ def test_default_registers_fit_and_waste_little(consumers, blocks):
 # ---------------------------------------------------------------- at compilation
 
 
-@pytest.mark.parametrize("stages, message", [(0, "a ring has 1 to 32 stages"), (15, "shared memory over budget: scratch 0 bytes, input 16384 bytes a stage, finish 8192")])
+BILL = "shared memory over budget: scratch 0 bytes, input 16384 bytes a stage, finish 8192"
+
+
+@pytest.mark.parametrize("stages, message", [(0, "a ring has 1 to 32 stages"), (15, BILL)])
 def test_impossible_stages(stages, message):
     with refused(f"Copy(stages={stages}): {message}"):
         Copy(stages=stages).compile(*tensors())
@@ -200,7 +205,8 @@ def test_one_stage_of_a_pipelined_template():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120a"])
 def test_architectures_without_the_hardware(arch):
-    message = f"Copy (TMA, warp roles) needs sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre); this kernel is compiled for {arch.rstrip('a')}"
+    have = "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)"
+    message = f"Copy (TMA, warp roles) needs {have}; this kernel is compiled for {arch.rstrip('a')}"
     with refused(message, tk.ArchitectureError):
         Copy().compile(*tensors(), arch=arch)
     with refused(message, tk.ArchitectureError):  # not its shared memory, which is smaller there
@@ -385,21 +391,24 @@ class Applied(Copy):
 
 
 def test_knobs_are_part_of_the_key():
-    keys = [
-        Applied(epilogue=_square), Applied(epilogue=_cube), Applied(), Applied(stages=2), Applied(consumers=2), Applied(tile=tk.st(tk.bf16, 32, 64)), Copy(),
-    ]
-    assert len({t.cache_key for t in keys}) == len(keys) and len(set(keys)) == len(keys)
+    knobs = [dict(epilogue=_square), dict(epilogue=_cube), dict(), dict(stages=2), dict(consumers=2), dict(tile=tk.st(tk.bf16, 32, 64))]
+    templates = [Copy(), *(Applied(**k) for k in knobs)]
+    assert len({t.cache_key for t in templates}) == len(set(templates)) == len(templates)
     assert Applied(epilogue=_square) == Applied(epilogue=_square) and hash(Copy()) == hash(Copy())
-    assert _square.cache_key != _cube.cache_key and Applied(epilogue=_cube).compile(*tensors()).asm["cubin"] != Applied(epilogue=_square).compile(*tensors()).asm["cubin"]
+
+
+def test_a_hook_may_call_a_knob():
+    square, cube = (Applied(epilogue=f).compile(*tensors()) for f in (_square, _cube))
+    assert square.asm["cubin"] != cube.asm["cubin"]
 
 
 # ---------------------------------------------------------------- the interpreter
 
 
 def test_templates_do_not_run_in_the_interpreter():
-    program = "import tests.streaming as s; s.Stream()"
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-                          capture_output=True, text=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", "import tests.streaming as s; s.Stream()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "do not run in Triton's interpreter (TRITON_INTERPRET=1)" in last, done.stderr

@@ -1,19 +1,20 @@
-"""The load / compute / finish engine on a GPU: every shape of its ring, with tasks of any length. Arithmetic is exact, so results are compared bit by bit.
+"""The load / compute / finish engine on a GPU: every shape of its ring, with tasks of any length.
 
-All launches are in debug mode, where a wait of more than two seconds traps: a deadlock fails, it does not hang.
+Arithmetic is exact, so results are compared bit by bit. All launches are in debug mode unless said otherwise: a wait of more than two
+seconds traps, so that a deadlock fails and does not hang.
 """
 
 import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.streaming import PipelinedStream, Stream, operands, reference
+from tests.streaming import PipelinedStream, SparseStream, Stream, operands, reference
 from tests.util import poison
 
 pytestmark = pytest.mark.gpu
 
 MARGIN = 16  # elements around the output that nothing may write to
-CUT = (5, 4)  # rows and columns of the last tiles that lie outside the output
+CUT = (5, 8)  # rows and columns of the last tiles that lie outside the output; TMA stores end at multiples of 16 bytes
 LENGTHS = (0, 1, 2, 3, 17)
 
 # Knobs → (stages, safe stages): where the two are equal, the results have memory of their own.
@@ -113,6 +114,21 @@ def test_tasks_of_one_length(cls, length, rng):
         expected = reference(template, *tensors)
         check(template, tensors, expected, tasks, 2)
         check(template, tensors, expected, tasks, 2, debug=False)
+
+
+@pytest.mark.parametrize("knobs", [dict(consumers=2), dict(consumers=2, stages=14), dict(consumers=3, extra=128, stages=4)])
+def test_runs_of_empty_tasks_that_store_nothing(knobs, rng):
+    """Nothing but the phases keeps producer and consumers together there."""
+    template = SparseStream(**knobs)
+    tasks = 600
+    lengths = [int(rng.choice([1, 2, 5])) if rng.random() < 0.05 else 0 for _ in range(tasks)]
+    tensors = operands(template, lengths, rng, "cuda")
+    expected = reference(template, *tensors)[: tasks * template.consumers * template.rows - CUT[0], : -CUT[1]]
+    stored = torch.tensor(lengths).repeat_interleave(template.consumers * template.rows)[: len(expected)] > 0
+    for blocks in (1, 3):
+        y, _ = run(template, tensors, tasks, blocks)
+        y = y.cpu()
+        assert torch.equal(y[stored], expected[stored]) and torch.isnan(y[~stored]).all(), f"blocks={blocks}"
 
 
 def test_no_tasks(rng):

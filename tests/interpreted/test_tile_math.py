@@ -9,8 +9,16 @@ import tritonkittens.lang as tk
 
 from ..cases_tile_math import FP8, GROUPS, SHAPES, arguments, check, inputs_of, kernel_of
 
-COMBINATIONS = [(name, dtype, shape) for name, group in GROUPS.items() for dtype in group.dtypes
-                for shape in ([(16, 32), (48, 96)] if dtype in FP8 else SHAPES if dtype == group.dtypes[0] else SHAPES[:3:2])]
+
+def shapes_of(name, dtype):
+    if dtype in FP8:
+        return (16, 32), (48, 96)
+    if name == "reductions":  # the interpreter multiplies up element by element
+        return (16, 16), (32, 48)
+    return SHAPES if dtype == GROUPS[name].dtypes[0] else (SHAPES[0], SHAPES[2])
+
+
+COMBINATIONS = [(name, dtype, shape) for name, group in GROUPS.items() for dtype in group.dtypes for shape in shapes_of(name, dtype)]
 
 
 def run(rng, name, dtype, shape, **offsets):
@@ -24,18 +32,24 @@ def test_values(rng, name, dtype, shape):
     run(rng, name, dtype, shape)
 
 
-extents = st.integers(1, 7).map(lambda n: 16 * n)
+extents = st.integers(1, 5).map(lambda n: 16 * n)
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=60, deadline=None)
-@given(name=st.sampled_from(["vector", "reductions", "scans", "softmax", "special", "binary"]), which=st.integers(0, 9), rows=extents, cols=extents, seed=seeds)
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(["vector", "scans", "softmax", "special", "binary", "exact"]),
+    which=st.integers(0, 9),
+    rows=extents,
+    cols=extents,
+    seed=seeds,
+)
 def test_random_shapes(name, which, rows, cols, seed):
     dtypes = GROUPS[name].dtypes
     run(np.random.default_rng(seed), name, dtypes[which % len(dtypes)], (rows, cols))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(which=st.integers(0, 3), rows=extents, cols=extents, seed=seeds, a=st.integers(-40, 200), b=st.integers(-40, 200))
 def test_masks_at_random_offsets(which, rows, cols, seed, a, b):
     """Offsets before, inside and past the tile: torch.where, tril and triu say what stays."""

@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import triton.language as tl
 from triton.compiler.errors import CompilationError
@@ -36,7 +36,8 @@ __all__ = [
     "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash", "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
 
 
@@ -144,7 +145,7 @@ class Trace:
             raise TileError(f"{name}: works on explicit tiles only; put @tk.kernel over the @triton.jit function")
 
 
-def op(fn: F) -> F:
+def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     """Make a trace-time Python function `fn(trace, …)` callable from kernels."""
 
     @functools.wraps(fn)

@@ -1,5 +1,6 @@
-"""Narrow floats under Triton's interpreter, which holds bf16 and fp8 as bit patterns: it computes with the patterns, truncates where hardware rounds, and
-fills with unconverted numbers. torch has the conversions right."""
+"""Narrow floats under Triton's interpreter, which holds bf16 and fp8 as bit patterns: it computes with the patterns, truncates where
+hardware rounds, and fills with unconverted numbers. torch has the conversions right.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,7 +51,9 @@ def cast(x: Any, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> An
 
 
 def in_fp32(t: Any, fn: Callable[..., Any], narrow: bool = True) -> Callable[..., Any]:
-    """`fn` for operands that the interpreter cannot compute with: in fp32, the result rounded to their type if `narrow`. The same function anywhere else."""
+    """`fn` for operands that the interpreter cannot compute with: in fp32, the result rounded to their type if `narrow`. The same function
+    anywhere else.
+    """
     if not t.interpreted:
         return fn
 

@@ -1,4 +1,5 @@
-"""What one thread block may use, and the itemised bill of what a kernel asks for. Filled while a kernel is traced, checked before it is launched."""
+"""What one thread block may use, and the itemised bill of what a kernel asks for. Filled while a kernel is traced, checked before it is
+launched."""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +11,8 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
 
 KIB = 1024
-# Bytes of shared memory a block may use ("opt-in" maximum). CUDA C++ Programming Guide, table "Technical specifications per compute capability".
+# Bytes of shared memory a block may use ("opt-in" maximum). CUDA C++ Programming Guide, table "Technical specifications per compute
+# capability".
 SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
 REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
 WARP = 32
@@ -24,6 +26,7 @@ class Bill:
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
     copied: int = 0
+    reads_shared: bool = False  # has any thread read shared memory by itself (ld.shared, ldmatrix)?
     load_bytes: dict[str, int] = field(default_factory=dict)
 
     def charge_shared(self, what: str, nbytes: int) -> None:
@@ -66,8 +69,8 @@ def bill() -> Bill:
 def check_registers(warps: tuple[int, ...], registers: tuple[int, ...]) -> None:
     """Refuse role sizes that do not fit the register file.
 
-    `warps` are the warps of each role, `registers` the registers a thread asks for, the first role being the kernel's own. Hardware hands registers to
-    whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA, `setmaxnreg` (24 … 256, multiples of 8).
+    `warps` are the warps of each role, `registers` the registers a thread asks for, the first role being the kernel's own. Hardware hands
+    registers to whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA, `setmaxnreg` (24 … 256, multiples of 8).
     """
     for w, r in zip(warps, registers, strict=True):
         if r % 8 or not 24 <= r <= 256:

@@ -32,8 +32,9 @@ def _print_once(LABEL: tl.constexpr, x, thread):
 def print(t: Trace, label: Any, x: Any) -> Any:
     """Print a tile, vector or scalar with a label when the kernel runs: `tk.print("row maximum", m)`.
 
-    A scalar is printed once a role, a tile by every thread for the elements it holds (with their indices in the tile's power-of-two piece, which the label
-    names where there are several). A shared or tensor-memory tile is loaded first, by the whole role. The output appears when the stream is synchronised.
+    A scalar is printed once a role, a tile by every thread for the elements it holds (with their indices in the tile's power-of-two piece,
+    which the label names where there are several). A shared or tensor-memory tile is loaded first, by the whole role. The output appears
+    when the stream is synchronised.
     """
     label = unwrap(label)
     if not isinstance(label, str) or not label or not (label.isascii() and label.isprintable()):
@@ -59,15 +60,17 @@ def _now():
 
 @op
 def mark(t: Trace, g: Any, index: Any, label: Any = 0) -> Any:
-    """Write a record of this moment as row `index` of a global layout of shape (records, 4), int64: nanoseconds of the GPU's clock (%globaltimer, about a
-    microsecond fine), multiprocessor, warp in the block, and `label`, an integer. One thread of the role writes; rows outside are dropped.
+    """Write a record of this moment as row `index` of a global layout of shape (records, 4), int64: nanoseconds of the GPU's clock
+    (%globaltimer, about a microsecond fine), multiprocessor, warp in the block, and `label`, an integer. One thread of the role writes;
+    rows outside are dropped.
 
     `tk.timeline(tensor)` reads the records on the host.
     """
     t.require_explicit("mark")
     check_global(g, "mark")
     if rank_of(g) != 2 or g.pointer.dtype.element_ty != tl.int64:
-        raise TileError(f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of {g.pointer.dtype.element_ty}")
+        raise TileError(f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of "
+                        f"{g.pointer.dtype.element_ty}")
     index, stride = t.scalar(index), strides_of(g)
     row = t.method(g.pointer, "__add__", t.method(t.method(index, "to", tl.int64), "__mul__", stride[0]))
     inside = t.method(t.method(index, "__ge__", 0), "__and__", t.method(index, "__lt__", extents_of(g)[0]))
@@ -84,7 +87,7 @@ class Event(NamedTuple):
     multiprocessor: int
     warp: int
     label: int | str
-    index: int
+    row: int
 
 
 def timeline(buffer: torch.Tensor, labels: Sequence[str] = ()) -> list[Event]:
@@ -96,7 +99,8 @@ def timeline(buffer: torch.Tensor, labels: Sequence[str] = ()) -> list[Event]:
         raise TileError(f"timeline of shape {tuple(buffer.shape)}, {buffer.dtype}: needs (records, {MARK_WORDS}) of torch.int64")
     rows = sorted((*row, i) for i, row in enumerate(buffer.tolist()) if row[0] > 0)
     start = rows[0][0] if rows else 0
-    return [Event(time - start, place, warp, labels[label] if 0 <= label < len(labels) else label, i) for time, place, warp, label, i in rows]
+    names = dict(enumerate(labels))
+    return [Event(time - start, place, warp, names.get(label, label), i) for time, place, warp, label, i in rows]
 
 
 __all__ = ["Event", "mark", "print", "timeline"]

@@ -18,9 +18,11 @@ PIECE = 16  # bytes that one thread moves at once
 
 
 class GlobalLayout(NamedTuple):
-    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry them.
+    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry
+    them.
 
-    A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an edge.
+    A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
+    edge.
     """
 
     maps: tuple
@@ -51,9 +53,9 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str) -> tuple[TensorM
 class gl:
     """A tensor for an explicit kernel: `tk.gl(x, tk.st(tk.bf16, 64, 128))`.
 
-    `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where a tile type is
-    given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides will do (register access).
-    `fill` is what a load past the edge reads: "zero" or "nan".
+    `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where
+    a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
+    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan".
     """
 
     __slots__ = ("fill", "specs", "tensor", "tiles")
@@ -84,7 +86,8 @@ def extents_of(g: Any) -> list[Any]:
 
 
 def strides_of(g: Any) -> list[Any]:
-    """Strides of a global layout inside a kernel, in elements: run-time values, the last one 1 where it is known when the kernel is compiled."""
+    """Strides of a global layout inside a kernel, in elements: run-time values, the last one 1 where it is known when the kernel is
+    compiled."""
     strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
     if len(g.maps) or unwrap(strides[-1]) is None:
         strides[-1] = 1
@@ -92,7 +95,8 @@ def strides_of(g: Any) -> list[Any]:
 
 
 def is_even(g: Any) -> bool:
-    """Is it known that `is_aligned` and that the columns are a multiple of 16 bytes as well, so that no 16-byte piece of a row crosses an edge?"""
+    """Is it known that `is_aligned` and that the columns are a multiple of 16 bytes as well, so that no 16-byte piece of a row crosses
+    an edge?"""
     return unwrap(getattr(g, "even", ())) is None
 
 

@@ -12,7 +12,15 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from tritonkittens.inline_ptx.extern import link_options
-from tritonkittens.lang._backend import ARCHITECTURES, GluonASTSource, GluonJITFunction, InterpretedFunction, JITFunction, library_hash, reraise
+from tritonkittens.lang._backend import (
+    ARCHITECTURES,
+    GluonASTSource,
+    GluonJITFunction,
+    InterpretedFunction,
+    JITFunction,
+    library_hash,
+    reraise,
+)
 from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import ArchitectureError, TileError
@@ -20,7 +28,7 @@ from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Launcher, capability, check_tensor_map
-from tritonkittens.launch.arguments import ArgType, argument_types, leaves
+from tritonkittens.launch.arguments import ArgType, argument_types
 
 ALIGNED = [["tt.divisibility", 16]]  # Triton's attribute of a pointer whose address is a multiple of 16
 OPTIONS = {"num_warps", "debug", "maxnreg", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
@@ -39,30 +47,28 @@ def target_number(arch: str | int) -> int:
 class Kernel:
     """An explicit-tile kernel.
 
-    `kernel[grid](*args, num_warps=4, debug=False)` launches it; `kernel.compile(*args, arch="sm_90a")` compiles it for an architecture without a GPU, where
-    tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples of these; parameters annotated
-    `tk.constexpr` take any hashable constant.
+    `kernel[grid](*args, num_warps=4, debug=False)` launches it; `kernel.compile(*args, arch="sm_90a")` compiles it for an architecture
+    without a GPU, where tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples
+    of these; parameters annotated `tk.constexpr` take any hashable constant.
 
-    Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say who waited; `maxnreg`;
-    `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of
-    it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the same time.
+    Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say
+    who waited; `maxnreg`; `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`, the kernel
+    may start before the one queued ahead of it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the same time.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
+        self.name: str = getattr(fn, "__name__", str(fn))
         if isinstance(fn, InterpretedFunction):  # refused when it is used: a module that defines explicit kernels can be imported
-            self.name = fn.fn.__name__
-            functools.update_wrapper(self, fn.fn, updated=())
             return
         if not isinstance(fn, JITFunction):
             raise TileError(f"@tk.kernel {getattr(fn, '__name__', fn)!r}: put it over an @triton.jit function")
         self.jit = GluonJITFunction(fn.fn)
         self.num_warps = num_warps
-        self.name: str = fn.fn.__name__
         self.parameters = self.jit.params
         self.constants = [i for i, p in enumerate(self.parameters) if p.is_constexpr]
         self.runtime = [i for i, p in enumerate(self.parameters) if not p.is_constexpr]
         self.launcher = Launcher(self._compile_for_launch, name=self.name, arg_names=[self.parameters[i].name for i in self.runtime])
-        functools.update_wrapper(self, fn.fn, updated=())
+        functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.launch, grid)
@@ -76,11 +82,9 @@ class Kernel:
         """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
         runtime, constants, options = self._bind(args, kwargs)
         names = [self.parameters[i].name for i in self.runtime]
-        prepared = [prepare(a) for a in runtime]
-        for name, argument in leaves(prepared, names):
-            if isinstance(argument, GlobalArg):
-                check_descriptors(argument, name)
-        types = argument_types(prepared, names)
+        for name, argument in zip(names, runtime, strict=True):
+            check_descriptors(argument, name)
+        types = argument_types([prepare(a) for a in runtime], names)
         return self._compile((constants, options), types, target_number(arch))
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
@@ -89,7 +93,8 @@ class Kernel:
         options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS and k not in self.jit.signature.parameters}
         cluster = options.get("cluster_size", 1)
         if cluster not in CLUSTER_SIZES:
-            raise TileError(f"{self.name}(cluster_size={cluster!r}): a cluster has {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks")
+            raise TileError(f"{self.name}(cluster_size={cluster!r}): a cluster has {', '.join(map(str, CLUSTER_SIZES[:-1]))} or "
+                            f"{CLUSTER_SIZES[-1]} blocks")
         try:
             bound = self.jit.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -101,7 +106,7 @@ class Kernel:
             raise TileError(f"{self.name}(debug={options['debug']!r}): must be False, True or {REPORT!r}")
         return [values[i] for i in self.runtime], constants, tuple(sorted(options.items()))
 
-    def _compile_for_launch(self, key: tuple, types: tuple, device: int) -> Any:
+    def _compile_for_launch(self, key: Any, types: tuple, device: int) -> Any:
         major, minor = capability(device)
         return self._compile(key, types, major * 10 + minor)
 
@@ -116,14 +121,16 @@ class Kernel:
         for i, parameter in enumerate(self.parameters):
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
-            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for sm_{arch}")
+            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for "
+                                    f"sm_{arch}")
         source = GluonASTSource(self.jit, signature, constexprs, attributes)
         # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
         overflow = dict(options).get("debug") == REPORT
         settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
         cluster = settings.pop("cluster_size", 1)
         if cluster > 1 and not 90 <= arch < 120:
-            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is compiled for sm_{arch}")
+            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is "
+                                    f"compiled for sm_{arch}")
         try:
             with billing(arch) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
@@ -133,9 +140,11 @@ class Kernel:
         limit = SHARED_LIMIT.get(arch, 0)
         if compiled.metadata.shared > limit:
             items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
-            raise TileError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: {items or 'see inspect'}; "
+            raise TileError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: "
+                            f"{items or 'see inspect'}; "
                             "the rest is scratch of the compiler for layout conversions")
-        # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the cluster
+        # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the
+        # cluster
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled
 
@@ -159,8 +168,10 @@ def _signature(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: d
     return type(kind)(*nested) if hasattr(kind, "_fields") else nested
 
 
-_ELEMENT = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32, "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "i8": tl.int8, "u8": tl.uint8, "i32": tl.int32,
-            "i64": tl.int64}
+_ELEMENT = {
+    "bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32, "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "i8": tl.int8,
+    "u8": tl.uint8, "i32": tl.int32, "i64": tl.int64,
+}
 
 
 def _descriptor(element: str, spec: Any) -> str:
@@ -168,16 +179,21 @@ def _descriptor(element: str, spec: Any) -> str:
     return f"tensordesc<{element}[{','.join(map(str, spec.box))}],{layout!r}>"
 
 
-def check_descriptors(argument: GlobalArg, name: str) -> None:
+def check_descriptors(argument: Any, name: str) -> None:
     """Refuse, without a GPU, a tensor that TMA cannot address; the message names the argument. Raises ValueError or TypeError."""
-    tensor = argument.tensor
-    address = None if tensor.is_meta else tensor.data_ptr()
-    for spec in argument.specs:
-        check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, address, spec, name, tensor.dtype)
+    if isinstance(argument, (gl, GlobalArg)):
+        tensor = argument.tensor
+        address = None if tensor.is_meta else tensor.data_ptr()
+        for spec in argument.specs:
+            check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, address, spec, name, tensor.dtype)
+    elif isinstance(argument, tuple):
+        for i, item in enumerate(argument):
+            check_descriptors(item, f"{name}[{i}]")
 
 
 def prepare(argument: Any) -> Any:
-    """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has no descriptor."""
+    """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has
+    no descriptor."""
     if isinstance(argument, gl):
         tensor = argument.tensor
         even: Any = None if even_rows(tensor) else ()

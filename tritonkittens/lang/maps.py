@@ -1,7 +1,7 @@
 """Element-wise operations on register tiles and vectors: fills, maps of one, two and three operands, casts.
 
-Everything here works in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any extents. Transcendental
-functions are computed in fp32 and returned in the operand's type.
+Everything here works in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any extents.
+Transcendental functions are computed in fp32 and returned in the operand's type.
 """
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callabl
 
     operation.__name__ = operation.__qualname__ = name
     takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
-    operation.__doc__ = f"{meaning}, element by element.\n\n`x` is {takes}, a vector or a scalar, of any extents; the result has its shape and dtype."
+    operation.__doc__ = (f"{meaning}, element by element.\n\n"
+                         f"`x` is {takes}, a vector or a scalar, of any extents; the result has its shape and dtype.")
     return op(operation)
 
 
@@ -131,10 +132,11 @@ def copy(t: Trace, x: Any) -> Any:
 
 @op
 def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
-    """Element-wise conversion of a tile, vector or scalar to `dtype`.
+    """Element-wise conversion of a tile, vector or scalar `x` to `dtype`.
 
-    `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range become its largest
-    finite value (e4m3 448, e5m2 57344): PTX ISA, cvt with .satfinite. Floats become integers toward zero. Raises `TileError` for another rounding.
+    `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range
+    become its largest finite value (e4m3 448, e5m2 57344): PTX ISA, cvt with .satfinite. Floats become integers toward zero. Raises
+    `TileError` for another rounding.
     """
     dtype, rounding = unwrap(dtype), unwrap(rounding)
     if rounding not in (None, "rtne", "rtz"):
@@ -207,7 +209,9 @@ def _fma(a, b, c):
 
 
 def keep_type(t: Trace, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in the tile's type."""
+    """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in
+    the tile's type.
+    """
 
     def computed(*operands: Any) -> Any:
         out = fn(*operands)
@@ -225,8 +229,10 @@ def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
         return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y: t.call(fn, x, y))), a, b)
 
     binary.__name__ = binary.__qualname__ = name
-    binary.__doc__ = (f"{meaning}, element by element.\n\n`a` and `b` are tiles or vectors of one shape, or one of them a scalar,\nwhich takes the tile's element type; two "
-                      "types of tiles are promoted as Triton does. Raises `TileError` where shapes differ or elements are fp8.")
+    binary.__doc__ = (
+        f"{meaning}, element by element.\n\n"
+        "`a` and `b` are tiles or vectors of one shape, or one of them a scalar, which takes the tile's element type; two types of tiles\n"
+        "are promoted as Triton does. Raises `TileError` where shapes differ or elements are fp8.")
     return op(binary)
 
 

@@ -1,7 +1,8 @@
 """Masks of register tiles. Every mask writes its result: elements outside the kept region become `fill`.
 
-`row` and `col` are the global coordinates of the tile's first element, in elements. Tiles are of any extents and element type; the result has the tile's.
-`fill` is a number or a run-time scalar; a number that the element type cannot hold (−∞ in an int32 or e4m3 tile) raises `TileError`.
+`row` and `col` are the global coordinates of the tile's first element, in elements. Tiles are of any extents and element type; the result
+has the tile's. `fill` is a number or a run-time scalar; a number that the element type cannot hold (−∞ in an int32 or e4m3 tile) raises
+`TileError`.
 """
 from __future__ import annotations
 
@@ -83,17 +84,22 @@ def _mask(t: Trace, name: str, x: Any, keep: Any, fill: Any, row: Any, col: Any,
     return _fill(t, name, x, [t.call(keep, r, c, a, b) for r, c in zip(rows, cols, strict=True)], fill)
 
 
+_ORIGIN = """
+
+`row` and `col` are the global coordinates of the tile's first element, in elements. Returns a tile of the shape and dtype of `x`."""
+
+
 def _causal(name: str, keep: Any, text: str) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
         return _mask(t, name, x, keep, fill, row, col)
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = text
+    operation.__doc__ = text + _ORIGIN
     return op(operation)
 
 
-make_causal = _causal("make_causal", _keep_lower, "Keep col ≤ row (global coordinates); the rest becomes `fill`, −∞ by default.")
-make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row, the causal mask of a transposed score tile; the rest becomes `fill`.")
+make_causal = _causal("make_causal", _keep_lower, "Keep col ≤ row of a tile `x`; the rest becomes `fill`, −∞ by default.")
+make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row of a tile `x`; the rest becomes `fill`, −∞ by default.")
 
 
 @op

@@ -1,7 +1,7 @@
 """Moving tiles: registers ↔ global memory, registers ↔ shared memory, cp.async, and TMA between global and shared memory.
 
-Coordinates are in units of the tile that moves, one per dimension of the tensor; leading dimensions (batch, depth) count single steps. One name serves
-every depth: `load`, `store`, `load_async`, `store_async` look at where their operands live.
+Coordinates are in units of the tile that moves, one per dimension of the tensor; leading dimensions (batch, depth) count single steps. One
+name serves every depth: `load`, `store`, `load_async`, `store_async` look at where their operands live.
 """
 from __future__ import annotations
 
@@ -144,8 +144,16 @@ def _register_type(what: Any, name: str) -> TileType:
     if isinstance(what, st):
         return rt(what.dtype, what.rows, what.cols, "memory")
     if not isinstance(what, TileType) or isinstance(what, (sv, tt)):
-        raise TileError(f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got {what!r}")
+        raise TileError(f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got "
+                        f"{what!r}")
     return what
+
+
+def _fill(fill: Any, dtype: Any, name: str) -> Any:
+    if not isinstance(fill, (bool, int, float, tl.tensor)):
+        raise TileError(f"{name}(fill={fill!r}): must be a number or a scalar")
+    fill = constant(fill, dtype, f"{name}(fill=…)")
+    return float(fill) if dtype.is_floating() and not isinstance(fill, tl.tensor) else fill
 
 
 def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any = None, name: str = "load") -> Any:
@@ -155,7 +163,7 @@ def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any =
     if len(spec.shape) > rank_of(g):
         raise TileError(f"{name} of {spec!r} from a tensor of one dimension: load a vector (tk.rv)")
     frame = make(t, spec, 0)
-    fill = constant(fill, spec.dtype, f"{name}(fill=…)")
+    fill = _fill(fill, spec.dtype, name)
     loader = gl.load if t.explicit else "load"
     return assemble(axes_of(frame), [t.call(loader, p, mask, fill) for p, mask in _access(t, g, frame, coord, rows)])
 
@@ -164,9 +172,11 @@ def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any =
 def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None) -> Any:
     """A register tile from where it lives.
 
-    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory") or `like` (another register tile) says how registers hold it;
+    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory") or `like` (another register tile) says how registers hold
+      it;
     - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;
-    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`; also vectors.
+    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`;
+      also vectors.
     """
     if isinstance(src, shared):
         return load_shared(t, src, unwrap(layout), unwrap(like))
@@ -180,10 +190,11 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
 
 @op
 def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
-    """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not written).
+    """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
+    written).
 
-    The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call `fence_async`.
-    A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
+    The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call
+    `fence_async`. A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
     """
     if isinstance(dst, shared):
         return store_shared(t, dst, value)
@@ -193,7 +204,8 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
     if isinstance(value, shared):
         value = load_shared(t, value, "memory", None)
     if not 1 <= len(shape_of(value)) <= rank_of(dst):
-        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {rank_of(dst)} dimensions: needs a tile or vector of no more dimensions")
+        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {rank_of(dst)} dimensions: needs a tile or vector of no "
+                        f"more dimensions")
     coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}")
     storer = gl.store if t.explicit else "store"
     for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
@@ -203,7 +215,8 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
 
 @op
 def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
-    """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read `fill`.
+    """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read
+    `fill`.
 
     `sync` before other threads read it; `fence_async` before that where TMA or a tensor core will read it.
     """
@@ -219,7 +232,7 @@ def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
 
 
 def _load_into(t: Trace, dst: shared, src: Any, coord: list[Any], fill: Any, what: str) -> None:
-    frame, fill = _frame(t, dst), constant(fill, dst.dtype, f"{what}, fill")
+    frame, fill = _frame(t, dst), _fill(fill, dst.dtype, what)
     store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))
 
 
@@ -234,7 +247,8 @@ def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...]
     col = unwrap(col)
     col = list(col) if isinstance(col, (tuple, list, tl.tuple)) else [col]
     if len(col) != rank_of(g) - 1:
-        raise TileError(f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for each other dimension")
+        raise TileError(f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for each "
+                        f"other dimension")
     return [*col[:-1], 0, col[-1]]
 
 
@@ -242,8 +256,8 @@ def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...]
 def gather_rows(t: Trace, src: Any, what: Any, rows: Any, col: Any = 0, fill: Any = 0.0) -> Any:
     """A register tile of type `what` (rt) whose row i is row `rows[i]` of a global layout; rows and columns outside the tensor read `fill`.
 
-    `rows` is an integer vector of one number per row; `col` the coordinate along columns, in tiles: a tuple with the leading coordinates where the tensor
-    has more than two dimensions.
+    `rows` is an integer vector of one number per row; `col` the coordinate along columns, in tiles: a tuple with the leading coordinates
+    where the tensor has more than two dimensions.
     """
     check_global(src, "gather_rows")
     spec = _register_type(what, "gather_rows")
@@ -255,7 +269,8 @@ def gather_rows(t: Trace, src: Any, what: Any, rows: Any, col: Any = 0, fill: An
 
 @op
 def scatter_rows(t: Trace, dst: Any, value: Any, rows: Any, col: Any = 0) -> Any:
-    """Store row i of a register tile as row `rows[i]` of a global layout (rows and columns outside the tensor are not written); see `gather_rows`.
+    """Store row i of a register tile as row `rows[i]` of a global layout (rows and columns outside the tensor are not written); see
+    `gather_rows`.
 
     Where two rows have the same number, one of them stays, no one knows which.
     """
@@ -269,7 +284,8 @@ def scatter_rows(t: Trace, dst: Any, value: Any, rows: Any, col: Any = 0) -> Any
 
 @op
 def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
-    """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched. sm_80 or newer.
+    """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched.
+    sm_80 or newer.
 
     One request for each 128-byte line of a row; for each element where the columns are not contiguous. Source: PTX ISA, prefetch.
     """
@@ -291,7 +307,8 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     for r0, height in _starts(rows):
         like = t.full((height, requests), 0, tl.int32, memory_layout(t, height, requests, BULK))
         first = _start(t, coord[-2], rows) if len(what.shape) == 2 else t.scalar(0)
-        row = t.call(_clamp, t.method(t.method(t.arange(height, 0, like), "__add__", r0), "__add__", first), extents[-2] if len(what.shape) == 2 else 1)
+        row = t.method(t.method(t.arange(height, 0, like), "__add__", r0), "__add__", first)
+        row = t.call(_clamp, row, extents[-2] if len(what.shape) == 2 else 1)
         col = t.call(_clamp, t.method(t.arange(requests, 1, like), "__mul__", step), cols)
         col = t.call(_clamp, t.method(col, "__add__", _start(t, coord[-1], cols)), extents[-1])
         row_stride = strides[-2] if len(what.shape) == 2 else 0
@@ -354,20 +371,21 @@ def _policy(cache_policy: Any, name: str) -> Any:
 def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, cache_policy: Any = None) -> Any:
     """Start copying a tile from global to shared memory, without waiting.
 
-    With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by all threads of
-    the role: `load_async_wait` waits for it (element types of less than 4 bytes go through registers where the columns of the tensor are not contiguous or
-    not a multiple of 16 bytes). Coordinates in tiles, one per dimension. `cache_policy` says how L2 treats the lines ("evict_first",
-    "evict_last", "evict_normal"; TMA only). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
+    With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by
+    all threads of the role: `load_async_wait` waits for it (element types of less than 4 bytes go through registers where the columns of
+    the tensor are not contiguous or not a multiple of 16 bytes). Coordinates in tiles, one per dimension. `cache_policy` says how L2
+    treats the lines ("evict_first", "evict_last", "evict_normal"; TMA only). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_async: the destination must be a shared tile or vector, got {dst!r}")
     policy = _policy(cache_policy, "load_async")
     if arrived is None or unwrap(arrived) is None:
         if policy is not None:
-            raise TileError(f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy here; give a semaphore")
+            raise TileError(f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy here; "
+                            f"give a semaphore")
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
-        raise TileError(f"load_async(arrived={arrived!r}): needs a semaphore")
+        raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
     for m, place, view in _tma_copies(t, src, dst, coord, "load_async"):
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     bill().copied += dst.nbytes
@@ -409,9 +427,10 @@ def _store_tma(t: Trace, what: str, fn: Any, dst: Any, src: Any, coord: Any, **o
 
 @op
 def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = None) -> Any:
-    """Start copying a shared tile to global memory by TMA (committed as a group); elements outside the tensor are not written.
+    """Start copying a shared tile to global memory by TMA (committed as a group); what lies outside the tensor is not written.
 
-    Written to by registers before? `fence_async` first. Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
+    TMA writes whole pieces of 16 bytes: the innermost extent should be a multiple of 16 bytes, or the rest of the last piece, which lies between the row's end
+    and the next row, is overwritten (seen on the H200; loads end exactly). Written to by registers before? `fence_async` first. Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
     """
     _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=_policy(cache_policy, "store_async"))
 
@@ -461,34 +480,39 @@ def _bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) ->
     t.require(f"{name} (cp.async.bulk)", *HOPPER_AND_BLACKWELL)
     if not isinstance(vector, shared) or len(vector.axes) != 1:
         have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
-        raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: use load_async and store_async")
+        raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: "
+                        f"use load_async and store_async")
     if vector.stages is not None:
         raise TileError(f"{name} of a ring of {vector.spec!r}: take a slot first, ring[slot]")
     pointer = pointer.pointer if hasattr(pointer, "pointer") else pointer
     if not isinstance(pointer, tl.tensor) or not pointer.dtype.is_ptr():
-        raise TileError(f"{name}: {pointer!r} is no pointer; pass a tensor to the kernel, or a global layout")
+        raise TileError(f"{name}: {unwrap(pointer)!r} is no pointer; pass a tensor to the kernel, or a global layout")
     nbytes = unwrap(nbytes)
     if nbytes is None:
         nbytes = vector.nbytes
     if isinstance(nbytes, int) and (not 0 < nbytes <= vector.nbytes or nbytes % BULK):
-        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its {vector.nbytes} bytes")
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its "
+                        f"{vector.nbytes} bytes")
     if len(vector.pieces) > 1 and nbytes != vector.nbytes:
-        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole ({vector.nbytes} bytes)")
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole "
+                        f"({vector.nbytes} bytes)")
     if len(vector.pieces) == 1:
         return [(vector.pieces[0], pointer, nbytes)]
     size, scale = itemsize(vector.dtype), itemsize(pointer.dtype.element_ty)
-    return [(p, t.method(pointer, "__add__", start * size // scale), n * size) for p, (start, n) in zip(vector.pieces, _starts(vector.shape[0]), strict=True)]
+    places = zip(vector.pieces, _starts(vector.shape[0]), strict=True)
+    return [(p, t.method(pointer, "__add__", start * size // scale), n * size) for p, (start, n) in places]
 
 
 @op
 def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any = None) -> Any:
-    """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`, which must expect them.
+    """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`,
+    which must expect them.
 
-    `pointer` is a tensor argument plus an offset, or a global layout (its start), a multiple of 16 bytes; so is `nbytes`, also a run-time value.
-    One thread of the role issues the copy. Source: PTX ISA, cp.async.bulk.
+    `pointer` is a tensor argument plus an offset, or a global layout (its start), a multiple of 16 bytes; so is `nbytes`, also a run-time
+    value. One thread of the role issues the copy. Source: PTX ISA, cp.async.bulk.
     """
     if not isinstance(arrived, semaphore):
-        raise TileError(f"load_bytes_async(arrived={arrived!r}): needs a semaphore")
+        raise TileError(f"load_bytes_async(arrived={unwrap(arrived)!r}): needs a semaphore")
     for piece, source, count in _bulk_pieces(t, dst, pointer, nbytes, "load_bytes_async"):
         t.call(_load_bulk, piece, source, t.scalar(count), arrived.barrier(t), role_thread(t))
         bill().copied += count if isinstance(count, int) else 0
@@ -496,7 +520,8 @@ def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any
 
 @op
 def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
-    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see `load_bytes_async`, `store_wait`.
+    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see
+    `load_bytes_async`, `store_wait`.
 
     Written to by registers before? `fence_async` and `sync` first. Source: PTX ISA, cp.async.bulk.
     """
@@ -524,12 +549,15 @@ def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
 
 @op
 def fence_async(t: Trace) -> Any:
-    """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before Hopper, where
-    neither reads shared memory."""
+    """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before
+    Hopper, where neither reads shared memory."""
     t.require_explicit("fence_async")
     if t.arch >= 90:
         t.call(hopper.fence_async_shared)
 
 
-__all__ = ["fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "prefetch", "scatter_rows", "split", "store",
-           "store_add_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async", "store_read_wait", "store_wait", "sv"]
+__all__ = [
+    "fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "prefetch", "scatter_rows",
+    "split", "store", "store_add_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async",
+    "store_read_wait", "store_wait", "sv",
+]

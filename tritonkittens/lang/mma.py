@@ -1,9 +1,9 @@
 """Matrix products of tiles: D = A·B + C with either operand transposed, on whatever unit the operands call for.
 
-The accumulator chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes wgmma (B from shared memory, A from shared memory
-or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05. Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N),
-AtBt (K×M, N×K) give M×N. Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate in fp32; int8 in int32.
-Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+The accumulator chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes wgmma (B from shared memory, A
+from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05. Shapes: AB (M×K, K×N), ABt
+(M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N. Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate
+in fp32; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
 """
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_mma
+from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
+from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import semaphore
@@ -52,7 +53,8 @@ class pending_type(base_type):
 
 
 class pending(base_value):
-    """A product under way (`wait=False`): the accumulator registers belong to the tensor cores until `mma_wait`. It may be accumulated into again.
+    """A product under way (`wait=False`): the accumulator registers belong to the tensor cores until `mma_wait`. It may be accumulated
+    into again.
 
     `kept` are the register operands that the tensor cores still read, `groups` the wgmma groups that it consists of.
     """
@@ -113,7 +115,8 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
         raise TileError(f"{name}: A is {_dtype(a)} and B is {_dtype(b)}; operands must have one element type (fp8 kinds may mix)")
     if acc is not None:
         if _extents(acc) != [m, n]:
-            raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got {'×'.join(map(str, _extents(acc)))}")
+            raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got "
+                            f"{'×'.join(map(str, _extents(acc)))}")
         if not isinstance(acc, pending):
             want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
             if _dtype(acc) != want:
@@ -175,8 +178,10 @@ def _version(layout: Any) -> int | None:
 
 
 def _for_operands(layout: Any, bits: int) -> Any:
-    """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same elements."""
-    return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=[*layout.instr_shape[:2], 256 // bits])
+    """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same
+    elements."""
+    shape = [*layout.instr_shape[:2], 256 // bits]
+    return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
 
 
 def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool) -> Any:
@@ -187,7 +192,8 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     if bits != 16:  # only 16-bit operands may have their depth strided
         for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
             if isinstance(stored, shared) and not k_major:
-                raise TileError(f"{name}: {what} of {_dtype(a)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the rows; wgmma reads {bits}-bit "
+                raise TileError(f"{name}: {what} of {_dtype(a)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along "
+                                f"the rows; wgmma reads {bits}-bit "
                                 f"operands with the depth along the columns only: use mma_ABt with K-major tiles")
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
@@ -203,7 +209,8 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 total, use = before[i * len(cols) + j], True
                 layout = total.type.tensor_type.layout
                 if layout != _for_operands(layout, bits):
-                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {_dtype(a)}; begin it with "
+                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {_dtype(a)}; begin "
+                                    f"it with "
                                     f"mma_begin(acc, {_dtype(a)})")
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
@@ -244,7 +251,10 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
 
     def operand(x: Any, index: int, parent: Any) -> Any:
         layout = gl.DotOperandLayout(operand_index=index, parent=parent, k_width=width)
-        return t.call(x.load, layout) if isinstance(x, gl.shared_memory_descriptor) else t.convert(x, layout)
+        if not isinstance(x, gl.shared_memory_descriptor):
+            return t.convert(x, layout)
+        bill().reads_shared = True
+        return t.call(x.load, layout)
 
     for i in range(len(rows)):
         for j in range(len(cols)):
@@ -264,22 +274,26 @@ def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, 
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):
         raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
-    own = sem is None and wait  # the unit is always asynchronous: a synchronous product waits on a semaphore of its own
-    if own:
-        done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
-        t.call(mbarrier.init, done, 1)
-    else:
-        done = sem.barrier(t) if sem is not None else None
+    done = sem.barrier(t) if sem is not None else None
     ga, gb = _grid(a), _grid(b)
     last = len(acc.pieces) * len(ga[0]) - 1
     for j, piece in enumerate(acc.pieces):
         for k in range(len(ga[0])):
             completes = done is not None and j * len(ga[0]) + k == last
             t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, mbarriers=[done] if completes else None)
-    if own:
-        t.call(mbarrier.wait, done, 0)
-        t.call(mbarrier.invalidate, done)
+    if sem is None and wait:
+        _finish_tcgen05(t)
     return acc
+
+
+def _finish_tcgen05(t: Trace) -> None:
+    """Wait for all products into tensor memory that this role has issued, on a semaphore that lives no longer than that: the unit itself
+    never waits."""
+    done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
+    t.call(mbarrier.init, done, 1)
+    t.call(tcgen05_commit, done)
+    t.call(mbarrier.wait, done, 0)
+    t.call(mbarrier.invalidate, done)
 
 
 def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
@@ -288,7 +302,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
 
     def mma(t: Trace, a: Any, b: Any, acc: Any, wait: Any = True, arrived: Any = None) -> Any:
         if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
-            raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and mma_wait")
+            raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and "
+                            f"mma_wait")
         return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
 
     def mm(t: Trace, a: Any, b: Any, wait: Any = True) -> Any:
@@ -296,8 +311,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
     mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "
-                   "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting, and with `wait=False` alone it completes with the next "
-                   "product that has one. Synchronous units ignore both.")
+                   "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting. Synchronous units "
+                   "ignore both.")
     mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
     mm.__doc__ = f"The product ({shapes}; the result is M×N in registers); `wait` as in `mma_{suffix}`."
     return op(mma), op(mm)
@@ -311,10 +326,14 @@ mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
 
 @op
 def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
-    """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under way.
+    """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under
+    way.
 
-    A product that was computed synchronously comes back as it is. Source: PTX ISA, wgmma.wait_group.
+    A product that was computed synchronously comes back as it is. For a product into tensor memory all of the role's are waited for.
+    Source: PTX ISA, wgmma.wait_group, tcgen05.commit.
     """
+    if any(isinstance(p, tensor_tile) for p in products):
+        _finish_tcgen05(t)
     waiting = [p for p in products if isinstance(p, pending)]
     later = [p for p in (leave if isinstance(leave, (tuple, list, tl.tuple)) else (leave,)) if isinstance(p, pending)]
     done = iter(_wait(t, waiting, sum(p.groups for p in later)) if waiting else [])
@@ -324,7 +343,8 @@ def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
 
 @op
 def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
-    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as it is.
+    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as
+    it is.
 
     `dtype` is the operands' element type where it has not 16 bits.
     """
@@ -337,10 +357,14 @@ def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
 
 @op
 def mma_retire(t: Trace, acc: Any) -> Any:
-    """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an accumulator in flight.
+    """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an
+    accumulator in flight.
 
-    Only for products with A in shared memory, whose registers the tensor cores own. `mma_wait` ends the chain.
+    Only for products with A in shared memory, whose registers the tensor cores own. `mma_wait` ends the chain. Into tensor memory the
+    newest product is waited for as well.
     """
+    if isinstance(acc, tensor_tile):
+        _finish_tcgen05(t)
     if not isinstance(acc, pending):
         return acc
     if acc.kept:
@@ -350,4 +374,7 @@ def mma_retire(t: Trace, acc: Any) -> Any:
     return pending(acc.axes, parts, (), 0)
 
 
-__all__ = ["mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "pending", "shape_of"]
+__all__ = [
+    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "pending",
+    "shape_of",
+]

@@ -1,7 +1,8 @@
-"""Reductions and scans of register tiles: along rows (a column vector comes out), along columns (a row vector), or of everything (a scalar).
+"""Reductions and scans of register tiles: along rows (a column vector comes out), along columns (a row vector), or of everything (a
+scalar).
 
-Element types: a maximum or minimum keeps the tile's; what adds or multiplies up (sum, prod, mean, norm, cumsum) is computed and returned in fp32 for every
-float, in int32 for integers of up to 32 bits. Maxima and minima pass over NaN, as PTX `max` and `min` do.
+Element types: a maximum or minimum keeps the tile's; what adds or multiplies up (sum, prod, mean, norm, cumsum) is computed and returned in
+fp32 for every float, in int32 for integers of up to 32 bits. Maxima and minima pass over NaN, as PTX `max` and `min` do.
 """
 from __future__ import annotations
 
@@ -21,7 +22,6 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, dtype_of, pieces_of, shape_of
 from tritonkittens.lang.vectors import combine, exp2_row
 
-
 NO_INDEX = 2**31 - 1  # larger than every index
 
 
@@ -30,7 +30,9 @@ def _reduce_prod(x, axis: tl.constexpr):
     return tl.reduce(x, axis, _mul)
 
 
-_JOIN: dict[str, tuple[Any, Any]] = {"max": ("max", "maximum"), "min": ("min", "minimum"), "sum": ("sum", _add), "prod": (_reduce_prod, _mul)}
+_JOIN: dict[str, tuple[Any, Any]] = {
+    "max": ("max", "maximum"), "min": ("min", "minimum"), "sum": ("sum", _add), "prod": (_reduce_prod, _mul),
+}
 
 
 def _widened(t: Trace, x: Any) -> Any:
@@ -74,7 +76,8 @@ def _reduction_doc(name: str, kind: str, axis: int) -> str:
     line, vector, length = ("row", "column vector (`col_vec`)", "rows") if axis == 1 else ("column", "row vector (`row_vec`)", "cols")
     keeps = kind in ("max", "min")
     dtype = "of the tile's element type; NaN elements are passed over" if keeps else "fp32 for a tile of floats, int32 for integers"
-    return (f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns a {vector} of `{length}` elements, {dtype}.\n"
+    return (f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns a {vector}\n"
+            f"of `{length}` elements, {dtype}.\n"
             f"`accumulate` is a vector of the result's length and type to join with: `m = tk.{name}(x, accumulate=m)`.\n"
             "Raises `TileError` for anything but a tile of two axes, or where `accumulate` does not fit.")
 
@@ -86,8 +89,9 @@ def _reduction(name: str, kind: str, axis: int) -> Callable[..., Any]:
         if accumulate is None:
             return out
         if axes_of(accumulate) != axes_of(out) or dtype_of(accumulate) != dtype_of(out):
-            raise TileError(f"{name}(accumulate): a tile of {dtype_of(x)} and shape {list(shape_of(x))} needs a vector of {shape_of(out)[0]} elements of "
-                            f"{dtype_of(out)}, got {dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
+            raise TileError(f"{name}(accumulate): a tile of {dtype_of(x)} and shape {list(shape_of(x))} needs a vector of "
+                            f"{shape_of(out)[0]} elements of {dtype_of(out)}, got {dtype_of(accumulate)} of shape "
+                            f"{list(shape_of(accumulate))}")
         return apply_pieces(t, in_fp32(t, lambda a, b: t.call(_JOIN[kind][1], a, b)), out, accumulate)
 
     operation.__name__ = operation.__qualname__ = name
@@ -108,9 +112,11 @@ def _quad_sum(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @op
 def row_sum_by_quad(t: Trace, x: Any) -> Any:
-    """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it completes them.
+    """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it
+    completes them.
 
-    In an accumulator's layout those are the columns that one lane of a quad holds, so that a sum over many tiles needs its shuffles only once, at the end.
+    In an accumulator's layout those are the columns that one lane of a quad holds, so that a sum over many tiles needs its shuffles only
+    once, at the end.
     """
     axes = axes_of(x)
     if len(axes) != 2:
@@ -127,7 +133,7 @@ def row_sum_by_quad(t: Trace, x: Any) -> Any:
 def _to_scalar(name: str) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
         if len(axes_of(x)) not in (1, 2):
-            raise TileError(f"{name} of {x!r}: needs a register tile or vector")
+            raise TileError(f"{name} of {unwrap(x)!r}: needs a register tile or vector")
         (reduce, join), dtype = _JOIN[name], dtype_of(x)
         v = reduce_axis(t, _widened(t, x), name, 1) if len(axes_of(x)) == 2 else _widened(t, x)
         parts = [t.call(reduce, p, 0) for p in pieces_of(v)]
@@ -171,7 +177,8 @@ def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Any]:
 
     operation.__name__ = operation.__qualname__ = name
     line, vector = ("row", "column vector (rows)") if axis else ("column", "row vector (cols)")
-    operation.__doc__ = f"The {'Euclidean norm' if norm else 'mean'} of each {line} of a tile (rows × cols) of any element type: an fp32 {vector}."
+    what = "Euclidean norm" if norm else "mean"
+    operation.__doc__ = f"The {what} of each {line} of a tile (rows × cols) of any element type: an fp32 {vector}."
     return op(operation)
 
 
@@ -186,6 +193,8 @@ def _index_where(x, extreme, index, none):
 
 def _arg(name: str, kind: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any) -> Any:
+        if len(axes_of(x)) != 2:
+            raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
         x = _widened(t, x)
         extreme = reduce_axis(t, x, kind, axis)
         where = iter(index_tiles(t, x, 0, 0)[axis])
@@ -194,8 +203,8 @@ def _arg(name: str, kind: str, axis: int) -> Callable[..., Any]:
 
     operation.__name__ = operation.__qualname__ = name
     line, vector, index = ("row", "column vector (rows)", "column") if axis else ("column", "row vector (cols)", "row")
-    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile (rows × cols): an int32 {vector}.\n\nNaN elements are passed over; a {line} "
-                         "of nothing but NaN gives 2³¹ − 1.")
+    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile (rows × cols): an int32 {vector}.\n\n"
+                         f"NaN elements are passed over; a {line} of nothing but NaN gives 2³¹ − 1.")
     return op(operation)
 
 
@@ -248,7 +257,8 @@ def _scan(name: str, axis: int) -> Callable[..., Any]:
         return assemble(axes, [p for r in rows for p in r])
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = f"Running sum along each {'row' if axis else 'column'} of a tile (rows × cols): a tile of its shape, fp32 for floats, int32 for integers."
+    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile (rows × cols).\n\n"
+                         "A tile of its shape, fp32 for floats, int32 for integers.")
     return op(operation)
 
 
@@ -262,7 +272,11 @@ def _where_differs(index, column, value, other):
 
 @op
 def row_topk(t: Trace, x: Any, k: Any) -> Any:
-    """The `k` largest values of each row in descending order and their columns: two tuples of k column vectors (values in x's dtype, int32 columns)."""
+    """The `k` largest values of each row of a tile `x` (rows × cols), in descending order, and their columns.
+
+    Two tuples of k column vectors (rows): values in the element type of `x`, int32 columns; equal values come from left to right. `x` holds
+    floats; NaN elements are passed over. k passes over the tile: for small k. Raises `TileError` for a `k` outside 1 … cols.
+    """
     k = unwrap(k)
     if len(axes_of(x)) != 2:
         raise TileError(f"row_topk of shape {list(shape_of(x))}: needs a register tile of two axes")
@@ -276,7 +290,8 @@ def row_topk(t: Trace, x: Any, k: Any) -> Any:
         best = reduce_axis(t, x, "max", 1)
         rest = iter(pieces_of(free))
         # only columns that are not taken yet: where fewer than k elements are finite, −∞ is taken column by column
-        column = reduce_axis(t, combine(t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0), "min", 1)
+        hits = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0)
+        column = reduce_axis(t, hits, "min", 1)
         rest = iter(pieces_of(free))
         x = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_where_differs, next(rest), v, p, float("-inf")), x, column, 0)
         free = combine(t, "row_topk", lambda p, v: t.call(_where_differs, p, v, p, NO_INDEX), free, column, 0)
@@ -294,10 +309,12 @@ def _rescale(m_old, m_new, scale):
 
 @op
 def softmax_step(t: Trace, s: Any, m: Any, l: Any, scale: Any = 1.0) -> Any:  # noqa: E741
-    """One step of the online softmax in base 2: returns (p, m', l', alpha) for scores `s` (rows × cols), running max `m` and sum `l` (rows).
+    """One step of the online softmax in base 2: returns (p, m', l', alpha).
 
-    p = exp2(s·scale − m'·scale) with m' = max(m, row_max(s)); alpha = exp2((m − m')·scale) rescales what was accumulated so far; l' = l·alpha + row_sum(p).
-    `scale` includes log2(e) for a natural softmax. Rows whose scores are all −∞ so far give p = 0. Source: FlashAttention-2, algorithm 1.
+    `s` are scores (rows × cols), `m` the running maximum and `l` the running sum (column vectors, rows), all fp32.
+    p = exp2(s·scale − m'·scale) with m' = max(m, row_max(s)); alpha = exp2((m − m')·scale) rescales what was accumulated so far;
+    l' = l·alpha + row_sum(p). `scale` includes log2(e) for a natural softmax. Rows whose scores are all −∞ so far give p = 0.
+    Source: FlashAttention-2, algorithm 1.
     """
     m_new = apply_pieces(t, lambda a, b: t.call("maximum", a, b), m, reduce_axis(t, s, "max", 1))
     pairs = [t.call(_rescale, a, t.relayout(b, a), scale) for a, b in zip(pieces_of(m), pieces_of(m_new), strict=True)]

@@ -21,7 +21,8 @@ def producer_registers(consumers: int) -> int:
 
 
 def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
-    """Registers a thread of each consumer warpgroup, beside one producer warpgroup: 240 for one or two consumers, 160 for three, 120 for four."""
+    """Registers a thread of each consumer warpgroup, beside one producer warpgroup: 240 for one or two consumers, 160 for three, 120 for
+    four."""
     warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers for a thread of one warpgroup if it were alone
     return min(240, (warpgroups - producer_registers(consumers)) // consumers // 8 * 8)
 
@@ -30,9 +31,9 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
 def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
     """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
 
-    `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the warps of each role;
-    the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers between whole warpgroups.
-    The kernel waits for all roles at the end. Raises `TileError` where the register file cannot hold them.
+    `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
+    warps of each role; the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers
+    between whole warpgroups. The kernel waits for all roles at the end. Raises `TileError` where the register file cannot hold them.
     """
     t.require_explicit("specialize")
     t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
@@ -56,7 +57,8 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
 
 @op
 def increase_registers(t: Trace, count: Any) -> Any:
-    """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by itself."""
+    """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by
+    itself."""
     t.require("increase_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     _check_count(count)
     t.call(ptx_registers.inc, unwrap(count))

@@ -48,7 +48,8 @@ class shared_type(base_type):
 class shared(base_value):
     """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
 
-    `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor cores cannot read it.
+    `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
+    cores cannot read it.
     """
 
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True):
@@ -150,10 +151,11 @@ def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
 
 @op
 def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
-    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants.
+    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are
+    compile-time constants.
 
-    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. A view of tensor memory has
-    all the rows of its tile.
+    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. A view of
+    tensor memory has all the rows of its tile.
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
@@ -162,7 +164,8 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
         raise TileError(f"subtile of {getattr(tile, 'spec', tile)!r}: only shared tiles (st) and tensor-memory tiles (tt) have views")
     if getattr(tile, "stages", None) is not None:
         raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
-    if min(row, col) < 0 or rows <= 0 or cols <= 0 or tile.shape[0] % rows or tile.shape[1] % cols or (row + 1) * rows > tile.shape[0] or (col + 1) * cols > tile.shape[1]:
+    axes = ((tile.shape[0], rows, row), (tile.shape[1], cols, col))
+    if any(n <= 0 or extent % n or not 0 <= i < extent // n for extent, n, i in axes):
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
     if isinstance(tile, tensor_tile):
         return tensor_subtile(t, tile, rows, cols, row, col)
@@ -178,6 +181,7 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
 
 def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
     """Registers from shared memory, each piece in the layout asked for."""
+    bill().reads_shared = True
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
     if like is not None and axes_of(like) != src.axes:
@@ -212,9 +216,13 @@ def bank_conflicts(t: Trace, tile: Any, register: Any = None) -> Any:
         if register is not None:
             layout = pieces_of(register)[i].type.layout
         else:
-            layout = memory_layout(t, *piece.shape, itemsize(tile.dtype))
+            extents = [int(unwrap(s)) for s in piece.shape]
+            layout = memory_layout(t, extents[0], extents[1], itemsize(tile.dtype)) if len(extents) == 2 else vector_layout(t)
         worst = max(worst, unwrap(t.call(gl.bank_conflicts, gl.distributed_type(tile.dtype, list(piece.shape), layout), piece.type)))
     return tl.constexpr(worst)
 
 
-__all__ = ["allocate", "allocate_pieces", "bank_conflicts", "load_shared", "piece_shared_layout", "rt", "shared", "shared_type", "store_shared", "subtile"]
+__all__ = [
+    "allocate", "allocate_pieces", "bank_conflicts", "load_shared", "piece_shared_layout", "rt", "shared", "shared_type", "store_shared",
+    "subtile",
+]

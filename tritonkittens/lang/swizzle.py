@@ -1,8 +1,8 @@
 """Where a swizzled shared tile keeps its elements, and what reading them costs in bank conflicts. Host arithmetic only.
 
-A row is cut into spans of S bytes (the swizzle: 32, 64 or 128). Spans of one column block lie below each other, so that a block is a contiguous array of
-`rows` × S bytes; within every 1024 bytes the 16-byte chunks of a 128-byte line are permuted by XOR with the number of the line. Source: PTX ISA,
-"Swizzling modes"; shared memory has 32 banks of 4 bytes, and one wavefront serves each bank once.
+A row is cut into spans of S bytes (the swizzle: 32, 64 or 128). Spans of one column block lie below each other, so that a block is a
+contiguous array of `rows` × S bytes; within every 1024 bytes the 16-byte chunks of a 128-byte line are permuted by XOR with the number of
+the line. Source: PTX ISA, "Swizzling modes"; shared memory has 32 banks of 4 bytes, and one wavefront serves each bank once.
 """
 from __future__ import annotations
 

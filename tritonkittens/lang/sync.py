@@ -113,7 +113,8 @@ def expect(t: Trace, sem: Any, what: Any) -> Any:
 
 
 def role_thread(t: Trace) -> Any:
-    """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler believes of scalars.
+    """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler
+    believes of scalars.
 
     A branch on it may contain what single threads do (instructions by shim, prints), but nothing for which the compiler adds a barrier.
     """
@@ -132,8 +133,8 @@ def _arrive_remote(bar, cta, COUNT: tl.constexpr, thread):
 
 @op
 def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None) -> Any:
-    """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without any
-    synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
+    """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
+    any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
 
     `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`.
     Source: PTX ISA, mbarrier.arrive, mapa.
@@ -144,6 +145,10 @@ def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = Non
     if not isinstance(count, int) or count < 1:
         raise TileError(f"arrive(count={count!r}): must be a positive compile-time integer")
     bar = _semaphore(sem, "arrive").barrier(t)
+    if bill().reads_shared:
+        # What this thread read of a slot must be read before TMA overwrites it: a read by the generic proxy and a write by the asynchronous one are ordered by
+        # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without it the H200 overwrote slots whose last ld.shared were still under way.
+        publish(t)
     if cta is not None and per == "warp":
         t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp")
     elif cta is not None:
@@ -157,16 +162,18 @@ def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = Non
 
 def _semaphore(sem: Any, what: str) -> semaphore:
     if not isinstance(sem, semaphore):
-        raise TileError(f"{what}({sem!r}): needs a semaphore, made by tk.semaphores")
+        raise TileError(f"{what}({unwrap(sem)!r}): needs a semaphore, made by tk.semaphores")
     return sem
 
 
 @op
 def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
-    """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1 returns at once.
+    """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1
+    returns at once.
 
-    `scope` is "cluster" where threads of other blocks arrive. In debug mode a wait of more than two seconds ends the launch with an error instead of hanging:
-    silently with `debug=True` at launch, which leaves the rest of the code as it is, as a `careful_wait` with `debug="report"`.
+    `scope` is "cluster" where threads of other blocks arrive. In debug mode a wait of more than two seconds ends the launch with an error
+    instead of hanging: silently with `debug=True` at launch, which leaves the rest of the code as it is, as a `careful_wait` with
+    `debug="report"`.
     """
     if t.builder.options.debug == REPORT:
         _careful_wait(t, sem, phase, WAIT_LIMIT_NS, None, scope)
@@ -178,10 +185,11 @@ def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
 
 @op
 def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS, name: Any = None, scope: Any = "cta") -> Any:
-    """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the place in the source if
-    None), the phase, the block and the warps of the block that wait.
+    """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the
+    place in the source if None), the phase, the block and the warps of the block that wait.
 
-    The print is a function call, at which ptxas lets no wgmma product stay under way: a kernel with it is slower and orders its products differently.
+    The print is a function call, at which ptxas lets no wgmma product stay under way: a kernel with it is slower and orders its products
+    differently.
     """
     _careful_wait(t, sem, phase, limit_ns, name, scope)
 
@@ -227,7 +235,8 @@ def _place(t: Trace) -> str:
 
 @op
 def pipeline(t: Trace, stages: Any) -> Any:
-    """The state of a ring of `stages` slots at its start: a record with `index` (the slot), `phase` (parity of the round) and `count` (steps so far)."""
+    """The state of a ring of `stages` slots at its start: a record with `index` (the slot), `phase` (parity of the round) and `count`
+    (steps so far)."""
     stages = unwrap(stages)
     if not isinstance(stages, int) or stages < 1:
         raise TileError(f"pipeline({stages!r}): a ring has at least one stage")
@@ -282,7 +291,8 @@ def sync(t: Trace) -> Any:
 
 @op
 def named_sync(t: Trace, identifier: Any, threads: Any) -> Any:
-    """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX ISA, barrier.sync."""
+    """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX
+    ISA, barrier.sync."""
     _check_named(identifier, threads)
     t.call(ptx_barrier.sync, unwrap(identifier), unwrap(threads))
 
@@ -304,7 +314,8 @@ def _check_named(identifier: Any, threads: Any) -> None:
 
 @op
 def cluster_sync(t: Trace) -> Any:
-    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after. Not inside roles.
+    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after. Not inside
+    roles.
 
     Source: PTX ISA, barrier.cluster.
     """
@@ -324,7 +335,8 @@ def cluster_rank(t: Trace) -> Any:
 
 @op
 def dependents_launch(t: Trace) -> Any:
-    """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with `launch_pdl=True`.
+    """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with
+    `launch_pdl=True`.
 
     Source: PTX ISA, griddepcontrol.launch_dependents.
     """
@@ -334,7 +346,8 @@ def dependents_launch(t: Trace) -> Any:
 
 @op
 def dependency_wait(t: Trace) -> Any:
-    """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start earlier.
+    """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start
+    earlier.
 
     Source: PTX ISA, griddepcontrol.wait.
     """

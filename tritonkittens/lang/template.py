@@ -57,6 +57,7 @@ class lcf:
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
+    Scratch tiles are given back before `drain`: products that read them must have been waited for.
     In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`; where it makes sense also `iter`,
@@ -286,7 +287,7 @@ def _allocate(t: Trace, T: Any) -> Any:
         fields["scratch_arrived"] = t.call(semaphores, T.consumers, 1)
         fields["scratch_finished"] = t.call(semaphores, T.consumers, WARPS)
     if placed.over_ring is not None:
-        fields["staging_free"] = t.call(semaphores, 1, T.consumers * WARPS)
+        fields["staging_free"] = t.call(semaphores, 1, T.consumers * WARPS + 1)
     if t.arch >= 100:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
@@ -448,13 +449,18 @@ def _first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
 
 
 @op
-def _finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
-    """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done."""
+def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+    """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
+
+    `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
+    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other.
+    """
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
     if over_ring:  # one consumer too: its warps leave the last slot at different times
         t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
-    if not over_ring:
+        t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
+    else:
         t.call(store_read_wait, 0)
     t.call(type(config).finish, ctx, state, t.call(_staging, ctx, memory))
     if over_ring:
@@ -502,13 +508,15 @@ def _producer(G, A, memory, T: tl.constexpr):
                 if OVER_RING:
                     if i == SAFE:
                         wait(memory.staging_free[0], (turn & 1) ^ 1)
+                        arrive(memory.staging_free[0], per="warp")
                 wait(memory.finished[slot], (phases >> slot) & 1)
                 _load(_at(whole, i), memory, slot)
                 phases = phases ^ (1 << slot)
                 slot = tl.where(slot + 1 == STAGES, 0, slot + 1)
             if OVER_RING:
                 if info.iterations <= SAFE:
-                    wait(memory.staging_free[0], (turn & 1) ^ 1)  # once a task, so that the producer is never two tasks ahead of a phase
+                    wait(memory.staging_free[0], (turn & 1) ^ 1)
+                    arrive(memory.staging_free[0], per="warp")
         turn += 1
         index += tl.num_programs(0)
         info = _setup(_context(G, A, index, T))
@@ -563,7 +571,7 @@ def _consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot = tl.where(slot + 1 == STAGES, 0, slot + 1)
             if HAS_SCRATCH:
                 arrive(memory.scratch_finished[CONSUMER], per="warp")
-        _finish(_without_scratch(mine), state, memory)
+        _finish(_without_scratch(mine), state, memory, turn)
         turn += 1
         index += tl.num_programs(0)
         info = _setup(_context(G, A, index, T))

@@ -92,14 +92,16 @@ def tensor_allocator(t: Trace, spec: Any) -> Any:
     t.require_explicit("tensor_allocator")
     t.require("tensor memory (tcgen05)", *BLACKWELL)
     bill().charge_tmem(repr(spec), spec.columns)
-    pieces = tuple(t.call(allocate_tensor_memory, spec.dtype, [spec.rows, c], TensorMemoryLayout([spec.rows, c], col_stride=1)) for c in split(spec.cols))
+    shapes = [[spec.rows, c] for c in split(spec.cols)]
+    pieces = tuple(t.call(allocate_tensor_memory, spec.dtype, s, TensorMemoryLayout(s, col_stride=1)) for s in shapes)
     return tensor_tile(spec, pieces)
 
 
 def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, col: int) -> tensor_tile:
     """The view of `cols` columns number `col` of a tensor-memory tile; rows are lanes, which a view cannot divide."""
     if rows != tile.spec.rows or row != 0:
-        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all {tile.spec.rows} rows; divide its columns")
+        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all "
+                        f"{tile.spec.rows} rows; divide its columns")
     low, high, start, cuts = col * cols, (col + 1) * cols, 0, []
     for piece, width in zip(tile.pieces, split(tile.spec.cols), strict=True):
         first, last = max(low, start), min(high, start + width)
@@ -107,7 +109,8 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
             cuts.append((piece, first - start, last - first))
         start += width
     if tuple(n for _, _, n in cuts) != split(cols):
-        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of {', '.join(map(str, split(tile.spec.cols)))} columns")
+        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
+                        f"{', '.join(map(str, split(tile.spec.cols)))} columns")
     return tensor_tile(tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 

@@ -20,7 +20,8 @@ def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
     """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
     if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.arch == 90:
         warps_m = min(t.num_warps, rows // 16)
-        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, min(cols, MAX_WGMMA_COLUMNS), 16])
+        instruction = [16, min(cols, MAX_WGMMA_COLUMNS), 16]
+        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction)
     return warp_layout(t, rows)
 
 
@@ -95,15 +96,17 @@ def make(t: Trace, what: Any, value: Any) -> Any:
 def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
     """A register tile or vector filled with `value`, a number or a run-time scalar.
 
-    `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by default). Raises
-    `TileError` for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
+    `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by
+    default). Raises `TileError` for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
     """
     return make(t, _tile_type(what, dtype), value)
 
 
 @op
 def zero(t: Trace, what: Any, dtype: Any = None) -> Any:
-    """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves both homes."""
+    """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves
+    both homes.
+    """
     what = unwrap(what)
     return what.fill(t, 0) if hasattr(what, "fill") else make(t, _tile_type(what, dtype), 0)
 
@@ -195,10 +198,10 @@ def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
 
 @op
 def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
-    """`f(row, col, x)` for every element of a tile, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
+    """`f(row, col, x)` for every element of a tile `x`, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
 
-    `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type. `row` (for a
-    vector too) and `col` are the global coordinates of the first element, so that the indices are right at any scope.
+    `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type.
+    `row` (for a vector too) and `col` are the global coordinates of the first element, so that the indices are right at any scope.
     """
     f = unwrap(f)
     if len(axes_of(x)) == 1:
@@ -212,7 +215,9 @@ def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
 
 @op
 def swap_layout(t: Trace, x: Any) -> Any:
-    """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it: the same values."""
+    """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it:
+    the same values.
+    """
     return x
 
 
@@ -244,5 +249,6 @@ def concat_cols(t: Trace, *tiles: Any) -> Any:
     if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):
         raise TileError(f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows")
     rows = axes[0][0]
-    pieces = [p for i in range(len(rows)) for x, a in zip(tiles, axes, strict=True) for p in pieces_of(x)[i * len(a[1]):(i + 1) * len(a[1])]]
+    lines = [pieces_of(x)[i * len(a[1]):(i + 1) * len(a[1])] for i in range(len(rows)) for x, a in zip(tiles, axes, strict=True)]
+    pieces = [p for line in lines for p in line]
     return composite((rows, tuple(c for a in axes for c in a[1])), tuple(pieces)) if len(pieces) > 1 else pieces[0]

@@ -1,6 +1,7 @@
 """The types of tiles: what a tile holds and where it lives. Plain frozen host objects, usable on the host and inside kernels.
 
-A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a template declares them in its `layout`. Constructing a type checks it.
+A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a template declares them in its `layout`. Constructing a type
+checks it.
 """
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ class rt(TileType):
 
 @dataclass(frozen=True, repr=False)
 class rv(TileType):
-    """Register vector of `length` elements (a multiple of 16), a plain distributed array. `col_vec` and `row_vec` are vectors tied to a tile."""
+    """Register vector of `length` elements (a multiple of 16), a plain distributed array. `col_vec` and `row_vec` are vectors tied to a
+    tile.
+    """
 
     dtype: tl.dtype
     length: int
@@ -124,7 +127,9 @@ class rv(TileType):
 
 @dataclass(frozen=True, repr=False)
 class _tile_vector(TileType):
-    """A register vector that lies with a tile: every thread holds the values of the tile's lines that it holds, so that combining them moves nothing."""
+    """A register vector that lies with a tile: every thread holds the values of the tile's lines that it holds, so that combining them
+    moves nothing.
+    """
 
     tile: rt
     dtype: Any = None
@@ -136,7 +141,8 @@ class _tile_vector(TileType):
 
     def check(self) -> None:
         if not isinstance(self.tile, rt):
-            raise TileError(f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; give tk.rt(dtype, rows, cols), or use rv")
+            raise TileError(f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; "
+                            "give tk.rt(dtype, rows, cols), or use rv")
         if self.dtype is None:
             object.__setattr__(self, "dtype", self.tile.dtype)
         _element_type(self, self.dtype)
@@ -154,8 +160,8 @@ class _tile_vector(TileType):
 class col_vec(_tile_vector):
     """Column vector of a register tile type: one value per row (`tile.rows`), of the tile's element type or `dtype`.
 
-    What `row_max` and the other row reductions of such a tile return, e.g. `tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))`. In an explicit kernel it
-    has the tile's own layout without the column axis.
+    What `row_max` and the other row reductions of such a tile return, e.g. `tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))`. In an
+    explicit kernel it has the tile's own layout without the column axis.
     """
 
     axis = 0
@@ -202,7 +208,8 @@ class st(TileType):
             for piece in split(self.cols):
                 if piece * itemsize(self.dtype) % self.swizzle:
                     raise TileError(
-                        f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; {piece} columns are {piece * itemsize(self.dtype)} bytes")
+                        f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; "
+                        f"{piece} columns are {piece * itemsize(self.dtype)} bytes")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -233,8 +240,8 @@ class st(TileType):
     def picture(self) -> str:
         """Where the first 8 rows lie in shared memory: for every 16-byte chunk of a row the first of the four banks (of 32) that hold it.
 
-        A bar separates the pieces of a tile whose columns are not a power of two. Chunks below each other with different banks are what makes `ldmatrix`
-        and the tensor cores read 8 rows in one wavefront. Source: PTX ISA, "Swizzling modes".
+        A bar separates the pieces of a tile whose columns are not a power of two. Chunks below each other with different banks are what
+        makes `ldmatrix` and the tensor cores read 8 rows in one wavefront. Source: PTX ISA, "Swizzling modes".
         """
         size = itemsize(self.dtype)
         heads, lines = [], [""] * min(8, self.rows)
@@ -251,9 +258,10 @@ class st(TileType):
     def bank_conflicts(self, access: str = "row") -> int:
         """Extra shared-memory wavefronts of the worst warp access (0 is ideal), from the swizzle alone.
 
-        `access` is "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is shorter), as 16-byte loads and stores do;
-        "ldmatrix": eight lanes read one 16-byte chunk of eight neighbouring rows, as ldmatrix, stmatrix and the tensor cores do; "column": 32 lanes (16 in a
-        tile of 16 rows) read one element of as many neighbouring rows. Raises `TileError` for another access. Source: PTX ISA, "Swizzling modes".
+        `access` is "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is shorter), as 16-byte loads
+        and stores do; "ldmatrix": eight lanes read one 16-byte chunk of eight neighbouring rows, as ldmatrix, stmatrix and the tensor cores
+        do; "column": 32 lanes (16 in a tile of 16 rows) read one element of as many neighbouring rows. Raises `TileError` for another
+        access. Source: PTX ISA, "Swizzling modes".
         """
         if access not in ACCESSES:
             raise TileError(f"{self!r}.bank_conflicts({access!r}): access must be {', '.join(map(repr, ACCESSES))}")
@@ -265,7 +273,8 @@ class st(TileType):
                 return swizzling.offset(row, byte, rows, span)
 
             if access == "row":
-                lanes = [[at(r, c + i) for i in range(0, min(swizzling.LINE, row_bytes), chunk)] for r in range(8) for c in range(0, row_bytes, swizzling.LINE)]
+                line = min(swizzling.LINE, row_bytes)
+                lanes = [[at(r, c + i) for i in range(0, line, chunk)] for r in range(8) for c in range(0, row_bytes, line)]
             elif access == "ldmatrix":
                 lanes = [[at(r + i, c) for i in range(8)] for r in range(0, rows, 8) for c in range(0, row_bytes, chunk)]
             else:
@@ -303,7 +312,8 @@ class sv(TileType):
 
 @dataclass(frozen=True, repr=False)
 class tt(TileType):
-    """Tensor-memory tile (Blackwell): 64 or 128 lanes by 32-bit columns. A tile of `cols` elements of 4 bytes takes `cols` columns, of 2 bytes half.
+    """Tensor-memory tile (Blackwell): 64 or 128 lanes by 32-bit columns. A tile of `cols` elements of 4 bytes takes `cols` columns, of 2
+    bytes half.
 
     Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least 32 columns.
     """

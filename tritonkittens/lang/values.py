@@ -116,13 +116,15 @@ def _operator(name: str) -> Any:
     return method
 
 
-# Python asks the right operand of `scalar * tile` first only where its class derives from that of the left one, which the interpreter's scalars have.
+# Python asks the right operand of `scalar * tile` first only where its class derives from that of the left one, which the interpreter's
+# scalars have.
 # The code generator has its own rule of precedence (`__triton_aggregate__`).
 _composite_base: Any = tl.tensor if _interpreting() else base_value
 
 
 class composite(_composite_base):
-    """A register tile or vector whose extents are not powers of two, as power-of-two pieces: `axes` are the sizes along each axis, pieces row-major.
+    """A register tile or vector whose extents are not powers of two, as power-of-two pieces: `axes` are the sizes along each axis, pieces
+    row-major.
 
     It has the operators of a Triton tensor. Triton alone allows only powers of two.
     """

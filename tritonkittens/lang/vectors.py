@@ -21,7 +21,8 @@ def _check(name: str, x: Any, v: Any, axis: int) -> None:
         raise TileError(f"{name}: the first operand has shape {list(shape_of(x))}; it must be a tile of two axes")
     if axes_of(v) != (axes_of(x)[axis],):
         kind = "one value per row" if axis == 0 else "one value per column"
-        raise TileError(f"{name}: a tile of shape {list(shape_of(x))} needs a vector of {shape_of(x)[axis]} elements ({kind}), got {list(shape_of(v))}")
+        raise TileError(f"{name}: a tile of shape {list(shape_of(x))} needs a vector of {shape_of(x)[axis]} elements ({kind}), "
+                        f"got {list(shape_of(v))}")
 
 
 def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
@@ -45,8 +46,8 @@ def _broadcast_op(name: str, fn: Any, symbol: str, axis: int) -> Callable[..., A
 
     operation.__name__ = operation.__qualname__ = name
     kind = "a value per row (a column vector, `rows` elements)" if axis == 0 else "a value per column (a row vector, `cols` elements)"
-    operation.__doc__ = (f"x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\nA tile of the shape of `x`. Raises `TileError` where "
-                         "the lengths do not fit or elements are fp8.")
+    operation.__doc__ = (f"x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\n"
+                         "A tile of the shape of `x`. Raises `TileError` where the lengths do not fit or elements are fp8.")
     return op(operation)
 
 
@@ -70,13 +71,17 @@ def _spread(t: Trace, piece: Any, vector: Any) -> Any:
 
 @op
 def broadcast_row(t: Trace, x: Any, v: Any) -> Any:
-    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every row holds the row's value of the column vector `v` (rows)."""
+    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every row holds the row's value of the column vector
+    `v` (rows).
+    """
     return combine(t, "broadcast_row", lambda p, w: _spread(t, p, w), x, v, 0)
 
 
 @op
 def broadcast_col(t: Trace, x: Any, v: Any) -> Any:
-    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every column holds the column's value of the row vector `v` (cols)."""
+    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every column holds the column's value of the row
+    vector `v` (cols).
+    """
     return combine(t, "broadcast_col", lambda p, w: _spread(t, p, w), x, v, 1)
 
 
@@ -92,8 +97,9 @@ def _exp2_op(name: str, axis: int) -> Callable[..., Any]:
         return combine(t, name, lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = (f"exp2(x · scale − v) with one `v` per {'column' if axis else 'row'}: one fused multiply-add and one MUFU.EX2 an element.\n\n`x` is an "
-                         f"fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({'cols' if axis else 'rows'}). The step of a softmax{axis * ' over columns'}.")
+    line, length, tail = ("column", "cols", " over columns") if axis else ("row", "rows", "")
+    operation.__doc__ = (f"exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
+                         f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). A step of softmax{tail}.")
     return op(operation)
 
 

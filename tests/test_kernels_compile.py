@@ -1,0 +1,80 @@
+"""Every kernel compiled without a GPU and held to a contract.
+
+Tensor cores in use, nothing spilled or serialised, registers where they were asked for.
+"""
+
+import inspect as python_inspect
+
+import pytest
+import torch
+
+from tritonkittens.inspect import inspect
+from tritonkittens.inspect.cli import registry
+from tritonkittens.kernels import attention, gemm
+from tritonkittens.lang.budget import SHARED_LIMIT
+
+KERNELS = registry()
+HOOKS = ("setup", "load_scratch", "load", "start", "first", "compute", "drain", "finish")
+# The template behind each kernel. A kernel that is not here is held to the part of the contract that needs none.
+TEMPLATES = {
+    "gemm": gemm.template(torch.bfloat16, False),
+    "gemm_transposed": gemm.template(torch.bfloat16, True),
+    "attention_d64": attention.template(torch.bfloat16, 64),
+    "attention_d128": attention.template(torch.bfloat16, 128),
+}
+# Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
+THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
+
+
+def test_every_template_kernel_is_registered():
+    assert set(TEMPLATES) <= set(KERNELS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_contract_on_hopper(name):
+    report = inspect(KERNELS[name]("sm_90a"))
+    print(report.table())
+    assert report.mma.get("HGMMA", 0) > 0 and report.wgmma_serialized is False
+    assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
+    assert report.shared_bytes <= SHARED_LIMIT[90]
+    assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0, "tiles move by TMA"
+    assert report.loops
+    for loop in report.loops:
+        assert not {i: n for i, n in loop.counts.items() if i in THREAD_MEMORY}, f"{loop.source}: the main loop goes through memory"
+    if name not in TEMPLATES:
+        return
+    template = TEMPLATES[name]
+    *consumers, producer = template.registers()
+    assert report.reallocation_requested and report.reallocated
+    assert [r.registers for r in report.roles] == [*consumers, producer]
+    for role in report.roles[:-1]:
+        assert role.mma and role.mma["HGMMA"] > 0
+    assert not report.roles[-1].mma and report.roles[-1].warps == 1
+    looping = sorted(role for loop in report.loops for role in loop.roles)
+    assert looping == sorted(r.name for r in report.roles[:-1]), "one main loop a consumer"
+    assert report.buffer("arrived").slots == template.placement(90).stages
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_transposed"])
+def test_contract_on_blackwell(name):
+    report = inspect(KERNELS[name]("sm_100a"))
+    print(report.table())
+    assert report.mma.get("UTCHMMA", 0) > 0 and "HMMA" not in report.mma, "the fifth-generation tensor cores and no older ones"
+    assert report.spill_instructions == 0
+    assert report.shared_bytes <= SHARED_LIMIT[100] and 0 < report.tensor_columns <= 512
+    assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
+
+
+def lines(cls, names):
+    """Source lines of methods and hooks, the decorator's included."""
+    functions = [vars(cls)[n] for n in names if n in vars(cls)]
+    return sum(len(python_inspect.getsource(getattr(f, "fn", f)).splitlines()) for f in functions)
+
+
+SHORT = [pytest.param(gemm.Gemm, HOOKS, 40, id="gemm"), pytest.param(attention.AttentionPrefill, ("layout", *HOOKS), 80, id="attention")]
+
+
+@pytest.mark.parametrize("cls, names, most", SHORT)
+def test_kernels_stay_short(cls, names, most):
+    """No longer than ThunderKittens': about 40 lines of hooks for its GEMM, about 80 with the layout for its attention."""
+    assert 0 < lines(cls, names) <= most

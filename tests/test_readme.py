@@ -1,0 +1,96 @@
+"""What the README shows works: its kernels are compiled here and run on a GPU, its commands are executed."""
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import tritonkittens.lang as tk
+from tests.util import poison, relative_error
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="session")
+def shown(tmp_path_factory):
+    """The README's kernel definitions as a module; the lines that use them are left to the tests."""
+    code = "import triton\nimport triton.language as tl\n\nimport tritonkittens.lang as tk\n"
+    for block in blocks("python"):
+        definitions = re.split(r"\n(?=tile = |RowSums\(\)\()", block)[0]
+        if "def " in definitions:
+            code += "\n\n" + definitions
+    path = tmp_path_factory.mktemp("readme") / "readme_kernels.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location("readme_kernels", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["readme_kernels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_the_kernels_compile(shown):
+    source = ASTSource(shown.softmax_kernel, {"X": "*fp32", "Y": "*fp32", "ROWS": "constexpr", "COLS": "constexpr"}, {(2,): 16, (3,): 64})
+    assert "ex2.approx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    tile = tk.st(tk.bf16, 64, 128)
+    scores = shown.scores_kernel.compile(tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128, dtype=torch.float32)), tile)
+    assert scores.asm["ptx"].count("wgmma.mma_async") == 8
+    sums = shown.RowSums().compile(meta(128, 256), meta(128, 16, dtype=torch.float32))
+    assert "cp.async.bulk.tensor" in sums.asm["ptx"]
+
+
+@pytest.mark.gpu
+def test_the_kernels_run(shown, rng):
+    x = torch.randn(16, 64, device="cuda")
+    y = poison(torch.empty_like(x))
+    shown.softmax_kernel[(1,)](x, y, 16, 64)
+    assert relative_error(y, x.double().softmax(1)) < 1e-6
+    q, k = (torch.randn(192, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    s = poison(torch.empty(192, 192, device="cuda"))
+    tile = tk.st(tk.bf16, 64, 128)
+    shown.scores_kernel[(q.shape[0] // 64, k.shape[0] // 64)](tk.gl(q, tile), tk.gl(k, tile), tk.gl(s), tile)
+    assert relative_error(s, q.double() @ k.double().T) < 1e-6
+    x = torch.randn(64 * 200, 128 * 3, device="cuda", dtype=torch.bfloat16)
+    y = poison(torch.empty(x.shape[0], 16, device="cuda"))
+    shown.RowSums()(x, y)
+    assert relative_error(y, x.double().sum(1, keepdim=True).expand(-1, 16)) < 1e-5
+
+
+def test_the_error_that_is_quoted():
+    quoted = re.search(r"`(st\(bf16, 64, 24\).*?)`", README)[1]
+    with pytest.raises(tk.TileError, match=re.escape(quoted)):
+        tk.st(tk.bf16, 64, 24)
+
+
+def test_the_inspect_commands():
+    commands = re.findall(r"^python -m (tritonkittens inspect[^#\n]*)", README, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "gemm" in done.stdout or "_lcf_kernel" in done.stdout
+
+
+def test_the_example_and_the_demo_end_well():
+    for command in (["examples/attention_pipeline.py"], ["-m", "tritonkittens", "demo"]):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_makefile_has_the_targets_that_are_named():
+    targets = set(re.findall(r"`?make ([a-z-]+)`?", README))
+    assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), targets
