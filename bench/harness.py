@@ -49,7 +49,9 @@ def interleaved(contenders: dict[str, Callable[[], object]], measure: Callable[[
 
 def row(case: str, flops: float, times: dict[str, list[float]], peer: str, mine: str, how: str) -> dict:
     """One line of the results: TFLOP/s (median, lowest, highest) of each, and the ratio of the medians to the peer's."""
-    rates = {name: {"median": flops / statistics.median(t) / 1e9, "low": flops / max(t) / 1e9, "high": flops / min(t) / 1e9, "ms": t} for name, t in times.items()}
+    rates = {
+        name: {"median": flops / statistics.median(t) / 1e9, "low": flops / max(t) / 1e9, "high": flops / min(t) / 1e9, "ms": t} for name, t in times.items()
+    }
     return {"case": case, "how": how, "tflops": rates, "peer": peer, "ratio": rates[mine]["median"] / rates[peer]["median"]}
 
 
@@ -66,7 +68,8 @@ def save(name: str, rows: Sequence[dict], folder: str | None = None) -> pathlib.
     path.mkdir(parents=True, exist_ok=True)
     target = path / f"{name}.json"
     info = {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "triton": triton.__version__,
+        "gpu": torch.cuda.get_device_name(), "triton": triton.__version__,
+        "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "command": " ".join(["python", *sys.orig_argv[1:]]),
     }
     target.write_text(json.dumps({"info": info, "rows": list(rows)}, indent=1) + "\n")

@@ -103,13 +103,15 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
     """softmax(Q Kᵀ · scale) V for every batch and head, non-causal.
 
     q: (batch, heads, queries, D); k, v: (batch, kv_heads, keys, D), heads a multiple of kv_heads; bf16 or fp16; D a multiple of 16 up to 256. Any strides
-    whose last is 1 run without a copy if they are multiples of 16 bytes (so also permuted (batch, sequence, heads, D) tensors). `scale` is positive, 1/√D by default.
+    whose last is 1 run without a copy if they are multiples of 16 bytes (so also permuted (batch, sequence, heads, D) tensors). `scale` is positive,
+    1/√D by default.
     Returns a tensor like q, `out` where given; zeros where there are no keys. Raises ValueError or TypeError for operands that do not fit together.
     """
     check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
-    (batch, heads, queries, dim), (kv_batch, kv_heads, keys, kv_dim) = q.shape, k.shape
+    (batch, heads, _, dim), (kv_batch, kv_heads, keys, kv_dim) = q.shape, k.shape
     if v.shape != k.shape or kv_batch != batch or kv_dim != dim:
-        raise ValueError(f"attention: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; they must be (B, H, S, D) and twice (B, H_kv, S_kv, D)")
+        raise ValueError(f"attention: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; "
+                         "they must be (B, H, S, D) and twice (B, H_kv, S_kv, D)")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"attention: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
     if dim not in HEAD_DIMS:

@@ -25,9 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command == "inspect":
         return cli.run(arguments)
-    from tritonkittens import demo
+    from tritonkittens.demo import main as demo  # imports torch and every kernel: only where it is asked for
 
-    return demo.main() or 0
+    demo()
+    return 0
 
 
 if __name__ == "__main__":

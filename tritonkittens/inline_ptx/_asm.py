@@ -6,6 +6,7 @@ element-wise: it needs at least one result and knows scalars only (as far as thi
 every thread of the program (or partition) executes the block once, so a shim of a single-thread instruction guards it with `issued`.
 """
 
+import contextvars
 import hashlib
 import inspect
 import pathlib
@@ -20,6 +21,12 @@ from triton.runtime.jit import ConstexprFunction, constexpr_function
 _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
 _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 
+
+# Is the kernel that is being traced launched in clusters? Gluon hands the address of a descriptor to assembly without the bits that name the CTA (it takes
+# every
+# single-CTA kernel for one that is alone), and rank 1 would then address the memory of rank 0: the shared window of a CTA starts at its rank << 24.
+in_cluster: contextvars.ContextVar[bool] = contextvars.ContextVar("in_cluster", default=False)
+_OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
 _SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))).hexdigest()
 
@@ -249,7 +256,9 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
             if scalar_constraints is not None:
                 constraint = scalar_constraints[cursor if isinstance(constraints, str) else index]
             cursor += 1
-            if isinstance(value, _DESCRIPTORS):
+            if isinstance(value, gl.shared_memory_descriptor) and explicit and in_cluster.get():
+                group.append(semantic.inline_asm(_OWN_WINDOW, "=r,r", [value], (tl.int32, ), False)[0])
+            elif isinstance(value, _DESCRIPTORS):
                 if not explicit:
                     raise OperandError(f"inline PTX: a memory descriptor is an operand in explicit kernels only: {shown}")
                 group.append(value)

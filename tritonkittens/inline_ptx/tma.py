@@ -177,6 +177,9 @@ def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache
 def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.constexpr = "warp"):
     """`cp.async.bulk.tensor` shared -> global: writes the box at `coordinates` (elements outside the tensor are dropped), in a bulk group.
 
+    No coordinate may be negative (an illegal instruction), and rows are written in pieces of 16 bytes: where the tensor's row ends inside one, the
+    rest of that piece is written too (both seen on the H200).
+
     sm_90. PTX ISA "cp.async.bulk.tensor".
     """
     require("cp.async.bulk.tensor", 90)

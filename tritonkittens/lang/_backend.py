@@ -33,7 +33,8 @@ from tritonkittens.lang.types import unwrap
 
 __all__ = [
     "ArchitectureError", "GluonASTSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
-    "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash", "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
+    "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
+    "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
 ]
 
 P = ParamSpec("P")

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
+from tritonkittens.inline_ptx._asm import in_cluster
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang._backend import (
     ARCHITECTURES,
@@ -131,12 +132,17 @@ class Kernel:
         if cluster > 1 and not 90 <= arch < 120:
             raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is "
                                     f"compiled for sm_{arch}")
+        if cluster > 1:
+            settings["num_stages"] = cluster  # without meaning in an explicit kernel; the code differs, and so must the key of Triton's cache
+        token = in_cluster.set(cluster > 1)
         try:
             with billing(arch) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
         except Exception as error:
             reraise(error)
             raise
+        finally:
+            in_cluster.reset(token)
         limit = SHARED_LIMIT.get(arch, 0)
         if compiled.metadata.shared > limit:
             items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)

@@ -430,7 +430,8 @@ def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = No
     """Start copying a shared tile to global memory by TMA (committed as a group); what lies outside the tensor is not written.
 
     TMA writes whole pieces of 16 bytes: the innermost extent should be a multiple of 16 bytes, or the rest of the last piece, which lies between the row's end
-    and the next row, is overwritten (seen on the H200; loads end exactly). Written to by registers before? `fence_async` first. Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
+    and the next row, is overwritten (seen on the H200; loads end exactly). Written to by registers before? `fence_async` first.
+    Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
     """
     _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=_policy(cache_policy, "store_async"))
 

@@ -33,6 +33,7 @@ TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
 FINISH_BARRIER = 15
 MAX_CONSUMERS = 4
 MAX_CALLS = 4096  # shapes that a template remembers
+DEBUG_MODES = (False, True, "report")
 
 REQUIRED = ("setup", "load", "compute", "finish")
 OPTIONAL = ("load_scratch", "start", "first", "drain")
@@ -98,7 +99,8 @@ class lcf:
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         asked = sum(self.registers()) * GROUP
         if asked > self._pool:
-            raise TileError(f"{type(self).__name__}: registers over budget: {self.registers()} a thread of {self.consumers + 1} warpgroups are {asked} of {self._pool}, "
+            raise TileError(f"{type(self).__name__}: registers over budget: {self.registers()} a thread of {self.consumers + 1} warpgroups "
+                            f"are {asked} of {self._pool}, "
                             f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
 
     def layout(self) -> layout:
@@ -115,7 +117,8 @@ class lcf:
 
     def _make_key(self) -> str:
         hooks = [getattr(type(self), h) for h in (*REQUIRED, *OPTIONAL) if hasattr(type(self), h)]
-        parts = [type(self).__qualname__, library_hash(), repr(sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())), repr(self._plan), *(h.cache_key for h in hooks)]
+        knobs = sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())
+        parts = [type(self).__qualname__, library_hash(), repr(knobs), repr(self._plan), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -189,7 +192,7 @@ class Call:
         device = tensors[0].get_device() if tensors else -1
         slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 else 1
         self.grid = (min(template.tasks(*[t.shape for t in tensors]), slots),)
-        self.keys = tuple(((template,), (("debug", True), *template._options) if debug else template._options) for debug in (False, True))
+        self.keys = {debug: ((template,), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
 
     def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
         """The kernel's run-time arguments."""
@@ -301,7 +304,7 @@ def _allocate(t: Trace, T: Any) -> Any:
 @op
 def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     config = unwrap(T)
-    roles = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
+    roles: list[tuple[Any, tuple]] = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
     roles.append((_producer, (G, A, memory, T)))
     t.call(specialize, roles, (WARPS,) * config.consumers + (1,), config.registers())
 
@@ -361,8 +364,8 @@ def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected
     if copied or key not in account.load_bytes:  # a hook that is already in the module is not traced again
         account.load_bytes[key] = copied
     if account.load_bytes[key] != expected:
-        raise TileError(f"hook {what!r} copies {account.load_bytes[key]} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every tile "
-                        "of the argument exactly once, on its `arrived`")
+        raise TileError(f"hook {what!r} copies {account.load_bytes[key]} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
+                        "tile of the argument exactly once, on its `arrived`")
 
 
 @op
@@ -470,10 +473,10 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has input, has scratch, first turn passes to consumer 0) as constants."""
+    """(stages, safe stages, over ring, pipelined, has scratch) as constants."""
     T = unwrap(T)
     placed = T.placement(t.arch)
-    return tl.tuple([tl.constexpr(x) for x in (placed.stages, placed.safe_stages, placed.over_ring is not None, T.pipelined, bool(T._plan.input), bool(T._plan.scratch))])
+    return tl.tuple([tl.constexpr(x) for x in (placed.stages, placed.safe_stages, placed.over_ring is not None, T.pipelined, bool(T._plan.scratch))])
 
 
 @op
@@ -492,7 +495,6 @@ def _producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     SAFE: tl.constexpr = _facts(T)[1]
     OVER_RING: tl.constexpr = _facts(T)[2]
-    HAS_INPUT: tl.constexpr = _facts(T)[4]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -501,22 +503,21 @@ def _producer(G, A, memory, T: tl.constexpr):
     while info.valid:
         whole = _with(_context(G, A, index, T), info)
         _load_scratch(whole, memory, (turn & 1) ^ 1)
-        if HAS_INPUT:
+        if OVER_RING:
+            slot = 0  # the tail of the ring must be the slots that are filled last
+        for i in range(info.iterations):
             if OVER_RING:
-                slot = 0  # the tail of the ring must be the slots that are filled last
-            for i in range(info.iterations):
-                if OVER_RING:
-                    if i == SAFE:
-                        wait(memory.staging_free[0], (turn & 1) ^ 1)
-                        arrive(memory.staging_free[0], per="warp")
-                wait(memory.finished[slot], (phases >> slot) & 1)
-                _load(_at(whole, i), memory, slot)
-                phases = phases ^ (1 << slot)
-                slot = tl.where(slot + 1 == STAGES, 0, slot + 1)
-            if OVER_RING:
-                if info.iterations <= SAFE:
+                if i == SAFE:
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
                     arrive(memory.staging_free[0], per="warp")
+            wait(memory.finished[slot], (phases >> slot) & 1)
+            _load(_at(whole, i), memory, slot)
+            phases = phases ^ (1 << slot)
+            slot = tl.where(slot + 1 == STAGES, 0, slot + 1)
+        if OVER_RING:
+            if info.iterations <= SAFE:
+                wait(memory.staging_free[0], (turn & 1) ^ 1)
+                arrive(memory.staging_free[0], per="warp")
         turn += 1
         index += tl.num_programs(0)
         info = _setup(_context(G, A, index, T))
@@ -527,7 +528,7 @@ def _consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     OVER_RING: tl.constexpr = _facts(T)[2]
     PIPELINED: tl.constexpr = _facts(T)[3]
-    HAS_SCRATCH: tl.constexpr = _facts(T)[5]
+    HAS_SCRATCH: tl.constexpr = _facts(T)[4]
     slot = 0
     phases = 0
     turn = 0
