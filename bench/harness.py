@@ -15,7 +15,7 @@ import triton
 from triton.testing import do_bench
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-ROUNDS = 14  # even: each contender runs first as often as last
+ROUNDS = 20  # even: each contender runs first as often as last
 
 
 def device_time(run: Callable[[], object]) -> float:

@@ -33,6 +33,7 @@ TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
 FINISH_BARRIER = 15
 MAX_CONSUMERS = 4
 MAX_CALLS = 4096  # shapes that a template remembers
+_new = tuple.__new__
 DEBUG_MODES = (False, True, "report")
 
 REQUIRED = ("setup", "load", "compute", "finish")
@@ -198,7 +199,8 @@ class Call:
         """The kernel's run-time arguments."""
         if len(args) != len(self.args) or any(n not in args for n in self.args):
             raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
-        described = tuple([(GlobalArg(t, s), t) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
+        # straight to tuple: a named tuple's own constructor takes twice as long
+        described = tuple([(_new(GlobalArg, (t, s)), t) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
         return described, tuple([args[n] for n in self.args])
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
