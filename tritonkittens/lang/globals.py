@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.dtypes import from_torch
@@ -22,7 +23,8 @@ class GlobalLayout(NamedTuple):
     them.
 
     A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
-    edge.
+    edge. `addresses` points to the descriptors in global memory where multicast needs them. `fixed` are extents and strides that the kernel is
+    compiled for.
     """
 
     maps: tuple
@@ -30,6 +32,8 @@ class GlobalLayout(NamedTuple):
     shape: tuple = ()
     strides: tuple = ()
     even: Any = ()
+    addresses: Any = None
+    fixed: Any = None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -55,12 +59,13 @@ class gl:
 
     `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where
     a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
-    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan".
+    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". With `static` the extents and strides are constants of the
+    kernel, which is compiled anew for others. `multicast` is for loads that write into several blocks of a cluster (`load_async(…, multicast=mask)`).
     """
 
-    __slots__ = ("fill", "specs", "tensor", "tiles")
+    __slots__ = ("fill", "multicast", "specs", "static", "tensor", "tiles")
 
-    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero"):
+    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool = False, multicast: bool = False):
         if not isinstance(tensor, torch.Tensor):
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
@@ -71,8 +76,14 @@ class gl:
                 raise TileError(f"gl of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
         if fill not in ("zero", "nan"):
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
-        self.tensor, self.tiles, self.fill = tensor, tiles, fill
+        self.tensor, self.tiles, self.fill, self.static, self.multicast = tensor, tiles, fill, static, multicast
         self.specs = map_specs(tiles, tensor.ndim, fill)
+        if multicast and not self.specs:
+            raise TileError(f"gl of shape {tuple(tensor.shape)} with multicast: give the tile types that TMA moves")
+
+    def plain(self) -> GlobalLayout:
+        """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`, for `tk.load` and `tk.store` of registers."""
+        return GlobalLayout((), self.tensor, tuple(self.tensor.shape), tuple(self.tensor.stride()))
 
 
 def rank_of(g: Any) -> int:
@@ -80,14 +91,25 @@ def rank_of(g: Any) -> int:
     return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
 
 
+def fixed_of(g: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(extents, strides) that the kernel is compiled for, None where they are run-time values."""
+    return unwrap(getattr(g, "fixed", None))
+
+
 def extents_of(g: Any) -> list[Any]:
-    """Run-time extents of a global layout inside a kernel (int32 scalars)."""
+    """Extents of a global layout inside a kernel: int32 scalars, or constants of a static one."""
+    fixed = fixed_of(g)
+    if fixed is not None:
+        return [tl.constexpr(n) for n in fixed[0]]
     return list(g.maps[0].shape) if len(g.maps) else list(g.shape)
 
 
 def strides_of(g: Any) -> list[Any]:
     """Strides of a global layout inside a kernel, in elements: run-time values, the last one 1 where it is known when the kernel is
     compiled."""
+    fixed = fixed_of(g)
+    if fixed is not None:
+        return list(fixed[1])
     strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
     if len(g.maps) or unwrap(strides[-1]) is None:
         strides[-1] = 1
@@ -119,7 +141,7 @@ def check_global(g: Any, name: str) -> None:
 
 @op
 def extent(t: Trace, g: Any, axis: Any) -> Any:
-    """Elements of a global layout along `axis` (negative axes count from the last), an int32 scalar."""
+    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the layout is `static`."""
     check_global(g, "extent")
     axis, rank = unwrap(axis), rank_of(g)
     if not -rank <= axis < rank:

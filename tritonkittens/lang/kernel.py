@@ -26,6 +26,7 @@ from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
+from tritonkittens.lang.multicast import device_maps
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Launcher, capability, check_tensor_map
@@ -102,17 +103,18 @@ class Kernel:
             raise TypeError(f"{self.name}: {error}; its parameters are ({', '.join(p.name for p in self.parameters)})") from None
         bound.apply_defaults()
         values = list(bound.arguments.values())
+        runtime = [values[i] for i in self.runtime]
         constants = tuple(values[i].value if isinstance(values[i], tl.constexpr) else values[i] for i in self.constants)
         if options.get("debug", False) not in (False, True, REPORT):
             raise TileError(f"{self.name}(debug={options['debug']!r}): must be False, True or {REPORT!r}")
-        return [values[i] for i in self.runtime], constants, tuple(sorted(options.items()))
+        return runtime, (constants, static_layouts(runtime)), tuple(sorted(options.items()))
 
     def _compile_for_launch(self, key: Any, types: tuple, device: int) -> Any:
         major, minor = capability(device)
         return self._compile(key, types, major * 10 + minor)
 
     def _compile(self, key: tuple, types: tuple, arch: int) -> Any:
-        constants, options = key
+        (constants, static), options = key
         signature: dict[str, Any] = {}
         attributes: dict[tuple[int, ...], Any] = {}
         constexprs: dict[tuple[int, ...], Any] = {}
@@ -121,6 +123,8 @@ class Kernel:
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
+        for i, fixed in static:
+            constexprs[(self.runtime[i], GlobalLayout._fields.index("fixed"))] = fixed
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
             raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for "
                                     f"sm_{arch}")
@@ -197,6 +201,11 @@ def check_descriptors(argument: Any, name: str) -> None:
             check_descriptors(item, f"{name}[{i}]")
 
 
+def static_layouts(arguments: list) -> tuple:
+    """(position, (extents, strides)) of the global layouts whose shape the kernel is compiled for."""
+    return tuple([(i, (tuple(a.tensor.shape), tuple(a.tensor.stride()))) for i, a in enumerate(arguments) if isinstance(a, gl) and a.static])
+
+
 def prepare(argument: Any) -> Any:
     """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has
     no descriptor."""
@@ -204,7 +213,8 @@ def prepare(argument: Any) -> Any:
         tensor = argument.tensor
         even: Any = None if even_rows(tensor) else ()
         if argument.specs:
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, even=even)
+            addresses = device_maps(tensor, argument.specs) if argument.multicast else None
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, even=even, addresses=addresses)
         strides = tensor.stride()
         return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even)
     if isinstance(argument, torch.Tensor):

@@ -17,6 +17,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, rank_of, strides_of
+from tritonkittens.lang.multicast import load_multicast
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
@@ -368,13 +369,16 @@ def _policy(cache_policy: Any, name: str) -> Any:
 
 
 @op
-def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, cache_policy: Any = None) -> Any:
+def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, cache_policy: Any = None, multicast: Any = None) -> Any:
     """Start copying a tile from global to shared memory, without waiting.
 
     With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by
     all threads of the role: `load_async_wait` waits for it (element types of less than 4 bytes go through registers where the columns of
     the tensor are not contiguous or not a multiple of 16 bytes). Coordinates in tiles, one per dimension. `cache_policy` says how L2
-    treats the lines ("evict_first", "evict_last", "evict_normal"; TMA only). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
+    treats the lines ("evict_first", "evict_last", "evict_normal"; TMA only).
+
+    `multicast` is a mask (one bit for each rank of the cluster, int32): the tile is written to the same place in each of those blocks and completes on the same
+    semaphore of each, which must expect its bytes (`tk.gl(…, multicast=True)`, `cluster_size=` at launch). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_async: the destination must be a shared tile or vector, got {dst!r}")
@@ -386,9 +390,14 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
-    for m, place, view in _tma_copies(t, src, dst, coord, "load_async"):
-        t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
+    copies = _tma_copies(t, src, dst, coord, "load_async")
     bill().copied += dst.nbytes
+    if multicast is not None and unwrap(multicast) is not None:
+        if policy is not None:
+            raise TileError("load_async(cache_policy=…, multicast=…): give one of them")
+        return load_multicast(t, dst, src, copies, arrived, multicast)
+    for m, place, view in copies:
+        t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     return None
 
 

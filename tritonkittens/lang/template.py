@@ -193,7 +193,7 @@ class Call:
         device = tensors[0].get_device() if tensors else -1
         slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 else 1
         self.grid = (min(template.tasks(*[t.shape for t in tensors]), slots),)
-        self.keys = {debug: ((template,), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
+        self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
 
     def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
         """The kernel's run-time arguments."""

@@ -48,6 +48,10 @@ class struct_type(base_type):
         return struct(**dict(zip((n for n, _ in self.fields), values, strict=True))), cursor
 
 
+class FieldError(TileError, AttributeError):
+    """A record has no such field."""
+
+
 class struct(base_value):
     """An immutable record of named values: `s = tk.struct(acc=acc, m=m)`; `s.acc`; `s.replace(acc=new)`."""
 
@@ -65,7 +69,7 @@ class struct(base_value):
             raise AttributeError(name)
         fields = self.__dict__["fields"]
         if name not in fields:
-            raise TileError(f"{name!r}: this record has {', '.join(map(repr, fields)) or 'no fields'}")
+            raise FieldError(f"{name!r}: this record has {', '.join(map(repr, fields)) or 'no fields'}")
         return fields[name]
 
     def replace(self, _semantic: Any = None, **changes: Any) -> struct:

@@ -1,0 +1,33 @@
+"""Kernels for clusters and static layouts, used by the compile tests and on the GPU."""
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+
+
+@tk.kernel
+@triton.jit
+def shared_loads(X, Y, TILE: tl.constexpr):
+    """Each of two blocks loads one of two tiles for both; Y[2·block + i] = X[i]."""
+    tiles = tk.allocate(TILE, 2)
+    arrived = tk.semaphores(2)
+    for i in tl.static_range(2):
+        tk.expect(arrived[i], TILE.nbytes)
+    tk.cluster_sync()  # both blocks' barriers are there
+    rank = tk.cluster_rank()
+    tk.load_async(tiles[rank], X, (rank, 0), arrived[rank], multicast=3)
+    for i in tl.static_range(2):
+        tk.wait(arrived[i], 0)
+        tk.store(Y, tk.load(tiles[i], layout="memory"), (2 * tk.block_index() + i, 0))
+    tk.cluster_sync()  # nobody leaves while the other still writes here
+
+
+@tk.kernel
+@triton.jit
+def fixed_sum(X, Y):
+    """Y = X summed over 16-row tiles, in a loop whose length is known when the kernel is compiled."""
+    ROWS: tl.constexpr = tk.extent(X, 0)
+    total = tk.zero(tk.rt(tk.fp32, 16, 64, "memory"))
+    for i in tl.static_range(ROWS // 16):
+        total += tk.load(X, tk.rt(tk.fp32, 16, 64, "memory"), (i, 0))
+    tk.store(Y, total, (0, 0))
