@@ -581,7 +581,7 @@ def check(name, dtype, out, want, interpreted=False):
 
 def arguments(values):
     """Tensors as global layouts without descriptors, for plain kernels and the interpreter."""
-    return [GlobalLayout((), v, tuple(v.shape), tuple(v.stride())) if isinstance(v, torch.Tensor) else v for v in values]
+    return [tk.gl(v).plain() if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def compile_plain(fn, values, constants, arch):

@@ -32,8 +32,8 @@ class GlobalLayout(NamedTuple):
     shape: tuple = ()
     strides: tuple = ()
     even: Any = ()
-    addresses: Any = None
-    fixed: Any = None
+    addresses: Any = ()
+    fixed: Any = ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -82,7 +82,7 @@ class gl:
             raise TileError(f"gl of shape {tuple(tensor.shape)} with multicast: give the tile types that TMA moves")
 
     def plain(self) -> GlobalLayout:
-        """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`, for `tk.load` and `tk.store` of registers."""
+        """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`; registers are loaded and stored."""
         return GlobalLayout((), self.tensor, tuple(self.tensor.shape), tuple(self.tensor.stride()))
 
 
@@ -93,7 +93,7 @@ def rank_of(g: Any) -> int:
 
 def fixed_of(g: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(extents, strides) that the kernel is compiled for, None where they are run-time values."""
-    return unwrap(getattr(g, "fixed", None))
+    return unwrap(getattr(g, "fixed", ())) or None
 
 
 def extents_of(g: Any) -> list[Any]:

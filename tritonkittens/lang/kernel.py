@@ -212,11 +212,12 @@ def prepare(argument: Any) -> Any:
     if isinstance(argument, gl):
         tensor = argument.tensor
         even: Any = None if even_rows(tensor) else ()
+        fixed: Any = None if argument.static else ()
         if argument.specs:
-            addresses = device_maps(tensor, argument.specs) if argument.multicast else None
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, even=even, addresses=addresses)
+            addresses = device_maps(tensor, argument.specs) if argument.multicast else ()
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, addresses, fixed)
         strides = tensor.stride()
-        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even)
+        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even, (), fixed)
     if isinstance(argument, torch.Tensor):
         from_torch(argument.dtype)
         return argument

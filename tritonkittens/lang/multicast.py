@@ -70,7 +70,7 @@ def _issue(map, destination, bar, coordinates, mask, thread):
 
 def load_multicast(t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], arrived: semaphore, mask: Any) -> None:
     """Issue the copies (descriptor, element coordinates, view) of a tile into the blocks whose bit is set in `mask`, on the same barrier of each."""
-    if unwrap(getattr(src, "addresses", None)) is None:
+    if not isinstance(getattr(src, "addresses", ()), tl.tensor):
         raise TileError("load_async(multicast=…): make the global layout with tk.gl(…, multicast=True)")
     thread = role_thread(t)
     order = {id(m): i for i, m in enumerate(src.maps)}
