@@ -57,6 +57,27 @@ CALL cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32
   return (uintptr_t)map % _Alignof(CUtensorMap) || interleave ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+// As above; from word 11 on the corners (lower, upper) of each spatial dimension; word 14 channels and pixels; word 15 element strides.
+CALL cuTensorMapEncodeIm2col(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *dims,
+                             const cuuint64_t *strides, const int *lower, const int *upper, cuuint32_t channels, cuuint32_t pixels,
+                             const cuuint32_t *element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                             CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  uint64_t words[16] = {(uint64_t)address};
+  words[1] = (uint64_t)type | (uint64_t)rank << 8 | 1u << 21 | (uint64_t)swizzle << 32 | (uint64_t)fill << 40 | (uint64_t)promotion << 48;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    words[2 + i] = dims[i];
+    if (i + 1 < rank)
+      words[7 + i] = strides[i];
+    if (i + 2 < rank)
+      words[11 + i] = (uint32_t)lower[i] | (uint64_t)(uint32_t)upper[i] << 32;
+    words[15] |= (uint64_t)element_strides[i] << 8 * i;
+  }
+  words[14] = (uint64_t)channels | (uint64_t)pixels << 32;
+  memcpy(map, words, sizeof words);
+  ++fake_encodes;
+  return (uintptr_t)map % _Alignof(CUtensorMap) || interleave ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 CALL cuCtxGetCurrent(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
 CALL cuCtxSetCurrent(CUcontext context) { current = context; return CUDA_SUCCESS; }
 CALL cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) { *context = (CUcontext)(uintptr_t)(0x1000 + device); return CUDA_SUCCESS; }

@@ -1,6 +1,7 @@
 """`python -m tritonkittens`: the demo and the inspector."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,4 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)  # an orderly end lets nanobind, in Triton's bindings, fill the screen with a report of leaked objects

@@ -3,6 +3,7 @@ from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import extent, gl
+from tritonkittens.lang.im2col import im2col, load_im2col_async
 from tritonkittens.lang.kernel import Kernel, kernel
 from tritonkittens.lang.layout import layout
 from tritonkittens.lang.maps import (

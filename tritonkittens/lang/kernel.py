@@ -29,7 +29,7 @@ from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.multicast import device_maps
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
-from tritonkittens.launch import GlobalArg, Launcher, capability, check_tensor_map
+from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map
 from tritonkittens.launch.arguments import ArgType, argument_types
 
 ALIGNED = [["tt.divisibility", 16]]  # Triton's attribute of a pointer whose address is a multiple of 16
@@ -186,7 +186,10 @@ _ELEMENT = {
 
 def _descriptor(element: str, spec: Any) -> str:
     layout = piece_shared_layout(_ELEMENT[element], spec.swizzle, len(spec.box))
-    return f"tensordesc<{element}[{','.join(map(str, spec.box))}],{layout!r}>"
+    box = ",".join(map(str, spec.box))
+    if isinstance(spec, Im2colSpec):
+        return f"tensordesc_im2col<{element}[{box}],input_rank={len(spec.lower) + 2},{layout!r}>"
+    return f"tensordesc<{element}[{box}],{layout!r}>"
 
 
 def check_descriptors(argument: Any, name: str) -> None:

@@ -173,6 +173,9 @@ def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any =
 def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None) -> Any:
     """A register tile from where it lives.
 
+    A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, other ways of handing it back need
+    `fence_async` first.
+
     - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory") or `like` (another register tile) says how registers hold
       it;
     - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;

@@ -59,7 +59,9 @@ class lcf:
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
-    Scratch tiles are given back before `drain`: products that read them must have been waited for.
+    Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
+    `compute` returns: it must leave no product under way. Copies of `load` and `load_scratch` are counted where they are written, once for each helper
+    function and its argument types.
     In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`; where it makes sense also `iter`,

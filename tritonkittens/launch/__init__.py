@@ -2,6 +2,7 @@
 
 from .arguments import ArgType, GlobalArg
 from .device import Device, capability, device_facts, l2_bytes, multiprocessor_count, shared_memory_per_block
+from .im2col import Im2colSpec, check_im2col
 from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
@@ -11,9 +12,11 @@ __all__ = [
     "CudaDriver",
     "Device",
     "GlobalArg",
+    "Im2colSpec",
     "Launcher",
     "TensorMapSpec",
     "capability",
+    "check_im2col",
     "check_tensor_map",
     "cuda_driver",
     "device_facts",

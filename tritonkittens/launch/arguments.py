@@ -9,7 +9,7 @@ from triton._utils import canonicalize_dtype
 from triton.backends.driver import expand_signature
 from triton.language import constexpr
 
-from .tensormap import TensorMapSpec, addressable_strides
+from .tensormap import MapSpec, addressable_strides
 
 POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
 
@@ -22,7 +22,7 @@ class GlobalArg(NamedTuple):
     """
 
     tensor: torch.Tensor
-    specs: tuple[TensorMapSpec, ...]
+    specs: tuple[MapSpec, ...]
 
 
 class ArgType(NamedTuple):
@@ -41,7 +41,7 @@ class ArgType(NamedTuple):
     kind: str
     type: str
     aligned: bool = False
-    specs: tuple[TensorMapSpec, ...] = ()
+    specs: tuple[MapSpec, ...] = ()
 
 
 CONSTEXPR = ArgType("constexpr", "constexpr")
@@ -110,8 +110,8 @@ def argument_types(args: Sequence[Any], names: Sequence[str] = ()) -> tuple:
             if not isinstance(value.specs, tuple) or not value.specs:
                 raise TypeError(f"{name}: GlobalArg(..., specs={value.specs!r}); specs is a tuple of at least one TensorMapSpec")
             for spec in value.specs:
-                if not isinstance(spec, TensorMapSpec) or not isinstance(spec.box, tuple):
-                    raise TypeError(f"{name}: {spec!r}; a tile is described by a TensorMapSpec; the box is a tuple of ints")
+                if not isinstance(spec, MapSpec) or not isinstance(spec.box, tuple):
+                    raise TypeError(f"{name}: {spec!r}; a tile is described by a TensorMapSpec or an Im2colSpec; the box is a tuple of ints")
             out.append(ArgType("descriptor", element_type(value.tensor, name), specs=value.specs))
         elif isinstance(value, (int, float)):
             scalar = scalar_type(value)
@@ -235,7 +235,7 @@ def pack(
     args: Sequence[Any],
     names: Sequence[str],
     expected: list[str],
-    encode_map: Callable[[torch.Tensor, TensorMapSpec, str, int], bytes],
+    encode_map: Callable[[torch.Tensor, MapSpec, str, int], bytes],
     kernel: str,
 ) -> Parameters:
     """The parameter block of a launch, scalars left at zero, with Triton's two scratch pointers (global, profile; null) at its end.

@@ -27,8 +27,9 @@ from .arguments import (
     tensor_device,
 )
 from .clock_cache import ClockCache
+from .im2col import Im2colSpec
 from .libcuda import CudaDriver
-from .tensormap import TensorMapSpec, encode
+from .tensormap import MapSpec, encode
 
 Grid = tuple[int, ...] | Callable[..., tuple[int, ...]]
 Compile = Callable[[Hashable, tuple, int], Any]
@@ -74,7 +75,7 @@ class Code:
         self._attributes_storage = ctypes.create_string_buffer(self.attributes, max(len(self.attributes), 1))
         self.attributes_address = ctypes.addressof(self._attributes_storage)
 
-    def encode_map(self, tensor: torch.Tensor, spec: TensorMapSpec, name: str, position: int) -> bytes:
+    def encode_map(self, tensor: torch.Tensor, spec: MapSpec, name: str, position: int) -> bytes:
         """The tensor map of the ``position``-th descriptor, with the box that this kernel's copies were compiled for."""
         if position >= len(self.descriptors):
             raise RuntimeError(
@@ -82,8 +83,10 @@ class Code:
                 "callback must declare one 'tensordesc' per spec"
             )
         compiled = self.descriptors[position]
-        if compiled.get("is_im2col") or compiled["fp4_padded"]:
-            raise RuntimeError(f"{name}: {self.name} was compiled with an im2col or padded fp4 descriptor; a TensorMapSpec describes tiles")
+        is_im2col = bool(compiled.get("is_im2col"))
+        if is_im2col != isinstance(spec, Im2colSpec) or compiled["fp4_padded"]:
+            kind = "a padded fp4" if compiled["fp4_padded"] else "an im2col" if is_im2col else "a tiled"
+            raise RuntimeError(f"{name}: {spec}, but {self.name} was compiled with {kind} descriptor")
         box, swizzle = tuple(compiled["block_size"]), _SWIZZLE_BYTES[compiled["swizzle"]]
         if swizzle != spec.swizzle or len(box) != len(spec.box) or any(tile % copy for tile, copy in zip(spec.box, box)):
             raise RuntimeError(

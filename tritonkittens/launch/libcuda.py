@@ -50,6 +50,13 @@ class CudaDriver:
         self._encode_tiled = self._function(
             "cuTensorMapEncodeTiled", ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4
         )
+        self._encode_im2col = self._function(
+            "cuTensorMapEncodeIm2col",
+            *[ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32],
+            *[ctypes.c_void_p] * 5,
+            *[ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p],
+            *[ctypes.c_int] * 4,
+        )
         self._retain_context = self._function("cuDevicePrimaryCtxRetain", ctypes.c_void_p, ctypes.c_int)
         self._set_attribute = self._function("cuFuncSetAttribute", ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         self._error_name = self._function("cuGetErrorName", ctypes.c_int, ctypes.c_void_p)
@@ -139,8 +146,7 @@ class CudaDriver:
     ) -> bytes:
         """cuTensorMapEncodeTiled: a 128-byte tensor map. Lists run from the innermost dimension; strides in bytes, one fewer than dims."""
         rank = len(dims)
-        storage = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
-        tensor_map = (ctypes.addressof(storage) + TENSOR_MAP_BYTES - 1) & -TENSOR_MAP_BYTES
+        storage, tensor_map = _tensor_map_storage()
         code = self._encode_tiled(
             tensor_map,
             dtype,
@@ -158,6 +164,48 @@ class CudaDriver:
         self.check(code, f"cuTensorMapEncodeTiled(dims={dims}, strides={strides}, box={box}, swizzle={swizzle}, dtype={dtype})")
         return ctypes.string_at(tensor_map, TENSOR_MAP_BYTES)
 
+    def encode_im2col(
+        self,
+        dtype: int,
+        address: int,
+        dims: list[int],
+        strides: list[int],
+        lower: list[int],
+        upper: list[int],
+        channels: int,
+        pixels: int,
+        element_strides: list[int],
+        swizzle: int,
+        l2_promotion: int,
+        fill: int,
+    ) -> bytes:
+        """cuTensorMapEncodeIm2col: a 128-byte tensor map. Lists as in :meth:`encode_tiled`; corners have two fewer than dims."""
+        rank = len(dims)
+        storage, tensor_map = _tensor_map_storage()
+        code = self._encode_im2col(
+            tensor_map,
+            dtype,
+            rank,
+            address,
+            (ctypes.c_uint64 * rank)(*dims),
+            (ctypes.c_uint64 * rank)(*strides),
+            (ctypes.c_int * rank)(*lower),
+            (ctypes.c_int * rank)(*upper),
+            channels,
+            pixels,
+            (ctypes.c_uint32 * rank)(*element_strides),
+            0,  # no interleave
+            swizzle,
+            l2_promotion,
+            fill,
+        )
+        self.check(
+            code,
+            f"cuTensorMapEncodeIm2col(dims={dims}, strides={strides}, lower={lower}, upper={upper}, channels={channels}, pixels={pixels}, "
+            f"element_strides={element_strides}, swizzle={swizzle}, dtype={dtype})",
+        )
+        return ctypes.string_at(tensor_map, TENSOR_MAP_BYTES)
+
 
 @functools.cache
 def cuda_driver() -> CudaDriver:
@@ -166,6 +214,12 @@ def cuda_driver() -> CudaDriver:
         return CudaDriver()
     except OSError as error:
         raise RuntimeError(f"launching a kernel needs an NVIDIA driver: {error}") from None
+
+
+def _tensor_map_storage() -> tuple[Any, int]:
+    """Memory that holds a tensor map at a multiple of 128 bytes, and that address."""
+    storage = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
+    return storage, (ctypes.addressof(storage) + TENSOR_MAP_BYTES - 1) & -TENSOR_MAP_BYTES
 
 
 def _default_stream(device: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from tritonkittens.inline_ptx.tensormap import correct_small_tensor
 
 from .clock_cache import ClockCache
+from .im2col import Im2colSpec, check_im2col
 from .libcuda import CudaDriver, cuda_driver
 
 MAX_RANK = 5
@@ -50,9 +51,13 @@ class TensorMapSpec(NamedTuple):
     fill: str = "zero"
 
 
-def hardware_box(spec: TensorMapSpec, itemsize: int) -> tuple[int, ...]:
-    """Extents in elements of one TMA copy of a tile: at most 256 each, and exactly the swizzle width in the last dimension."""
-    box = [min(extent, MAX_BOX) for extent in spec.box]
+MapSpec = TensorMapSpec | Im2colSpec
+
+
+def hardware_box(spec: MapSpec, itemsize: int) -> tuple[int, ...]:
+    """Extents in elements of one TMA copy of a tile: at most 256 each (1024 pixels of im2col), and exactly the swizzle width in the last
+    dimension."""
+    box = list(spec.box) if isinstance(spec, Im2colSpec) else [min(extent, MAX_BOX) for extent in spec.box]
     if spec.swizzle:
         box[-1] = spec.swizzle // itemsize
     return tuple(box)
@@ -80,7 +85,7 @@ def check_tensor_map(
     strides: Sequence[int],
     itemsize: int,
     address: int | None,
-    spec: TensorMapSpec,
+    spec: MapSpec,
     name: str,
     dtype: torch.dtype | None = None,
 ) -> None:
@@ -91,7 +96,7 @@ def check_tensor_map(
 
     Raises TypeError for a spec or extents of the wrong type, ValueError for a broken rule.
     """
-    if not isinstance(spec, TensorMapSpec):
+    if not isinstance(spec, MapSpec):
         raise TypeError(f"{name}: a tile is described by a TensorMapSpec, got {type(spec).__name__}: {spec!r}")
     what = f"{name}: shape {tuple(shape)}, strides {tuple(strides)}, {itemsize}-byte elements"
     tile = f"{name}: box {spec.box}, swizzle {spec.swizzle}, {itemsize}-byte elements"
@@ -102,7 +107,9 @@ def check_tensor_map(
         raise ValueError(f"{what}: TMA moves elements of 1, 2, 4 or 8 bytes")
     if len(strides) != rank:
         raise ValueError(f"{what}: {rank} extents but {len(strides)} strides")
-    if len(spec.box) != rank:
+    if isinstance(spec, Im2colSpec):
+        check_im2col(spec, rank, name, shape)
+    elif len(spec.box) != rank:
         raise ValueError(f"{tile}: the box has {len(spec.box)} dimensions, the tensor {rank} (shape {tuple(shape)}); they must agree")
     for i, extent in enumerate(spec.box):
         if not isinstance(extent, int):
@@ -154,7 +161,7 @@ _lock = threading.Lock()
 
 def encode(
     tensor: torch.Tensor,
-    spec: TensorMapSpec,
+    spec: MapSpec,
     *,
     name: str = "tensor",
     box: tuple[int, ...] | None = None,
@@ -181,20 +188,18 @@ def encode(
     return entry.data
 
 
-def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: TensorMapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
+def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
     shape, itemsize, address = tuple(tensor.shape), tensor.itemsize, tensor.data_ptr()
     check_tensor_map(shape, tensor.stride(), itemsize, address, spec, name, tensor.dtype)
     strides = [stride * itemsize for stride in addressable_strides(shape, tensor.stride(), itemsize)[:-1]]
-    data = driver.encode_tiled(
-        type_code(tensor.dtype, name),
-        address,
-        list(reversed(shape)),
-        list(reversed(strides)),
-        list(reversed(box or hardware_box(spec, itemsize))),
-        _SWIZZLE_CODE[spec.swizzle],
-        _L2_PROMOTION_128B,
-        _FILL_CODE[spec.fill],
-    )
+    copied = list(reversed(box or hardware_box(spec, itemsize)))
+    where = type_code(tensor.dtype, name), address, list(reversed(shape)), list(reversed(strides))
+    modes = _SWIZZLE_CODE[spec.swizzle], _L2_PROMOTION_128B, _FILL_CODE[spec.fill]
+    if isinstance(spec, Im2colSpec):
+        corners, steps = (list(reversed(spec.lower)), list(reversed(spec.upper))), [1, *reversed(spec.element_strides), 1]
+        data = driver.encode_im2col(*where, *corners, copied[0], copied[1], steps, *modes)
+    else:
+        data = driver.encode_tiled(*where, copied, *modes)
     span = sum((extent - 1) * stride for extent, stride in zip(shape, [*strides, itemsize]))
     return correct_small_tensor(data, span, driver.version)
 
