@@ -11,7 +11,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.cases_explicit import meta
-from tests.cases_im2col import all_taps, convolution_input, expected_tile, expected_taps, one_tile
+from tests.cases_im2col import all_taps, convolution_input, expected_taps, expected_tile, one_tile
 from tests.fake_libcuda import FakeCuda, build
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, TensorMapSpec, check_tensor_map, encode
 
@@ -50,12 +50,12 @@ def test_one_offset_for_each_spatial_dimension(spatial):
 
 
 @triton.jit
-def _role(X, tile, arrived):
+def _producer(X, tile, arrived):
     tk.load_im2col_async(tile, X, (0, tk.block_index(0), 0, 0), (0, 2), arrived[0])
 
 
 @triton.jit
-def _idle(X, tile, arrived):
+def _consumer(tile, arrived):
     tk.wait(arrived[0], 0)
 
 
@@ -64,7 +64,13 @@ def _idle(X, tile, arrived):
 def in_a_role(X, TILE: tl.constexpr):
     tile = tk.allocate(TILE)
     arrived = tk.semaphores(1)
-    tk.specialize([(_idle, (X, tile, arrived)), (_role, (X, tile, arrived))], (4,), (24,))
+    tk.expect(arrived[0], tile)
+    tk.specialize(((_consumer, (tile, arrived)), (_producer, (X, tile, arrived))), warps=(4, 1))
+
+
+def test_a_role_can_load():
+    compiled = in_a_role.compile(tk.im2col(meta(2, 8, 8, 64), TILE, (0, 0), (0, 0)), TILE)
+    assert len(re.findall(INSTRUCTION, compiled.asm["ptx"])) == 1
 
 
 @tk.kernel
@@ -124,12 +130,16 @@ def test_wrong_use_in_a_kernel_is_named(what, message):
     assert message in str(error.value)
 
 
-def test_architectures_without_tma_refuse_it(monkeypatch):
-    arguments = tk.im2col(meta(2, 8, 64), TILE, (0,), (0,)), tk.gl(meta(64, 64)), TILE, (0, 0, 0), (0,)
-    with pytest.raises(tk.ArchitectureError, match="needs .* compiled for sm_80"):
-        one_tile.compile(*arguments, arch="sm_80")
-    compiled = in_a_role.compile(tk.im2col(meta(2, 8, 8, 64), TILE, (0, 0), (0, 0)), TILE)
-    assert len(re.findall(INSTRUCTION, compiled.asm["ptx"])) == 1
+@tk.kernel
+@triton.jit
+def only_the_load(X, TILE: tl.constexpr):
+    tk.load_im2col_async(tk.allocate(TILE), X, (0, 0, 0), (0,), None)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_120a"])
+def test_other_architectures_refuse_it(arch):
+    with pytest.raises(tk.ArchitectureError, match=rf"load_im2col_async \(TMA\) needs .*; this kernel is compiled for {arch.rstrip('a')}"):
+        only_the_load.compile(tk.im2col(meta(2, 8, 64), TILE, (0,), (0,)), TILE, arch=arch)
 
 
 # ---- rules of the host -------------------------------------------------------------------------------------------------
@@ -164,7 +174,7 @@ def test_a_broken_rule_of_the_host_is_named(arguments, message):
 @pytest.mark.parametrize(
     ("tensor", "upper", "message"),
     [
-        (meta(2, 8, 8, 68)[..., :64].transpose(1, 3), (0, 0), "X: shape (2, 64, 8, 8), strides (4352, 1, 544, 68), 2-byte elements: the last"),
+        (meta(2, 8, 8, 68)[..., :64].transpose(1, 3), (0, 0), "X: shape (2, 64, 8, 8), strides (4352, 1, 68, 544), 2-byte elements: the last"),
         (meta(2, 8, 8, 68)[..., :64], (0, 0), "stride 68 of dimension 2 is 136 bytes; TMA needs a multiple of 16 bytes"),
         (meta(2, 8, 3, 64), (0, -3), "X: shape (2, 8, 3, 64), lower (0, 0), upper (0, -3): the pixel box runs from 0 to -1; it must hold"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.cases_im2col import all_taps, convolution_input, expected_tile, expected_taps, one_tile
+from tests.cases_im2col import all_taps, convolution_input, expected_taps, expected_tile, one_tile
 from tests.util import poison
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from typing import NamedTuple
 MAX_PIXELS = 1024  # of one copy
 MAX_CHANNELS = 256  # of one copy
 MAX_ELEMENT_STRIDE = 8
-# The two corners of the pixel box share a word of the tensor map each: the more of them, the fewer bits. By the tensor's rank.
+# The values of one corner share 16 bits of the tensor map: the more of them, the smaller their range. By the tensor's rank.
 CORNER_RANGE = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 
 
