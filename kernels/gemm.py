@@ -10,6 +10,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, addressable, as_addressable, check_operands, padded_empty, signature, storable
 
+EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
 MAX_CALLS = 4096  # operand shapes that are remembered
 
 
@@ -32,6 +33,10 @@ class Gemm(tk.lcf):
 
     def tasks(self, A, B, C):
         return -(-C[0] // (self.consumers * self.rows)) * -(-C[1] // self.cols)
+
+    def blocks(self, slots, A, B, C):
+        """A short product is bound by memory, which all multiprocessors together reach faster than even rounds."""
+        return super().blocks(slots, A, B, C) if A[1] >= EVEN_ROUNDS_DEPTH else min(self.tasks(A, B, C), slots)
 
     @triton.jit
     def setup(ctx):

@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as hyp
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm import Gemm
 from tritonkittens.lang.layout import ALIGNMENT, MAX_STAGES, Placement, nbytes, place
 
 KIB = 1024
@@ -143,3 +144,14 @@ def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blo
             taken[name, stage].append(span)
             lowest = min(lowest, stage)
     assert placed.safe_stages == lowest
+
+
+def test_rounds_are_even_unless_memory_is_the_limit():
+    square, flat = (4096, 4096), (4096, 256)
+    gemm = Gemm()
+    assert gemm.tasks(square, square, square) == 512
+    assert gemm.blocks(132, square, square, square) == 128  # 4 rounds of 128, not 3 of 132 and one of 116
+    assert gemm.blocks(132, flat, (256, 4096), square) == 132
+    assert gemm.blocks(132, (128, 4096), (4096, 256), (128, 256)) == 1
+    assert gemm.blocks(132, (0, 4096), square, (0, 4096)) == 0
+    assert tk.lcf.blocks(gemm, 132, (128, 4096), (4096, 256 * 133), (128, 256 * 133)) == 67

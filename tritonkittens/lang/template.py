@@ -114,6 +114,15 @@ class lcf:
         """How many tasks tensors of these shapes make, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""
         return 1 << 30
 
+    def blocks(self, slots: int, *shapes: Any) -> int:
+        """How many blocks of the device's `slots` a launch takes: only as many as keep the number of rounds, so that every round is equally full.
+
+        On a power-limited card that is faster than a full start and a half-empty end (1 % for a GEMM of 512 tasks on 132 multiprocessors of the H200).
+        """
+        tasks = self.tasks(*shapes)
+        rounds = max(1, -(-tasks // slots))
+        return -(-tasks // rounds)
+
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
         return {n: getattr(self, n) for n in names if not n.startswith("_")}
@@ -194,7 +203,7 @@ class Call:
         self.specs = tuple([map_specs(tiles, t.ndim, "zero") for (_, tiles), t in zip(plan.globals, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 else 1
-        self.grid = (min(template.tasks(*[t.shape for t in tensors]), slots),)
+        self.grid = (template.blocks(slots, *[t.shape for t in tensors]),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
 
     def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
