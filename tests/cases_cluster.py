@@ -31,3 +31,22 @@ def fixed_sum(X, Y):
     for i in tl.static_range(ROWS // 16):
         total += tk.load(X, tk.rt(tk.fp32, 16, 64, "memory"), (i, 0))
     tk.store(Y, total, (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def fixed_sum_of_tuple(G):
+    """`fixed_sum` of layouts in tuples: (Y, (X,))."""
+    ROWS: tl.constexpr = tk.extent(G[1][0], 0)
+    total = tk.zero(tk.rt(tk.fp32, 16, 64, "memory"))
+    for i in tl.static_range(ROWS // 16):
+        total += tk.load(G[1][0], tk.rt(tk.fp32, 16, 64, "memory"), (i, 0))
+    tk.store(G[0], total, (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def extents(X, out):
+    """out = the three extents of X."""
+    for axis in tl.static_range(3):
+        tl.store(out + axis, tk.extent(X, axis))

@@ -26,3 +26,26 @@ def test_static_layouts_are_told_apart(rng):
         y = poison(torch.empty(16, 64, device="cuda"))
         cases.fixed_sum[(1,)](tk.gl(x, static=True), tk.gl(y))
         assert relative_error(y, x.double().view(-1, 16, 64).sum(0)) < 1e-6
+
+
+@pytest.mark.parametrize("tiles", [(), (tk.st(tk.fp32, 16, 64),)])
+def test_layouts_with_some_static_dimensions_are_told_apart(rng, tiles):
+    """Rows are compiled in; columns and the distance of rows change without a new kernel, and what lies past the columns reads as zero."""
+    for rows, cols, pitch in ((48, 64, 64), (16, 64, 96), (48, 20, 24), (48, 64, 80), (32, 128, 128)):
+        x = torch.randn(rows, pitch, device="cuda")[:, :cols]
+        want = torch.zeros(16, 64, dtype=torch.float64, device="cuda")
+        want[:, :min(cols, 64)] = x[:, :64].double().reshape(-1, 16, min(cols, 64)).sum(0)
+        for static in (0, (-2,), True):
+            direct, nested = poison(torch.empty(16, 64, device="cuda")), poison(torch.empty(16, 64, device="cuda"))
+            cases.fixed_sum[(1,)](tk.gl(x, *tiles, static=static), tk.gl(direct))
+            cases.fixed_sum_of_tuple[(1,)]((tk.gl(nested), (tk.gl(x, *tiles, static=static),)))
+            assert relative_error(direct, want) < 1e-6 and torch.equal(direct, nested)
+
+
+@pytest.mark.parametrize("static", [(), 0, 1, -1, (0, 2), (-1, -2), True])
+@pytest.mark.parametrize("tiles", [(), (tk.st(tk.fp32, 16, 32),)])
+def test_extents_are_the_same_static_or_not(rng, static, tiles):
+    for shape in ((1, 16, 32), (5, 48, 64), (2, 17, 36)):
+        out = torch.full((3,), -1, dtype=torch.int32, device="cuda")
+        cases.extents[(1,)](tk.gl(torch.randn(shape, device="cuda"), *tiles, static=static), out)
+        assert tuple(out.tolist()) == shape

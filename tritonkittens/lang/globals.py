@@ -23,8 +23,8 @@ class GlobalLayout(NamedTuple):
     them.
 
     A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
-    edge. `addresses` points to the descriptors in global memory where multicast needs them. `fixed` are extents and strides that the kernel is
-    compiled for.
+    edge. `addresses` points to the descriptors in global memory where multicast needs them. `fixed` are the extents and strides that the
+    kernel is compiled for, None in the place of those that it is not.
     """
 
     maps: tuple
@@ -54,18 +54,30 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str) -> tuple[TensorM
     return tuple(specs)
 
 
+def static_axes(static: bool | int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The dimensions, counted from the first, that `static` names."""
+    if isinstance(static, bool):
+        return tuple(range(rank)) if static else ()
+    axes = static if isinstance(static, tuple) else (static,)
+    if not all(isinstance(axis, int) and not isinstance(axis, bool) and -rank <= axis < rank for axis in axes):
+        raise TileError(f"gl(static={static!r}): must be True, False or dimensions from {-rank} to {rank - 1}")
+    return tuple(sorted({axis % rank for axis in axes}))
+
+
 class gl:
     """A tensor for an explicit kernel: `tk.gl(x, tk.st(tk.bf16, 64, 128))`.
 
     `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where
     a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
-    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". With `static` the extents and strides are constants of the
-    kernel, which is compiled anew for others. `multicast` is for loads that write into several blocks of a cluster (`load_async(…, multicast=mask)`).
+    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". `static` names the dimensions, or True for all,
+    whose extents and strides are constants of the kernel, which is compiled anew for others: `tk.gl(x, static=(-2, -1))`. `multicast` is
+    for loads that write into several blocks of a cluster (`load_async(…, multicast=mask)`).
     """
 
     __slots__ = ("fill", "multicast", "specs", "static", "tensor", "tiles")
 
-    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool = False, multicast: bool = False):
+    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False,
+                 multicast: bool = False):
         if not isinstance(tensor, torch.Tensor):
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
@@ -76,10 +88,17 @@ class gl:
                 raise TileError(f"gl of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
         if fill not in ("zero", "nan"):
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
-        self.tensor, self.tiles, self.fill, self.static, self.multicast = tensor, tiles, fill, static, multicast
+        self.tensor, self.tiles, self.fill, self.multicast = tensor, tiles, fill, multicast
+        self.static = static_axes(static, tensor.ndim)
         self.specs = map_specs(tiles, tensor.ndim, fill)
         if multicast and not self.specs:
             raise TileError(f"gl of shape {tuple(tensor.shape)} with multicast: give the tile types that TMA moves")
+
+    def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        """(extents, strides) that the kernel is compiled for; None where it is not."""
+        extents, strides = self.tensor.shape, self.tensor.stride()
+        return (tuple([n if axis in self.static else None for axis, n in enumerate(extents)]),
+                tuple([n if axis in self.static else None for axis, n in enumerate(strides)]))
 
     def plain(self) -> GlobalLayout:
         """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`; registers are loaded and stored."""
@@ -91,29 +110,30 @@ def rank_of(g: Any) -> int:
     return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
 
 
-def fixed_of(g: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(extents, strides) that the kernel is compiled for, None where they are run-time values."""
+def fixed_of(g: Any) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
+    """(extents, strides) that the kernel is compiled for, with None for run-time values; None where all are."""
     return unwrap(getattr(g, "fixed", ())) or None
 
 
 def extents_of(g: Any) -> list[Any]:
-    """Extents of a global layout inside a kernel: int32 scalars, or constants of a static one."""
+    """Extents of a global layout inside a kernel: constants of static dimensions, int32 scalars of others."""
+    extents = list(g.maps[0].shape) if len(g.maps) else list(g.shape)
     fixed = fixed_of(g)
-    if fixed is not None:
-        return [tl.constexpr(n) for n in fixed[0]]
-    return list(g.maps[0].shape) if len(g.maps) else list(g.shape)
+    if fixed is None:
+        return extents
+    return [tl.constexpr(constant) if constant is not None else extents[axis] for axis, constant in enumerate(fixed[0])]
 
 
 def strides_of(g: Any) -> list[Any]:
-    """Strides of a global layout inside a kernel, in elements: run-time values, the last one 1 where it is known when the kernel is
-    compiled."""
-    fixed = fixed_of(g)
-    if fixed is not None:
-        return list(fixed[1])
+    """Strides of a global layout inside a kernel, in elements: constants of static dimensions, else run-time values; the last one is 1
+    where it is known when the kernel is compiled."""
     strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
     if len(g.maps) or unwrap(strides[-1]) is None:
         strides[-1] = 1
-    return strides
+    fixed = fixed_of(g)
+    if fixed is None:
+        return strides
+    return [constant if constant is not None else strides[axis] for axis, constant in enumerate(fixed[1])]
 
 
 def is_even(g: Any) -> bool:
@@ -141,7 +161,7 @@ def check_global(g: Any, name: str) -> None:
 
 @op
 def extent(t: Trace, g: Any, axis: Any) -> Any:
-    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the layout is `static`."""
+    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the dimension is `static`."""
     check_global(g, "extent")
     axis, rank = unwrap(axis), rank_of(g)
     if not -rank <= axis < rank:

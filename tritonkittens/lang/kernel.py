@@ -123,8 +123,9 @@ class Kernel:
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
-        for i, fixed in static:
-            constexprs[(self.runtime[i], GlobalLayout._fields.index("fixed"))] = fixed
+        for (i, *inner), fixed in static:
+            path = (self.runtime[i], *inner, GlobalLayout._fields.index("fixed"))
+            constexprs[path] = fixed
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
             raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for "
                                     f"sm_{arch}")
@@ -204,9 +205,16 @@ def check_descriptors(argument: Any, name: str) -> None:
             check_descriptors(item, f"{name}[{i}]")
 
 
-def static_layouts(arguments: list) -> tuple:
-    """(position, (extents, strides)) of the global layouts whose shape the kernel is compiled for."""
-    return tuple([(i, (tuple(a.tensor.shape), tuple(a.tensor.stride()))) for i, a in enumerate(arguments) if isinstance(a, gl) and a.static])
+def static_layouts(arguments: list | tuple, path: tuple[int, ...] = ()) -> tuple:
+    """(path, (extents, strides)) of the global layouts, also inside tuples, with dimensions that the kernel is compiled for."""
+    found: list[tuple] = []
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, gl):
+            if argument.static:
+                found.append(((*path, i), argument.fixed()))
+        elif isinstance(argument, tuple) and not isinstance(argument, GlobalArg):
+            found.extend(static_layouts(argument, (*path, i)))
+    return tuple(found)
 
 
 def prepare(argument: Any) -> Any:
