@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import torch
 
+from tritonkittens.launch import is_reachable
+
 HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
 
@@ -13,7 +15,7 @@ def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tens
     for argument, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
-        if x.device.type != "cuda":
+        if not is_reachable(x.device):
             raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device")
         if x.device != first.device:
             raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")

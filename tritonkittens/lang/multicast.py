@@ -20,7 +20,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import role_thread, semaphore
 from tritonkittens.lang.types import unwrap
-from tritonkittens.launch import TensorMapSpec, encode
+from tritonkittens.launch import TensorMapSpec, encode, simulator
 from tritonkittens.launch.clock_cache import ClockCache
 
 MAP_BYTES = 128
@@ -46,7 +46,11 @@ def device_maps(tensor: torch.Tensor, specs: tuple[TensorMapSpec, ...]) -> torch
     The first call for a tensor copies to the device, which a CUDA graph cannot capture: call the kernel once before.
     """
     if tensor.is_meta or tensor.device.type != "cuda":
-        return torch.empty(MAP_BYTES * len(specs), dtype=torch.uint8, device=tensor.device)
+        buffer = torch.empty(MAP_BYTES * len(specs), dtype=torch.uint8, device=tensor.device)
+        simulated = simulator.get()
+        if simulated is not None and not tensor.is_meta:
+            simulated.register_maps(buffer, tensor, specs)
+        return buffer
     key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, specs)
     entry = _cache.table.get(key)
     if entry is None:

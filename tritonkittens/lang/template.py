@@ -25,7 +25,7 @@ from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, expect, named_
 from tritonkittens.lang.tensor_memory import tensor_allocator
 from tritonkittens.lang.types import TileType, tt, unwrap
 from tritonkittens.lang.values import struct
-from tritonkittens.launch import GlobalArg, multiprocessor_count
+from tritonkittens.launch import GlobalArg, multiprocessor_count, simulator
 
 WARPS = 4  # of a consumer warpgroup
 GROUP = WARPS * 32  # its threads; the producer warp takes a warpgroup too
@@ -202,7 +202,7 @@ class Call:
         self.name, self.args = name, plan.args
         self.specs = tuple([map_specs(tiles, t.ndim, "zero") for (_, tiles), t in zip(plan.globals, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
-        slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 else 1
+        slots = multiprocessor_count(device) * template.blocks_per_sm if device >= 0 or simulator.get() is not None else 1
         self.grid = (template.blocks(slots, *[t.shape for t in tensors]),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
 

@@ -5,6 +5,7 @@ from .device import Device, capability, device_facts, l2_bytes, multiprocessor_c
 from .im2col import Im2colSpec, check_im2col
 from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
+from .target import is_reachable, simulator
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "device_facts",
     "encode",
     "hardware_box",
+    "is_reachable",
     "l2_bytes",
     "multiprocessor_count",
     "shared_memory_per_block",
+    "simulator",
 ]

@@ -43,10 +43,16 @@ def _device(index: int) -> Device:
 
 
 def device_facts(device: int | torch.device | None = None) -> Device:
-    """Facts about ``device`` (an index, a torch device, or None for the current one); read once per device.
+    """Facts about ``device`` (an index, a torch device, or None for the current one); read once per device. Within `tritonkittens.sim.device` the
+    CPU (index -1) and the current device are the simulated one.
 
     Raises ValueError for a device that is not a GPU, RuntimeError without one.
     """
+    from .target import simulator  # which names the class above
+
+    simulated = simulator.get()
+    if simulated is not None and (device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")):
+        return simulated.facts
     if isinstance(device, torch.device):
         if device.type != "cuda":
             raise ValueError(f"device_facts({device!s}): only CUDA devices have these facts")

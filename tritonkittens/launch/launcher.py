@@ -29,6 +29,7 @@ from .arguments import (
 from .clock_cache import ClockCache
 from .im2col import Im2colSpec
 from .libcuda import CudaDriver
+from .target import simulator
 from .tensormap import MapSpec, encode
 
 Grid = tuple[int, ...] | Callable[..., tuple[int, ...]]
@@ -227,6 +228,10 @@ class Launcher:
         with self._lock:
             return self._code(args, key, self._device(args)).compiled
 
+    def compile(self, args: tuple, key: Hashable, device: int) -> Any:
+        """Compile for the current target, without loading and without keeping: what the simulator asks for."""
+        return self._compile(key, argument_types(args, self.arg_names), device)
+
     @property
     def num_bindings(self) -> int:
         """How many prebuilt launches are held."""
@@ -261,6 +266,11 @@ class Launcher:
             return
         if not isinstance(args, tuple):
             raise TypeError(f"{self.name}: args is a {type(args).__name__}; it must be a tuple")
+        simulated = simulator.get()
+        if simulated is not None and tensor_device(args) in (None, -1):
+            check_devices(args, self.arg_names, "cpu")
+            simulated.launch(self, extents, args, key)
+            return
         if not self._is_started:
             check_devices(args, self.arg_names, "cuda" if self._driver is None else self._driver.device_type)
             self._start()

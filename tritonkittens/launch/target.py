@@ -1,0 +1,28 @@
+"""Where kernels run: on a GPU, or, within `tritonkittens.sim.device(...)`, on CPU tensors in the simulator."""
+
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+
+from .device import Device
+
+
+class Simulator(Protocol):
+    """What the launch path needs of a simulated device."""
+
+    facts: Device
+
+    def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
+        """Run one launch of a `Launcher` to its end."""
+
+    def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
+        """Descriptors of a tensor that lie in global memory, 128 bytes each from the start of `buffer`."""
+
+
+simulator: ContextVar[Simulator | None] = ContextVar("simulator", default=None)
+
+
+def is_reachable(device: torch.device) -> bool:
+    """May a kernel take tensors on that device now?"""
+    return device.type == "cuda" or (device.type == "cpu" and simulator.get() is not None)

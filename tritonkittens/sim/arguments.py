@@ -1,0 +1,114 @@
+"""A launch's arguments as values of the lowered kernel's parameters: addresses, numbers, tensor maps with the extents and strides that follow them."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tritonkittens.launch.arguments import GlobalArg
+from tritonkittens.launch.im2col import Im2colSpec
+
+from .memory import Global
+from .operations.global_memory import as_scalar
+from .ttgir import Descriptor, Pointer, Scalar
+from .values import TensorMap
+
+_ELEMENTS = {
+    torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2",
+    torch.uint8: "i8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i8", torch.float8_e8m0fnu: "i8",
+    torch.uint16: "i16", torch.uint32: "i32", torch.uint64: "i64",
+}  # fmt: skip
+
+
+class ArgumentError(TypeError):
+    """The arguments of a launch do not fit the kernel."""
+
+
+def as_tensor(value: Any) -> Any:
+    """numpy arrays become torch tensors of the same memory; anything else stays."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
+    """What cuTensorMapEncode makes of a tensor and a tile."""
+    element = _ELEMENTS[tensor.dtype]
+    size = tensor.element_size()
+    fill = math.nan if getattr(spec, "fill", "zero") == "nan" else 0.0
+    im2col = None
+    if isinstance(spec, Im2colSpec):
+        im2col = dict(lower=spec.lower, upper=spec.upper, element_strides=spec.element_strides)
+    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tuple(spec.box), fill, name, im2col, tensor)
+
+
+def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
+    """A Triton TensorDescriptor: the map, then its extents, then its strides in elements."""
+    tensor = as_tensor(value.base)
+    memory.add_tensor(tensor, name)
+    size = tensor.element_size()
+    fill = math.nan if getattr(value, "padding", "zero") == "nan" else 0.0
+    im2col = None
+    if hasattr(value, "pixel_box_lower_corner"):
+        im2col = dict(
+            lower=tuple(value.pixel_box_lower_corner), upper=tuple(value.pixel_box_upper_corner), element_strides=tuple(value.element_strides or (1,) * len(value.shape))[1:-1]
+        )
+    shape, strides = tuple(int(n) for n in value.shape), tuple(int(s) for s in value.strides)
+    yield TensorMap(tensor.data_ptr(), _ELEMENTS[tensor.dtype], size, shape, tuple(s * size for s in strides), tuple(value.block_shape), fill, name, im2col, tensor)
+    yield from shape
+    yield from strides
+
+
+def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Sequence[str], memory: Global) -> Iterator[Any]:
+    """Arguments in parameter order, without those that the kernel is compiled for. `kinds` is Triton's signature, nested as the arguments are."""
+    for i, (value, kind) in enumerate(zip(values, kinds)):
+        name = names[i] if i < len(names) else f"argument {i}"
+        if isinstance(value, tuple) and isinstance(kind, tuple) and not isinstance(value, GlobalArg):
+            yield from flatten(value, kind, [f"{name}[{j}]" for j in range(len(value))], memory)
+            continue
+        if kind == "constexpr" or (isinstance(kind, tuple) and not kind):
+            continue
+        value = as_tensor(value)
+        if isinstance(value, GlobalArg):
+            memory.add_tensor(value.tensor, name)
+            for spec in value.specs:
+                yield tensor_map(value.tensor, spec, name)
+                yield from value.tensor.shape
+                yield from (s if n > 1 else 1 for n, s in zip(value.tensor.shape, value.tensor.stride()))
+        elif isinstance(value, torch.Tensor):
+            if value.device.type != "cpu":
+                raise ArgumentError(f"{name}: a tensor on {value.device}; the simulator takes CPU tensors and numpy arrays")
+            memory.add_tensor(value, name)
+            yield value.data_ptr()
+        elif hasattr(value, "block_shape"):
+            yield from _descriptor_values(value, name, memory)
+        elif hasattr(value, "data_ptr"):
+            yield value.data_ptr()
+        elif isinstance(value, (bool, int, float, np.generic)):
+            yield value
+        elif value is None:
+            yield 0
+        else:
+            raise ArgumentError(f"{name}: {type(value).__name__} {value!r}; a kernel takes tensors, numbers and tuples of these")
+
+
+def convert(flat: Sequence[Any], types: Sequence[Any], kernel: str) -> list[Any]:
+    """Numbers in the form that each parameter's type has at run time."""
+    if len(flat) != len(types):
+        raise ArgumentError(f"{kernel}: {len(flat)} values for {len(types)} parameters of the compiled kernel")
+    out = []
+    for value, kind in zip(flat, types):
+        if isinstance(kind, Descriptor):
+            if not isinstance(value, TensorMap):
+                raise ArgumentError(f"{kernel}: {value!r} where the kernel takes a tensor descriptor")
+            out.append(value)
+        elif isinstance(kind, Pointer):
+            out.append(int(value))
+        elif isinstance(kind, Scalar) and kind.is_float:
+            out.append(as_scalar(value, kind))
+        else:
+            bits = kind.bits if isinstance(kind, Scalar) else 64
+            whole = int(value) & ((1 << bits) - 1)
+            out.append(whole - (1 << bits) if bits > 1 and whole >> (bits - 1) else whole)
+    return out

@@ -1,0 +1,134 @@
+"""Happens-before: vector clocks of roles and asynchronous operations, and the shadow that remembers who touched which bytes.
+
+A role (the threads of one partition) is a component of the clock that counts its releases. An asynchronous operation (a copy, a matrix product) is one bit: it
+is in a clock once somebody has waited for it. Ordinary accesses are seen by the asynchronous proxy (TMA, wgmma, tcgen05) only across `fence.proxy.async`
+(PTX ISA, "Async proxy"), so a clock has a second half: what of the past was fenced.
+"""
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+GENERIC, ASYNC = "generic", "async"
+
+
+class Clock:
+    """What is known to have happened: the releases of each role, and the asynchronous operations that are complete."""
+
+    __slots__ = ("roles", "operations", "fenced", "fenced_operations")
+
+    def __init__(self, number_of_roles: int):
+        self.roles = [0] * number_of_roles
+        self.operations = 0
+        self.fenced = [0] * number_of_roles  # as `roles`, for ordinary accesses that the asynchronous proxy sees
+        self.fenced_operations = 0
+
+    def copy(self) -> Clock:
+        new = Clock.__new__(Clock)
+        new.roles, new.operations = self.roles[:], self.operations
+        new.fenced, new.fenced_operations = self.fenced[:], self.fenced_operations
+        return new
+
+    def join(self, other: Clock) -> None:
+        self.roles = [a if a > b else b for a, b in zip(self.roles, other.roles)]
+        self.fenced = [a if a > b else b for a, b in zip(self.fenced, other.fenced)]
+        self.operations |= other.operations
+        self.fenced_operations |= other.fenced_operations
+
+    def fence(self) -> None:
+        """`fence.proxy.async`: everything known so far is known to the asynchronous proxy too."""
+        self.fenced, self.fenced_operations = self.roles[:], self.operations
+
+    def covers(self, access: Access) -> bool:
+        """Did that access happen before?"""
+        if access.bit:
+            return bool(self.operations & access.bit)
+        return self.roles[access.role] >= access.epoch
+
+    def covers_fenced(self, access: Access) -> bool:
+        """… and is it visible to the asynchronous proxy?"""
+        if access.bit:
+            return bool(self.fenced_operations & access.bit)
+        return self.fenced[access.role] >= access.epoch
+
+
+class Access(NamedTuple):
+    """One read or write, by a role (epoch) or an asynchronous operation (bit)."""
+
+    role: int
+    epoch: int
+    bit: int
+    proxy: str
+    write: bool
+    op: Any  # the operation that did it, for reports
+    who: str
+    atomic: bool = False
+
+
+class Conflict(NamedTuple):
+    kind: str  # "race" or "missing-fence"
+    before: Access
+    start: int
+    end: int
+
+
+class _Segment:
+    __slots__ = ("start", "end", "write", "reads")
+
+    def __init__(self, start: int, end: int, write: Access | None, reads: tuple[Access, ...]):
+        self.start, self.end, self.write, self.reads = start, end, write, reads
+
+
+class Shadow:
+    """The last write and the reads since then, for every byte of one memory; equal neighbours are one segment."""
+
+    def __init__(self, size: int):
+        self.starts = [0]
+        self.segments = [_Segment(0, size, None, ())]
+
+    def _cut(self, at: int) -> int:
+        """Make `at` a boundary; the index of the segment that starts there."""
+        i = bisect_right(self.starts, at) - 1
+        segment = self.segments[i]
+        if segment.start == at:
+            return i
+        if at >= segment.end:
+            return i + 1
+        self.segments.insert(i + 1, _Segment(at, segment.end, segment.write, segment.reads))
+        self.starts.insert(i + 1, at)
+        segment.end = at
+        return i + 1
+
+    def access(self, runs: list[tuple[int, int]], base: int, access: Access, clock: Clock) -> Conflict | None:
+        """Record an access of the bytes `base + run`; the first conflict with an earlier access that `clock` does not order before it."""
+        found: Conflict | None = None
+        for start, end in runs:
+            start += base
+            end += base
+            first = self._cut(start)
+            last = self._cut(end) if end < self.segments[-1].end else len(self.segments)
+            for segment in self.segments[first:last]:
+                if found is None:
+                    found = self._check(segment, access, clock)
+            if access.write:
+                if last - first > 1:
+                    del self.segments[first + 1 : last]
+                    del self.starts[first + 1 : last]
+                whole = self.segments[first]
+                whole.end, whole.write, whole.reads = end, access, ()
+            else:
+                for segment in self.segments[first:last]:
+                    if not any(r.role == access.role and r.epoch == access.epoch and r.bit == access.bit and r.proxy == access.proxy for r in segment.reads):
+                        segment.reads = (*(r for r in segment.reads if r.proxy != access.proxy or not clock.covers(r)), access)
+        return found
+
+    @staticmethod
+    def _check(segment: _Segment, access: Access, clock: Clock) -> Conflict | None:
+        for before in (segment.write, *segment.reads) if access.write else (segment.write,):
+            if before is None or (before.atomic and access.atomic):
+                continue
+            if not clock.covers(before):
+                return Conflict("race", before, segment.start, segment.end)
+            if before.proxy == GENERIC and access.proxy == ASYNC and not clock.covers_fenced(before):
+                return Conflict("missing-fence", before, segment.start, segment.end)
+        return None

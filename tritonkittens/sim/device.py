@@ -1,0 +1,251 @@
+"""A simulated GPU: within `device(...)` every launch, of Triton, Gluon or tritonkittens, runs on CPU tensors in the simulator."""
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver as triton_driver
+
+from tritonkittens.launch import simulator
+from tritonkittens.launch.arguments import argument_types
+from tritonkittens.launch.device import Device as Facts
+
+from .arguments import as_tensor, convert, flatten, tensor_map
+from .lowering import compiling_for_simulation, load_lowered, load_ttgir
+from .memory import Global
+from .program import Program
+from .report import Finding, SimulationError
+from .schedule import Schedule, nth
+from .simulation import STEP_LIMIT, Simulation
+from .values import TensorMap
+
+ARCHITECTURES = {"sm_80": 80, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103}
+MULTIPROCESSORS = {80: 108, 89: 128, 90: 132, 100: 148, 103: 148}
+SHARED_PER_BLOCK = {80: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448}
+
+
+def facts(capability: int, multiprocessors: int | None = None) -> Facts:
+    """What a kernel's configuration may ask of the device that is simulated."""
+    block = SHARED_PER_BLOCK[capability]
+    return Facts(
+        index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or MULTIPROCESSORS[capability],
+        shared_memory_per_block=block, shared_memory_per_multiprocessor=block + 1024, registers_per_multiprocessor=65536, l2_bytes=50 << 20, memory_bytes=80 << 30,
+    )  # fmt: skip
+
+
+class Launch:
+    """One launch on a simulated device: what it was, and how to do it again on the same memory with another schedule."""
+
+    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, maps: dict[int, TensorMap]):
+        self.program, self.grid, self.values, self.memory, self.cluster, self.maps = program, grid, values, memory, cluster, maps
+        self.simulation: Simulation | None = None
+        self.seconds = 0.0
+
+    def run(self, schedule: Schedule, step_limit: int = STEP_LIMIT, recorder: Any = None) -> Simulation:
+        started = time.perf_counter()
+        self.simulation = Simulation(
+            self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder, tensor_maps=dict(self.maps)
+        )
+        self.simulation.run()
+        self.seconds = time.perf_counter() - started
+        return self.simulation
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [] if self.simulation is None else self.simulation.findings
+
+
+class SimulatedDevice:
+    """Launches go here. `launches` are kept in order; `raise_findings=False` collects what is found there instead of raising `SimulationError`."""
+
+    def __init__(
+        self, arch: str = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None, step_limit: int = STEP_LIMIT,
+        raise_findings: bool = True, recorder: Any = None, memory: Sequence[Any] = (),
+    ):  # fmt: skip
+        if arch not in ARCHITECTURES:
+            raise ValueError(f"arch={arch!r}: the simulator knows {', '.join(ARCHITECTURES)}")
+        self.arch, self.capability = arch, ARCHITECTURES[arch]
+        self.facts = facts(self.capability, multiprocessors)
+        self.schedule, self.step_limit, self.raise_findings, self.recorder = schedule, step_limit, raise_findings, recorder
+        self.launches: list[Launch] = []
+        self.maps: dict[int, TensorMap] = {}
+        self.memory = [as_tensor(m) for m in memory]
+        self.compiled: dict[Any, Any] = {}
+
+    # ---- a launch
+
+    def next_schedule(self, program: Program) -> Schedule:
+        given = self.schedule
+        if given is None:
+            return Schedule()
+        if isinstance(given, int):
+            return nth(given, len(program.role_names))
+        return given if isinstance(given, Schedule) else given()
+
+    def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> Launch:
+        """Run a program; `flat(memory)` gives its parameters' values and makes the tensors known."""
+        memory = Global()
+        for extra in self.memory:
+            memory.add_tensor(extra, "memory given to the device")
+        for known in self.maps.values():
+            if known.owner is not None:
+                memory.add_tensor(known.owner, known.name)
+        types = program.module.kernel.regions[0].blocks[0].argument_types
+        values = convert(flat(memory), types, program.name)
+        launch = Launch(program, grid, values, memory, cluster, self.maps)
+        self.launches.append(launch)
+        launch.run(self.next_schedule(program), self.step_limit, self.recorder)
+        if launch.findings and self.raise_findings:
+            raise SimulationError(program.name, launch.findings, launch)
+        return launch
+
+    # ---- tritonkittens' own launcher
+
+    def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
+        types = argument_types(args, launcher.arg_names)
+        found = self.compiled.get((id(launcher), key, types))
+        if found is None:
+            with compiling_for_simulation():
+                compiled = launcher.compile(args, key, -1)
+            found = self.compiled[id(launcher), key, types] = (load_lowered(compiled.asm["cubin"].decode()), compiled.metadata.num_ctas, launcher)
+        program, cluster, _ = found
+        kinds = _kinds(types)
+        x, y, z = grid
+        self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.arg_names, memory)), cluster)
+
+    def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
+        for i, spec in enumerate(specs):
+            made = tensor_map(tensor, spec, "tensor with multicast")
+            made.owner = (tensor, buffer)[0]
+            self.maps[buffer.data_ptr() + 128 * i] = made
+        self._buffers = [*getattr(self, "_buffers", []), buffer]
+
+    # ---- Triton's driver interface
+
+    def triton_launcher(self, source: Any, metadata: Any) -> Any:
+        signature = tuple(source.signature.values())
+        names = list(source.signature)
+
+        def launch(x: int, y: int, z: int, stream: Any, program: Program, *rest: Any) -> None:
+            values = rest[4:]
+            if 0 in (x, y, z):
+                return
+            self.start(program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1)
+
+        return launch
+
+
+def _kinds(types: Any) -> tuple:
+    """Which of nested `ArgType`s are compiled for."""
+    return tuple((t.kind if t.kind == "constexpr" else "value") if hasattr(t, "kind") else _kinds(t) for t in types)
+
+
+class _Utilities:
+    """What Triton asks of the driver's C module."""
+
+    def __init__(self, device: SimulatedDevice):
+        self.device = device
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple:
+        return None, load_lowered(kernel.decode()), 0, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        """Nothing was loaded."""
+
+    def get_device_properties(self, device: Any) -> dict[str, Any]:
+        known = self.device.facts
+        return dict(
+            max_shared_mem=known.shared_memory_per_block, max_num_regs=known.registers_per_multiprocessor, multiprocessor_count=known.multiprocessors, warpSize=32,
+            sm_clock_rate=1_700_000, mem_clock_rate=2_600_000, mem_bus_width=5120,
+        )  # fmt: skip
+
+
+class _Driver:
+    """A Triton driver whose device is simulated."""
+
+    def __init__(self, device: SimulatedDevice):
+        self.device = device
+        self.utils = _Utilities(device)
+        self.launcher_cls = device.triton_launcher
+        self.identity = f"tritonkittens.sim {device.arch}"
+
+    def get_current_device(self) -> str:
+        return self.identity
+
+    def set_current_device(self, device: Any) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return self.device.facts.capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.device.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """Nothing is cached."""
+
+
+@contextlib.contextmanager
+def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
+    """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped operators.
+
+    arch: "sm_90a", "sm_100a", …. options: `schedule` (a seed, a `Schedule`, or a function that makes one for each launch), `multiprocessors`, `step_limit`,
+    `raise_findings`, `memory` (tensors that a kernel reaches through addresses in memory). Gives the device, whose `launches` say what ran.
+
+    Raises SimulationError where a launch does something wrong.
+    """
+    made = SimulatedDevice(arch, **options)
+    config: Any = triton_driver
+    before = config._active
+    token = simulator.set(made)
+    config.set_active(_Driver(made))
+    try:
+        with compiling_for_simulation():
+            yield made
+    finally:
+        config._active = before
+        simulator.reset(token)
+
+
+def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any) -> Launch:
+    """Run one kernel on the CPU: numpy arrays or CPU torch tensors, results written into them.
+
+    kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the device
+    (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`) and the kernel's own keywords follow by name.
+
+    Returns the launch: `.simulation`, `.findings`, `.seconds`. Raises SimulationError for what the kernel does wrong.
+    """
+    own = {k: options.pop(k) for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory") if k in options}
+    args = tuple(as_tensor(a) for a in args)
+    options = {k: as_tensor(v) for k, v in options.items()}
+    with device(arch, **own) as simulated:
+        if isinstance(kernel, str):
+            program = load_ttgir(kernel, simulated.capability)
+            x, y, z = (*grid, 1, 1)[:3]
+            kinds = ["value"] * len(args)
+            simulated.start(program, (x, y, z), lambda memory: list(flatten(args, kinds, (), memory)), options.pop("cluster_size", 1))
+        elif hasattr(kernel, "__getitem__"):
+            kernel[grid](*args, **options)
+        else:
+            kernel(*args, **options, **({} if grid is None else {"blocks": grid[0] if isinstance(grid, tuple) else grid}))
+    return simulated.launches[-1]
+
+
+__all__ = ["ARCHITECTURES", "Launch", "SimulatedDevice", "device", "facts", "np", "run"]

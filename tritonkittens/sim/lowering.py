@@ -1,0 +1,120 @@
+"""TTGIR → the form that is simulated, by Triton's own passes, up to the step before LLVM: memory is allocated, barriers and fences are in place.
+
+Whatever changes from one Triton to the next in this is here and in `ttgir`: the passes and their order (`make_llir` of the NVIDIA backend), and how generic text
+is got out of MLIR. Triton offers no such printer, but MLIR prints every operation generically once a module does not verify; so an operation is put after a
+terminator, and what is printed is that.
+"""
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from typing import Any
+
+from triton import knobs
+from triton._C.libtriton import ir, nvidia, passes
+
+from .program import Program, prepare
+from .ttgir import Module, parse
+
+PTX_VERSION = 88  # what the allocation passes are told; 3.9 asks it for nothing that shows in TTGIR
+_MARK = 0x7461696C  # the value of the constant that makes the module invalid
+
+
+def lower(module: Any, capability: int) -> str:
+    """Lower an MLIR module in place; returns its generic text with locations."""
+    manager = ir.pass_manager(module.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager, False)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, PTX_VERSION)
+    nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
+    nvidia.passes.ttnvgpuir.add_proxy_fence_insertion(manager, capability)
+    nvidia.passes.ttnvgpuir.add_tmem_barrier_insertion(manager)
+    nvidia.passes.ttgpuir.add_membar(manager, capability, PTX_VERSION)
+    nvidia.passes.ttnvgpuir.add_tmem_wait_insertion(manager)
+    manager.run(module, "simulate")
+    return generic(module)
+
+
+def generic(module: Any) -> str:
+    """The generic form of a module, which is not valid any more afterwards."""
+    operations: list[Any] = []
+    module.walk(operations.append)
+    last = [op for op in operations if op.get_name() == "tt.return"][-1]
+    builder = ir.builder(module.context)
+    builder.set_insertion_point_to_end(last.get_block())
+    builder.get_int32(_MARK)
+    return str(module)
+
+
+def parse_lowered(text: str) -> Module:
+    """Parse what `lower` gave, without the operation that was added."""
+    module = parse(text)
+    for function in module.functions.values():
+        for block in function.regions[0].blocks:
+            tail = block.operations[-1] if block.operations else None
+            if tail is not None and tail.name == "arith.constant" and tail.attributes.get("value") == _MARK:
+                block.operations.pop()
+    return module
+
+
+def load_ttgir(text: str, capability: int | None = None) -> Program:
+    """A program from the TTGIR of a compiled kernel (`compiled.asm["ttgir"]`)."""
+    context = ir.context()
+    ir.load_dialects(context)
+    nvidia.load_dialects(context)
+    handle, path = tempfile.mkstemp(suffix=".ttgir")
+    try:
+        os.write(handle, text.encode())
+        os.close(handle)
+        module = ir.parse_mlir_module(path, context)
+    finally:
+        os.unlink(path)
+    module.context = context
+    if capability is None:
+        target = text.partition('ttg.target = "cuda:')[2]
+        capability = int(target.split('"')[0]) if target else 90
+    return prepare(parse_lowered(lower(module, capability)))
+
+
+@functools.cache
+def load_lowered(text: str) -> Program:
+    """A program from the text that `stages` leaves in place of a binary."""
+    return prepare(parse_lowered(text))
+
+
+# ---- compiling for the simulator: Triton's pipeline with its last stages exchanged
+
+
+def stages(backend: Any = None, table: dict[str, Any] | None = None, options: Any = None, language: Any = None, capability: Any = None) -> Any:
+    """Triton's hook `knobs.runtime.add_stages_inspection_hook`: everything after TTGIR becomes one stage that lowers for the simulator. No ptxas, no GPU."""
+    key = "tritonkittens.sim"
+    if table is None:
+        return key, key
+
+    def simulate(module: Any, metadata: dict[str, Any]) -> bytes:
+        text = lower(module, capability)
+        metadata["name"] = load_lowered(text).module.kernel.attributes["sym_name"]
+        metadata["shared"] = load_lowered(text).shared_bytes
+        metadata["num_warps"] = load_lowered(text).total_warps
+        metadata["tmem_size"] = load_lowered(text).tensor_columns
+        metadata.update(global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0, profile_scratch_align=1)
+        return text.encode()
+
+    for name in ("llir", "ptx"):
+        table.pop(name, None)
+    table["cubin"] = simulate
+    return key, key
+
+
+class compiling_for_simulation:
+    """Within it `triton.compile` stops at TTGIR and leaves the simulator's text where the binary would be."""
+
+    def __enter__(self) -> None:
+        self.before = knobs.runtime.add_stages_inspection_hook
+        knobs.runtime.add_stages_inspection_hook = stages
+
+    def __exit__(self, *_: Any) -> None:
+        knobs.runtime.add_stages_inspection_hook = self.before

@@ -1,0 +1,494 @@
+"""One cluster at work: its CTAs' memories, the roles that run code, the asynchronous operations in flight, and the rules of order between them.
+
+Nothing here knows a TTGIR operation; `operations/` says what each does in terms of this machine. A role runs until an operation touches something that others see,
+then the schedule chooses who goes on: a role that can, or an asynchronous operation that completes.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .barriers import MAX_COUNT, Barrier
+from .clocks import ASYNC, GENERIC, Access, Clock
+from .layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
+from .memory import Bytes
+from .numbers import decode, encode
+from .report import Finding, Place, Stop
+from .ttgir import Block, Op
+from .values import AddressMap, Allocation, Poison, View
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+MASK = SHARED_STRIDE - 1
+
+
+class Wait:
+    """Why a role does not go on: `ready` says whether it can, `describe` what it waits for. `barrier` and `parity` for waits of an mbarrier."""
+
+    __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time")
+
+    def __init__(
+        self, ready: Callable[[], bool], describe: Callable[[], str], barrier: Barrier | None = None, parity: int = 0, time: Callable[[], float] | None = None
+    ):
+        self.ready, self.describe, self.barrier, self.parity, self.time = ready, describe, barrier, parity, time
+        self.phase = barrier.phase if barrier is not None else 0
+
+
+class Async:
+    """An operation that a role starts and hardware completes, at any moment the schedule chooses.
+
+    `effect` runs at completion: it touches memory (as this agent) and signals. `after`: an operation of the same in-order unit that completes first.
+    """
+
+    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "unit", "gate", "registers")
+
+    def __init__(self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], after: Async | None, unit: str, number: int):
+        self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = kind, role, op, effect, after, unit, number
+        self.clock = role.clock.copy()
+        self.bit = 1 << number
+        self.done = False
+        self.started = role.time
+        self.finish = role.time
+        self.who = f"{kind} of {role.name}"
+        self.barrier: Barrier | None = None  # that it will signal
+        self.gate: Callable[[], bool] | None = None
+        self.registers: Any = None  # a matrix operand in registers, which must live until the product is waited for
+
+    def can_complete(self) -> bool:
+        return (self.after is None or self.after.done) and (self.gate is None or self.gate())
+
+
+class Role:
+    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep between operations."""
+
+    def __init__(self, machine: Machine, rank: int, index: int, name: str, warps: int, start_warp: int, environment: list[Any], block: Block):
+        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = machine, rank, index, name, warps, start_warp
+        self.environment, self.block, self.at = environment, block, 0
+        self.clock = Clock(machine.number_of_roles)
+        self.clock.roles[index] = 1
+        self.time = 0.0
+        self.wait: Wait | None = None
+        self.pending: Any = None  # the generator of an operation that is under way
+        self.pending_results: tuple[int, ...] = ()
+        self.done = False
+        self.frames: list[tuple[Block, int, tuple[int, ...]]] = []  # callers
+        self.steps = 0
+        self.op: Op | None = None
+        self.products: list[Async] = []  # wgmma groups in flight, oldest first
+        self.bulk_groups: list[list[Async]] = []
+        self.bulk_open: list[Async] = []
+        self.copy_groups: list[list[Async]] = []
+        self.copy_open: list[Async] = []
+        self.seen_phase: dict[int, int] = {}
+        self.children: list[Role] = []
+        self.on_return: Callable[[], None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self.done and (self.wait is None or self.wait.ready())
+
+    def release(self) -> Clock:
+        """The clock that an arrival hands on; what the role does from now on is not in it."""
+        clock = self.clock.copy()
+        self.clock.roles[self.index] += 1
+        return clock
+
+
+class Cta:
+    def __init__(self, rank: int, program: tuple[int, int, int], shared_bytes: int, tensor: bool):
+        self.rank, self.program = rank, program
+        self.shared = Bytes(shared_bytes)
+        self.tensor = Bytes(LANES * TENSOR_LANE_BYTES) if tensor else None
+        self.allocations: dict[str, list[Allocation]] = {"shared": [], "tensor": []}
+        self.tensor_live: dict[int, Allocation] = {}
+        self.static_top = 0
+
+
+class Machine:
+    """One cluster."""
+
+    def __init__(self, simulation: Simulation, index: int, programs: list[tuple[int, int, int]], name: str):
+        self.simulation, self.index, self.name = simulation, index, name
+        module = simulation.program
+        self.number_of_roles = simulation.roles_per_cta * len(programs)
+        self.ctas = [Cta(rank, program, module.shared_bytes, module.uses_tensor_memory) for rank, program in enumerate(programs)]
+        self.roles: list[Role] = []
+        self.flying: list[Async] = []
+        self.barriers: dict[int, Barrier] = {}
+        self.dead_barriers: dict[int, Op] = {}
+        self.operations = 0
+        self.units: dict[str, float] = {}  # modelled time at which an engine is free
+        self.queues: dict[Any, Async] = {}  # last operation of an in-order unit
+        self.named: dict[tuple[int, int], Any] = {}
+        self.cluster_barrier = ClusterBarrier(self)
+        self.time = 0.0
+        self.steps = 0
+
+    # ---- findings
+
+    def where(self, role: Role) -> str:
+        return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {role.rank}'}, {role.name}"
+
+    def report(self, kind: str, message: str, role: Role | None, op: Op, what: str = "", more: tuple[Place, ...] = (), **details: Any) -> None:
+        place = Place(self.where(role) if role else self.name, what or op.name, op.location)
+        self.simulation.found(Finding(kind, message, (*more, place), {k: v for k, v in details.items() if v is not None}))
+
+    def stop(self, kind: str, message: str, role: Role | None, op: Op, what: str = "", **details: Any) -> None:
+        place = Place(self.where(role) if role else self.name, what or op.name, op.location)
+        raise Stop(Finding(kind, message, (place,), details))
+
+    # ---- memory
+
+    def memory(self, space: str, rank: int) -> Bytes:
+        cta = self.ctas[rank]
+        found = cta.shared if space == "shared" else cta.tensor
+        assert found is not None
+        return found
+
+    def _pieces(self, base: int, map: AddressMap) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        """(rank, base within the CTA, runs) of a view."""
+        if not map.spread:
+            return [(base >> 24, base & MASK, map.runs)]
+        by_rank: dict[int, list[tuple[int, int]]] = {}
+        for start, end in map.runs:
+            by_rank.setdefault((start + base) >> 24, []).append((start & MASK, end & MASK or end))
+        return [(rank, base & MASK, runs) for rank, runs in by_rank.items()]
+
+    def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
+        """Record an access and report what it races with, what it overruns, what it misaligns."""
+        role = agent if isinstance(agent, Role) else agent.role
+        if isinstance(agent, Role):
+            access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
+        else:
+            access = Access(role.index, 0, agent.bit, proxy, write, op, f"{self.where(role)}, {agent.kind}", atomic)
+        for rank, base, runs in self._pieces(view.base, view.map):
+            if rank >= len(self.ctas):
+                self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
+            memory = self.memory(view.space, rank)
+            if runs and base + runs[-1][1] > memory.size:
+                self.stop("out-of-bounds", f"{view.name} ends at byte {base + runs[-1][1]} of {memory.size} of {view.space} memory", role, op)
+            conflict = memory.shadow.access(runs, base, access, agent.clock)
+            if conflict is not None:
+                self._conflict(conflict, access, view, rank)
+            if write and view.space == "shared" and self.barriers and not atomic:
+                for address, barrier in self.barriers.items():
+                    if address >> 24 == rank and any(base + s < (address & MASK) + 8 and (address & MASK) < base + e for s, e in runs):
+                        self.report("barrier-life", f"{barrier.name} is overwritten while it is in use", role, op)
+
+    def _conflict(self, conflict: Any, access: Access, view: View, rank: int) -> None:
+        before = conflict.before
+        verb = {True: "writes", False: "reads"}
+        name = view.name
+        first = Place(before.who, f"{verb[before.write]} {name}", before.op.location)
+        second = Place(access.who, f"{verb[access.write]} {name}", access.op.location)
+        if conflict.kind == "race":
+            how = {
+                (True, False): "is read while it may still be written (read before arrival)",
+                (False, True): "is overwritten while it may still be read (overwrite of a stage in use)",
+                (True, True): "is written twice in no order",
+            }[before.write, access.write]
+            message = f"{name} {how}"
+        else:
+            message = (
+                f"{name}: the {'store' if before.write else 'load'} and the {access.who.rsplit(', ', 1)[-1]} after it are ordered, but the asynchronous proxy "
+                "sees ordinary accesses only across fence.proxy.async"
+            )
+        details = {"buffer": name, "bytes": f"{conflict.start} to {conflict.end} of the CTA's {view.space} memory"}
+        if rank or len(self.ctas) > 1:
+            details["CTA"] = f"rank {rank}"
+        kind = "race" if conflict.kind == "race" else "missing-fence"
+        self.simulation.found(Finding(kind, message, (first, second), details))
+
+    def read(self, view: View) -> np.ndarray:
+        """The bits of a view's elements."""
+        if not view.map.spread:
+            return self.memory(view.space, view.base >> 24).read(view.base & MASK, view.map)
+        nbytes = view.map.nbytes
+        places = view.base + view.map.offsets
+        out = np.zeros(places.shape, {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[nbytes])
+        for rank in np.unique(places >> 24):
+            here = (places >> 24) == rank
+            memory = self.memory(view.space, int(rank))
+            out[here] = memory.bytes[: memory.size // nbytes * nbytes].view(out.dtype)[(places[here] & MASK) // nbytes]
+        return out
+
+    def write(self, view: View, bits: np.ndarray) -> None:
+        if not view.map.spread:
+            self.memory(view.space, view.base >> 24).write(view.base & MASK, view.map, bits)
+            return
+        nbytes = view.map.nbytes
+        for offsets in [view.map.offsets] if view.map.replicas is None else view.map.replicas:
+            places = view.base + offsets
+            for rank in np.unique(places >> 24):
+                here = (places >> 24) == rank
+                memory = self.memory(view.space, int(rank))
+                memory.bytes[: memory.size // nbytes * nbytes].view(bits.dtype)[(places[here] & MASK) // nbytes] = np.broadcast_to(bits, places.shape)[here]
+        for rank, base, runs in self._pieces(view.base, view.map):
+            memory = self.memory(view.space, rank)
+            for start, end in runs:
+                memory.written[base + start : base + end] = True
+
+    def check_written(self, agent: Role | Async, view: View, op: Op) -> None:
+        role = agent if isinstance(agent, Role) else agent.role
+        if view.map.spread:
+            for rank, base, runs in self._pieces(view.base, view.map):
+                memory = self.memory(view.space, rank)
+                if any(not memory.written[base + s : base + e].all() for s, e in runs):
+                    self._uninitialized(role, view, op, agent)
+                    return
+            return
+        first = self.memory(view.space, view.base >> 24).unwritten(view.base & MASK, view.map)
+        if first is not None:
+            self._uninitialized(role, view, op, agent)
+
+    def _uninitialized(self, role: Role, view: View, op: Op, agent: Any) -> None:
+        who = "" if isinstance(agent, Role) else f" by the {agent.kind}"
+        kind = "shared" if view.space == "shared" else "tensor"
+        allocated = Place("allocation", view.allocation.name, view.allocation.op.location)
+        self.report("uninitialized", f"{view.name} is read{who}, but parts of this {kind} memory were never written", role, op, "reads it", (allocated,), buffer=view.name)
+
+    def load(self, agent: Role | Async, view: View, op: Op, proxy: str = GENERIC) -> np.ndarray:
+        """Values of a view, checked."""
+        self.touch(agent, view, False, proxy, op)
+        self.check_written(agent, view, op)
+        return decode(view.type.element.name, self.read(view))
+
+    def store(self, agent: Role | Async, view: View, values: np.ndarray, op: Op, proxy: str = GENERIC) -> None:
+        self.touch(agent, view, True, proxy, op)
+        self.write(view, np.broadcast_to(encode(view.type.element.name, np.asarray(values)), view.map.shape))
+
+    # ---- asynchronous operations
+
+    def start(
+        self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], *, queue: Any = None, unit: str = "", cost: float = 0.0, latency: float = 0.0
+    ) -> Async:
+        """Put an operation under way. `queue`: operations of one queue complete in order. `unit`, `cost`, `latency`: for modelled time, in cycles."""
+        after = self.queues.get(queue) if queue is not None else None
+        operation = Async(kind, role, op, effect, after if after is not None and not after.done else None, unit or kind, self.operations)
+        self.operations += 1
+        if after is not None:
+            operation.clock.operations |= after.clock.operations | after.bit
+            operation.clock.fenced_operations |= after.clock.fenced_operations | after.bit
+        if queue is not None:
+            self.queues[queue] = operation
+        begin = max(role.time, self.units.get(operation.unit, 0.0))
+        operation.started = begin
+        operation.finish = begin + cost + latency
+        self.units[operation.unit] = begin + cost
+        role.clock.roles[role.index] += 1  # what the role does after the start is not ordered before the operation
+        self.flying.append(operation)
+        return operation
+
+    def complete(self, operation: Async) -> None:
+        self.flying.remove(operation)
+        self.time = max(self.time, operation.finish)
+        operation.effect(operation)
+        operation.done = True
+        operation.clock.operations |= operation.bit
+        if self.simulation.recorder is not None:
+            self.simulation.recorder.operation(self, operation)
+
+    def acquire(self, role: Role, operations: list[Async]) -> None:
+        """The role has waited for these."""
+        for operation in operations:
+            role.clock.operations |= operation.bit
+            role.clock.fenced_operations |= operation.bit
+            role.time = max(role.time, operation.finish)
+
+    # ---- barriers
+
+    def barrier(self, role: Role, address: int, op: Op, what: str) -> Barrier | None:
+        """The barrier at an address, or None (reported) where there is none."""
+        found = self.barriers.get(address)
+        if found is None:
+            name = self.name_of("shared", address)
+            dead = self.dead_barriers.get(address)
+            why = "after mbarrier.inval" if dead is not None else "before mbarrier.init"
+            more = (Place("here", "mbarrier.inval", dead.location),) if dead is not None else ()
+            self.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, buffer=name)
+        elif not (role.clock.covers(found.init_access)):
+            self.report(
+                "barrier-life", f"{found.name}: {what} is not ordered after its mbarrier.init", role, op, what,
+                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), buffer=found.name,
+            )  # fmt: skip
+        return found
+
+    def name_of(self, space: str, address: int) -> str:
+        """The buffer at an address."""
+        best = None
+        for allocation in self.ctas[min(address >> 24, len(self.ctas) - 1)].allocations[space]:
+            if allocation.base & MASK <= address & MASK < (allocation.base & MASK) + allocation.size:
+                best = allocation
+        return best.describe(address) if best else f"{space} memory at {address & MASK}"
+
+    def init_barrier(self, role: Role, address: int, count: int, op: Op) -> None:
+        name = self.name_of("shared", address)
+        if not 1 <= count <= MAX_COUNT:
+            self.report("arrivals", f"{name}: mbarrier.init with a count of {count}; 1 to {MAX_COUNT}", role, op)
+            count = max(1, min(count, MAX_COUNT))
+        if address % 8:
+            self.report("misaligned", f"{name}: an mbarrier lies on 8 bytes, not at {address & MASK}", role, op)
+        if address in self.barriers:
+            old = self.barriers[address]
+            self.report("barrier-life", f"{name}: initialised again without mbarrier.inval", role, op, "mbarrier.init", (Place("before", "mbarrier.init", old.init_op.location),))
+        access = Access(role.index, role.clock.roles[role.index], 0, GENERIC, True, op, self.where(role), True)
+        role.clock.roles[role.index] += 1
+        self.ctas[address >> 24].shared.written[(address & MASK) : (address & MASK) + 8] = True
+        self.barriers[address] = Barrier(name, count, self.number_of_roles, op, access, address)
+        self.dead_barriers.pop(address, None)
+
+    def invalidate_barrier(self, role: Role, address: int, op: Op) -> None:
+        barrier = self.barrier(role, address, op, "mbarrier.inval")
+        if barrier is None:
+            return
+        waiting = [r for r in self.roles if r.wait is not None and r.wait.barrier is barrier and r is not role]
+        for other in waiting:
+            self.report("barrier-life", f"{barrier.name}: invalidated while {other.name} waits for it", role, op)
+        if barrier.tx > 0:
+            self.report("bytes", f"{barrier.name}: invalidated while it expects {barrier.tx} more bytes", role, op, buffer=barrier.name)
+        del self.barriers[address]
+        self.dead_barriers[address] = op
+
+    def arrive(self, role: Role, barrier: Barrier, count: int, op: Op, what: str = "arrives", clock: Clock | None = None, who: str | None = None) -> None:
+        """Take `count` off the pending arrivals; release `clock` (or the role's)."""
+        if count <= 0:
+            return
+        who = who or role.name
+        barrier.gathering.join(clock if clock is not None else role.release())
+        barrier.history[who] = (what, op)
+        barrier.pending_time = max(barrier.pending_time, role.time if clock is None else self.time)
+        if count > barrier.pending:
+            others = ", ".join(barrier.arrived) or "nobody"
+            self.report(
+                "arrivals", f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} (phase {barrier.phase}; arrived before: {others})",
+                role, op, what, (Place("initialised", f"count {barrier.count}", barrier.init_op.location),), buffer=barrier.name, phase=barrier.phase,
+            )  # fmt: skip
+            count = barrier.pending
+        barrier.pending -= count
+        barrier.arrived.append(f"{who} ×{count}" if count > 1 else who)
+        self._advance(barrier)
+
+    def expect(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
+        barrier.tx += nbytes
+        barrier.expected += nbytes
+        barrier.history[f"{role.name} (bytes)"] = (f"expects {nbytes} bytes", op)
+        if not -MAX_COUNT <= barrier.tx <= MAX_COUNT:
+            self.report("bytes", f"{barrier.name}: a tx-count of {barrier.tx}; the hardware counts to {MAX_COUNT}", role, op, buffer=barrier.name)
+        self._advance(barrier)
+
+    def promise(self, operation: Async, barrier: Barrier) -> int:
+        """A copy under way will deliver to the phase that is open now; call when it starts, and give the result to `deliver`."""
+        operation.barrier = barrier
+        return barrier.phase
+
+    def deliver(self, operation: Async, barrier: Barrier, phase: int, nbytes: int) -> None:
+        """complete_tx of a copy that was started in `phase`."""
+        role = operation.role
+        if self.barriers.get(barrier.address) is not barrier:
+            self.report("barrier-life", f"{barrier.name}: a copy delivers {nbytes} bytes after mbarrier.inval", role, operation.op, "copy", buffer=barrier.name)
+            return
+        barrier.history[f"{role.name} ({operation.kind})"] = (f"delivers {nbytes} bytes", operation.op)
+        if barrier.phase != phase:
+            self.report(
+                "bytes", f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase {barrier.phase}: phase {phase} completed without "
+                "them, because fewer bytes were expected than its copies deliver", role, operation.op, f"copies {nbytes} bytes",
+                tuple(Place(who, what, place.location) for who, (what, place) in barrier.history.items() if "expects" in what), buffer=barrier.name, phase=phase,
+            )  # fmt: skip
+        clock = operation.clock.copy()
+        clock.operations |= operation.bit
+        clock.fenced_operations |= operation.bit
+        barrier.gathering.join(clock)
+        barrier.tx -= nbytes
+        barrier.delivered += nbytes
+        barrier.pending_time = max(barrier.pending_time, operation.finish)
+        self._advance(barrier)
+
+    def _advance(self, barrier: Barrier) -> None:
+        before = barrier.phase
+        if not barrier.advance(self.time):
+            return
+        for role in self.roles:
+            wait = role.wait
+            if wait is not None and wait.barrier is barrier and barrier.phase >= wait.phase + 2 and not role.done:
+                op = role.op
+                assert op is not None
+                self.report(
+                    "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase {wait.phase}; by parity it cannot "
+                    "tell that from none", role, op, f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
+                )  # fmt: skip
+
+    def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:
+        """What a role yields to wait for the phase of that parity; afterwards it calls `passed`."""
+        last = role.seen_phase.get(barrier.address)
+        if last is not None and (last + 1) & 1 == parity & 1 and barrier.phase == last + 3 and not barrier.completed(parity):
+            self.report(
+                "phase-wrap", f"{barrier.name}: {role.name} waits for phase {last + 1}, but phases {last + 1} and {last + 2} have both completed: it is a whole round late "
+                "and would wait for phase " f"{last + 3}", role, op, f"waits for parity {parity & 1}", buffer=barrier.name, phase=last + 1,
+            )  # fmt: skip
+        return Wait(
+            lambda: barrier.completed(parity),
+            lambda: f"phase of parity {parity & 1} of {barrier.name}",
+            barrier, parity & 1, lambda: barrier.time,
+        )  # fmt: skip
+
+    def passed(self, role: Role, barrier: Barrier) -> None:
+        role.clock.join(barrier.released)
+        role.time = max(role.time, barrier.time)
+        role.seen_phase[barrier.address] = barrier.phase - 1
+
+
+class ClusterBarrier:
+    """barrier.cluster.arrive / wait: every thread of every CTA of the cluster arrives; threads that have ended count as arrived (PTX ISA "barrier.cluster")."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.generation = 0
+        self.arrived: dict[int, int] = {}
+        self.gathering = Clock(machine.number_of_roles)
+        self.released = Clock(machine.number_of_roles)
+        self.time = 0.0
+
+    def arrive(self, role: Role, warps: int, ranks: range) -> int:
+        """Arrive with so many warps of each of these CTAs; the generation to wait for."""
+        self.gathering.join(role.release())
+        self.time = max(self.time, role.time)
+        for rank in ranks:
+            self.arrived[rank] = self.arrived.get(rank, 0) + warps
+        generation = self.generation + 1
+        self.advance()
+        return generation
+
+    def advance(self) -> None:
+        total = self.machine.simulation.program.total_warps
+        if not self.arrived:
+            return
+        for rank in range(len(self.machine.ctas)):
+            mine = [r for r in self.machine.roles if r.rank == rank]
+            ended = bool(mine) and all(r.done for r in mine)
+            if not ended and self.arrived.get(rank, 0) < total:
+                return
+        self.generation += 1
+        self.arrived = {}
+        self.released, self.gathering = self.gathering, Clock(self.machine.number_of_roles)
+
+    def wait(self, role: Role, generation: int) -> Wait:
+        def missing() -> str:
+            total = self.machine.simulation.program.total_warps
+            late = [f"rank {r} ({self.arrived.get(r, 0)} of {total} warps)" for r in range(len(self.machine.ctas)) if self.arrived.get(r, 0) < total]
+            return f"the cluster barrier; missing: {', '.join(late)}"
+
+        return Wait(lambda: self.generation >= generation, missing, time=lambda: self.time)
+
+    def passed(self, role: Role) -> None:
+        role.clock.join(self.released)
+
+
+def poisoned(*values: Any) -> Poison | None:
+    """The first poison among the operands."""
+    return next((v for v in values if isinstance(v, Poison)), None)
+
+
+__all__ = ["ASYNC", "GENERIC", "Async", "Cta", "Machine", "Role", "Wait", "poisoned"]

@@ -1,0 +1,177 @@
+"""Bytes: a CTA's shared and tensor memory, poisoned until written, and global memory as the tensors that a launch was given."""
+from __future__ import annotations
+
+import ctypes
+import gc
+from bisect import bisect_right, insort
+from typing import Any
+
+import numpy as np
+
+from .clocks import Shadow
+from .values import AddressMap
+
+POISON_BYTE = 0xAB  # what unwritten memory holds, so that a wrong result shows even where a finding is ignored
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class Bytes:
+    """One memory of one CTA: its bytes, which of them were written, and who touched them last."""
+
+    def __init__(self, size: int):
+        size += -size % 16
+        self.size = size
+        self.bytes = np.full(size, POISON_BYTE, np.uint8)
+        self.written = np.zeros(size, bool)
+        self.shadow = Shadow(size)
+
+    def read(self, base: int, map: AddressMap) -> np.ndarray:
+        """Bits of the elements, as unsigned words of their size."""
+        word = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
+        return word[map.elements + base // map.nbytes]
+
+    def write(self, base: int, map: AddressMap, bits: np.ndarray) -> None:
+        word = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
+        if map.replicas is not None:
+            for replica in map.replicas:
+                word[(replica + base) // map.nbytes] = bits
+        else:
+            word[map.elements + base // map.nbytes] = bits
+        for start, end in map.runs:
+            self.written[base + start : base + end] = True
+
+    def unwritten(self, base: int, map: AddressMap) -> int | None:
+        """The first byte of the view that nothing has written."""
+        runs = map.runs if map.replicas is None else [(int(map.offsets.min()), int(map.offsets.max()) + map.nbytes)]
+        if map.replicas is not None:
+            missing = ~self.written[base + map.offsets]
+            return int((base + map.offsets)[missing][0]) if missing.any() else None
+        for start, end in runs:
+            part = self.written[base + start : base + end]
+            if not part.all():
+                return base + start + int(np.argmin(part))
+        return None
+
+    def forget(self, start: int, end: int) -> None:
+        """A new allocation: what was there is gone."""
+        self.written[start:end] = False
+        self.bytes[start:end] = POISON_BYTE
+
+
+class Global:
+    """The tensors a launch may touch, by address; the addresses are those of the CPU tensors themselves."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ranges: dict[int, tuple[int, np.ndarray, str, Any]] = {}
+        self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
+
+    def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
+        """Make `size` bytes at `address` known; `owner` is kept alive."""
+        if size <= 0:
+            return
+        known = self.ranges.get(address)
+        if known is not None:
+            if known[0] >= size:
+                return
+            del self.ranges[address]
+            self.starts.remove(address)
+        data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        insort(self.starts, address)
+        self.ranges[address] = (size, data, name, owner)
+
+    def add_tensor(self, tensor: Any, name: str) -> None:
+        storage = tensor.untyped_storage()
+        if tensor.numel():
+            self.add(storage.data_ptr(), storage.nbytes(), name, tensor)
+
+    def find(self, address: int) -> tuple[int, int, np.ndarray] | None:
+        """(start, size, bytes) of the tensor that holds an address."""
+        start, size, _ = self.last
+        if start <= address < start + size:
+            return self.last
+        found = self._find(address)
+        if found is None and self._discover(address):
+            found = self._find(address)
+        if found is not None:
+            self.last = found
+        return found
+
+    def _find(self, address: int) -> tuple[int, int, np.ndarray] | None:
+        i = bisect_right(self.starts, address) - 1
+        if i >= 0:
+            start = self.starts[i]
+            size, data, _, _ = self.ranges[start]
+            if address < start + size:
+                return start, size, data
+        return None
+
+    def name(self, address: int) -> str:
+        """The tensor an address is in or nearest to."""
+        i = max(bisect_right(self.starts, address) - 1, 0)
+        if not self.starts:
+            return "no tensor"
+        size, _, name, _ = self.ranges[self.starts[i]]
+        return f"{name} ({size} bytes), byte {address - self.starts[i]}"
+
+    def _discover(self, address: int) -> bool:
+        """A pointer that came out of memory (a tensor of addresses) may name a live tensor that is no argument."""
+        import torch
+
+        for thing in gc.get_objects():
+            try:
+                if type(thing) is torch.Tensor and thing.device.type == "cpu" and thing.numel():
+                    storage = thing.untyped_storage()
+                    if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
+                        self.add_tensor(thing, "tensor found by address")
+                        return True
+            except (RuntimeError, ReferenceError):
+                continue
+        return False
+
+    def gather(self, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, int | None]:
+        """Words at flat `addresses`; and the first address that lies in no tensor (its words are zero)."""
+        out = np.zeros(addresses.shape, _WORD[nbytes])
+        rest = np.arange(addresses.size)
+        while rest.size:
+            found = self.find(int(addresses[rest[0]]))
+            if found is None:
+                return out, int(addresses[rest[0]])
+            start, size, data = found
+            here = (addresses[rest] >= start) & (addresses[rest] + nbytes <= start + size)
+            if not here[0]:
+                return out, int(addresses[rest[0]])
+            places = rest[here]
+            offsets = addresses[places] - start
+            out[places] = self._words(data, offsets, nbytes)
+            rest = rest[~here]
+        return out, None
+
+    def scatter(self, addresses: np.ndarray, words: np.ndarray) -> int | None:
+        """Write words at flat `addresses`; the first address that lies in no tensor."""
+        nbytes = words.dtype.itemsize
+        rest = np.arange(addresses.size)
+        while rest.size:
+            found = self.find(int(addresses[rest[0]]))
+            if found is None:
+                return int(addresses[rest[0]])
+            start, size, data = found
+            here = (addresses[rest] >= start) & (addresses[rest] + nbytes <= start + size)
+            if not here[0]:
+                return int(addresses[rest[0]])
+            places = rest[here]
+            offsets = addresses[places] - start
+            if (offsets % nbytes == 0).all():
+                data[: data.size // nbytes * nbytes].view(words.dtype)[offsets // nbytes] = words[places]
+            else:
+                for byte in range(nbytes):
+                    data[offsets + byte] = (words[places] >> words.dtype.type(8 * byte)).astype(np.uint8)
+            rest = rest[~here]
+        return None
+
+    @staticmethod
+    def _words(data: np.ndarray, offsets: np.ndarray, nbytes: int) -> np.ndarray:
+        if (offsets % nbytes == 0).all():
+            return data[: data.size // nbytes * nbytes].view(_WORD[nbytes])[offsets // nbytes]
+        parts = data[offsets[:, None] + np.arange(nbytes)]
+        return np.ascontiguousarray(parts).view(_WORD[nbytes])[:, 0]

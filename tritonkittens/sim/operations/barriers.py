@@ -1,0 +1,100 @@
+"""mbarrier operations of TTGIR. PTX ISA "Parallel Synchronization: mbarrier"; which instruction each stands for is in TritonNvidiaGPUOps.td."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..layouts import SHARED_STRIDE
+from ..machine import Role
+from ..ttgir import Op
+from ..values import View
+from .control import role_ranks
+from .registry import effect
+
+
+def addresses(role: Role, bar: View) -> list[int]:
+    """The barrier in every CTA that the role stands for: one where CTAs are programs of their own."""
+    if role.machine.simulation.program.num_ctas == 1:
+        return [bar.base + int(bar.map.offsets.reshape(-1)[0])]
+    if bar.map.replicas is not None:
+        return sorted({bar.base + int(o) for o in bar.map.replicas.reshape(-1)})
+    return sorted({bar.base + int(o) for o in bar.map.offsets.reshape(-1)})
+
+
+def leader_only(role: Role, bar: View) -> bool:
+    """A barrier that only some CTAs hold (two-CTA products signal the even one's)."""
+    return len(addresses(role, bar)) < len(role_ranks(role))
+
+
+@effect("ttng.init_barrier")
+def init_barrier(role: Role, op: Op, bar: View) -> None:
+    for address in addresses(role, bar):
+        role.machine.init_barrier(role, address, op.attributes["count"], op)
+
+
+@effect("ttng.inval_barrier")
+def inval_barrier(role: Role, op: Op, bar: View) -> None:
+    for address in addresses(role, bar):
+        role.machine.invalidate_barrier(role, address, op)
+
+
+@effect("ttng.barrier_expect")
+def barrier_expect(role: Role, op: Op, bar: View, predicate: Any) -> None:
+    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase."""
+    if not predicate:
+        return
+    size = op.attributes["size"]
+    for address in addresses(role, bar):
+        barrier = role.machine.barrier(role, address, op, f"expects {size} bytes")
+        if barrier is not None:
+            role.machine.expect(role, barrier, size, op)
+            role.machine.arrive(role, barrier, 1, op, f"arrives, expecting {size} bytes")
+
+
+@effect("ttng.arrive_barrier")
+def arrive_barrier(role: Role, op: Op, bar: View, *predicate: Any) -> None:
+    if predicate and not predicate[0]:
+        return
+    for address in addresses(role, bar):
+        barrier = role.machine.barrier(role, address, op, "arrives")
+        if barrier is not None:
+            count = op.attributes["count"] * (32 * role.warps if op.attributes.get("perThread") else 1)
+            role.machine.arrive(role, barrier, count, op)
+
+
+@effect("ttng.wait_barrier")
+def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
+    segments = op.attributes.get("operandSegmentSizes")
+    if rest and (segments is None or segments[2]) and not rest[0]:
+        return
+    for address in addresses(role, bar):
+        barrier = role.machine.barrier(role, address, op, f"waits for parity {phase & 1}")
+        if barrier is not None:
+            yield role.machine.wait_for(role, barrier, phase, op)
+            role.machine.passed(role, barrier)
+
+
+@effect("ttng.async_copy_mbarrier_arrive")
+def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
+    """cp.async.mbarrier.arrive: every thread arrives once its cp.async copies so far are complete; without `noinc` the pending count rises first."""
+    machine = role.machine
+    (address,) = addresses(role, bar)
+    barrier = machine.barrier(role, address, op, "cp.async.mbarrier.arrive")
+    if barrier is None:
+        return
+    threads = 32 * role.warps
+    copies = [c for group in [*role.copy_groups, role.copy_open] for c in group if not c.done]
+    if not op.attributes.get("noIncrement"):
+        barrier.pending += threads
+    clock = role.release()
+
+    def done(operation: Any) -> None:
+        for copy in copies:
+            operation.clock.operations |= copy.bit
+        clock.join(operation.clock)
+        machine.arrive(role, barrier, threads, op, "arrives (cp.async complete)", clock)
+
+    operation = machine.start("cp.async arrival", role, op, done, unit="cp.async")
+    operation.gate = lambda: all(c.done for c in copies)
+
+
+__all__ = ["SHARED_STRIDE", "addresses"]

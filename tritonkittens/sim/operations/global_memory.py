@@ -1,0 +1,192 @@
+"""Loads, stores and atomics of threads on global memory, and scratch memory of the compiler."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..machine import Role, poisoned
+from ..numbers import decode, encode, round_to
+from ..ttgir import Op, Pointer, Scalar, Tensor
+from .registry import effect
+
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# tt::RMWOp, by its value in the attribute
+RMW = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "fadd", 6: "max", 7: "min", 8: "umax", 9: "umin", 10: "exch"}
+
+
+def element_of(kind: Any) -> Scalar:
+    """The number type of a value, or of what its pointer points to."""
+    element = kind.element if isinstance(kind, Tensor) else kind
+    if isinstance(element, Pointer):
+        element = element.pointee
+    return Scalar("i64") if isinstance(element, Pointer) else element
+
+
+def check_address(role: Role, op: Op, addresses: np.ndarray, nbytes: int) -> None:
+    wrong = addresses % nbytes != 0
+    if wrong.any():
+        address = int(addresses[wrong][0])
+        role.machine.stop("misaligned", f"an access of {nbytes} bytes at {role.machine.simulation.memory.name(address)}, not a multiple of {nbytes}", role, op)
+
+
+def outside(role: Role, op: Op, address: int, nbytes: int, what: str) -> None:
+    role.machine.stop(
+        "out-of-bounds", f"{what} of {nbytes} bytes at {address:#x}, outside every tensor of the launch; nearest before it: {role.machine.simulation.memory.name(address)}", role, op
+    )
+
+
+@effect("tt.load")
+def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
+    """Masked-off elements give `other`, or zero where it is not given (the compiler leaves them undefined)."""
+    segments = op.attributes.get("operandSegmentSizes", (1, len(rest) > 0, len(rest) > 1))
+    rest_list = list(rest)
+    mask = rest_list.pop(0) if segments[1] else None
+    other = rest_list.pop(0) if segments[2] else None
+    if poison := poisoned(pointers, mask):
+        role.machine.stop("uninitialized", "a load whose address or mask was never computed", role, op, details=str(poison.op.location))
+    kind = op.result_types[0]
+    element = element_of(kind)
+    scalar = not isinstance(kind, Tensor)
+    shape = () if scalar else kind.shape
+    addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
+    on = None if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    active = addresses if on is None else addresses[on]
+    check_address(role, op, active, element.nbytes)
+    words, bad = role.machine.simulation.memory.gather(active, element.nbytes)
+    if bad is not None:
+        outside(role, op, bad, element.nbytes, "a load")
+    values = decode(element.name, words)
+    if on is not None:
+        if other is None or poisoned(other):
+            full = np.zeros(addresses.size, values.dtype)
+        else:
+            full = np.array(np.broadcast_to(np.asarray(other, values.dtype), shape)).reshape(-1)
+        full[on] = values
+        values = full
+    return as_scalar(values[0], element) if scalar else values.reshape(shape)
+
+
+def as_scalar(value: Any, element: Scalar) -> Any:
+    """A number in the form that scalars have between operations."""
+    if not element.is_float:
+        return int(value)
+    return np.float64(value) if element.name == "f64" else np.float32(value)
+
+
+@effect("tt.store")
+def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
+    if poison := poisoned(pointers, *mask):
+        role.machine.stop("uninitialized", "a store whose address or mask was never computed", role, op, details=str(poison.op.location))
+    if poison := poisoned(values):
+        role.machine.report("uninitialized", "a store of a value that was never computed", role, op, details=str(poison.op.location))
+        return
+    kind = op.operand_types[0]
+    element = element_of(kind)
+    shape = kind.shape if isinstance(kind, Tensor) else ()
+    addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
+    words = np.broadcast_to(encode(element.name, np.asarray(values)), shape).reshape(-1)
+    if mask:
+        on = np.broadcast_to(np.asarray(mask[0]).astype(bool), shape).reshape(-1)
+        addresses, words = addresses[on], words[on]
+    if addresses.size == 0:
+        return
+    check_address(role, op, addresses, element.nbytes)
+    bad = role.machine.simulation.memory.scatter(addresses, words)
+    if bad is not None:
+        outside(role, op, bad, element.nbytes, "a store")
+
+
+def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """One atomic operation on values."""
+    if name in ("umax", "umin"):
+        unsigned = old.view(_WORD[old.dtype.itemsize]), new.astype(old.dtype).view(_WORD[old.dtype.itemsize])
+        return (np.maximum if name == "umax" else np.minimum)(*unsigned).view(old.dtype)
+    if name in ("add", "fadd"):
+        total = old + new
+        return round_to(element.name, total) if element.is_float else total.astype(old.dtype)
+    table = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.fmax if element.is_float else np.maximum,
+             "min": np.fmin if element.is_float else np.minimum}  # fmt: skip
+    return new.astype(old.dtype) if name == "exch" else table[name](old, new)
+
+
+def read_modify_write(role: Role, op: Op, addresses: np.ndarray, element: Scalar, change: Any) -> np.ndarray:
+    """Apply `change(i, old) -> new` to every address in turn (several elements may name one address); the old values."""
+    memory = role.machine.simulation.memory
+    check_address(role, op, addresses, element.nbytes)
+    first = decode(element.name, np.zeros(1, _WORD[element.nbytes]))
+    out = np.zeros(addresses.size, first.dtype)
+    if len(np.unique(addresses)) == addresses.size:
+        words, bad = memory.gather(addresses, element.nbytes)
+        if bad is not None:
+            outside(role, op, bad, element.nbytes, "an atomic")
+        out = decode(element.name, words)
+        memory.scatter(addresses, encode(element.name, change(slice(None), out)))
+        return out
+    for i in range(addresses.size):
+        words, bad = memory.gather(addresses[i : i + 1], element.nbytes)
+        if bad is not None:
+            outside(role, op, bad, element.nbytes, "an atomic")
+        out[i : i + 1] = decode(element.name, words)
+        memory.scatter(addresses[i : i + 1], encode(element.name, change(slice(i, i + 1), out[i : i + 1])))
+    return out
+
+
+def _atomic(role: Role, op: Op, pointers: Any, mask: Any, change: Any) -> Any:
+    kind = op.operand_types[0]
+    element = element_of(kind)
+    scalar = not isinstance(kind, Tensor)
+    shape = () if scalar else kind.shape
+    addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
+    on = np.ones(addresses.size, bool) if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    old = read_modify_write(role, op, addresses[on], element, change(shape, on, element))
+    full = np.zeros(addresses.size, old.dtype)
+    full[on] = old
+    return as_scalar(full[0], element) if scalar else full.reshape(shape)
+
+
+@effect("tt.atomic_rmw")
+def atomic_rmw(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> Any:
+    name = RMW[op.attributes["atomic_rmw_op"]]
+
+    def change(shape: Any, on: np.ndarray, element: Scalar) -> Any:
+        new = np.broadcast_to(np.asarray(values), shape).reshape(-1)[on]
+        return lambda at, old: combine(name, element, old, new[at])
+
+    result = _atomic(role, op, pointers, mask[0] if mask else None, change)
+    yield None  # others may go first after every atomic: spinning kernels live on it
+    return result
+
+
+@effect("tt.atomic_cas")
+def atomic_cas(role: Role, op: Op, pointers: Any, expected: Any, values: Any) -> Any:
+    def change(shape: Any, on: np.ndarray, element: Scalar) -> Any:
+        compare = np.broadcast_to(np.asarray(expected), shape).reshape(-1)[on]
+        new = np.broadcast_to(np.asarray(values), shape).reshape(-1)[on]
+        return lambda at, old: np.where(old == compare[at], new[at], old).astype(old.dtype)
+
+    result = _atomic(role, op, pointers, None, change)
+    yield None
+    return result
+
+
+@effect("tt.atomic_load")
+def atomic_load(role: Role, op: Op, pointers: Any, *mask: Any) -> Any:
+    result = _atomic(role, op, pointers, mask[0] if mask else None, lambda shape, on, element: lambda at, old: old)
+    yield None
+    return result
+
+
+@effect("tt.atomic_store")
+def atomic_store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> Any:
+    def change(shape: Any, on: np.ndarray, element: Scalar) -> Any:
+        new = np.broadcast_to(np.asarray(values), shape).reshape(-1)[on]
+        return lambda at, old: new[at].astype(old.dtype)
+
+    _atomic(role, op, pointers, mask[0] if mask else None, change)
+    yield None
+
+
+@effect("ttg.global_scratch_alloc")
+def global_scratch_alloc(role: Role, op: Op) -> int:
+    return role.machine.simulation.scratch(role, op.attributes["nbytes"], op.attributes.get("alignment", 128), op)

@@ -1,0 +1,120 @@
+"""wgmma: products of a warpgroup, in flight until waited for. PTX ISA "Asynchronous warpgroup level matrix instructions"."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..costs import WGMMA_LATENCY, wgmma_cycles
+from ..machine import ASYNC, Async, Machine, Role, Wait
+from ..numbers import decode, round_to
+from ..report import Place
+from ..ttgir import Op, Scalar, Tensor
+from ..values import InFlight, Poison, View
+from .registry import effect
+
+
+class Product:
+    """A wgmma under way: the accumulator exists once `value` is set."""
+
+    __slots__ = ("operation", "value", "waited")
+
+    def __init__(self) -> None:
+        self.operation: Async | None = None
+        self.value: np.ndarray | None = None
+        self.waited = False
+
+
+def accumulate(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, element: Scalar) -> np.ndarray:
+    """a·b + c as the tensor cores add: exact products, fp32 (or int32, fp64, fp16) accumulation."""
+    if a.dtype.kind in "iub":
+        total = a.astype(np.int64) @ b.astype(np.int64)
+        return total.astype(np.int32) if c is None else (total + c).astype(np.int32)
+    if element.name == "f64":
+        return a.astype(np.float64) @ b.astype(np.float64) + (0 if c is None else c)
+    product = a.astype(np.float32) @ b.astype(np.float32)
+    if c is not None:
+        product = product + c
+    return round_to(element.name, product) if element.name != "f32" else product
+
+
+def operand(machine: Machine, agent: Any, value: Any, op: Op, kind: Any) -> np.ndarray:
+    """A matrix operand's values: from shared memory (as the asynchronous proxy) or from registers."""
+    if isinstance(value, View):
+        values = machine.load(agent, value, op, ASYNC)
+        element = value.type.element.name
+    else:
+        values, element = value, kind.element.name
+    return round_to("tf32", values) if element == "f32" else values
+
+
+@effect("ttng.warp_group_dot")
+def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> Any:
+    machine = role.machine
+    product = Product()
+    use_c = not use or bool(use[0])
+    kind = op.result_types[0]
+    assert isinstance(kind, Tensor)
+    if isinstance(c, Poison):
+        if use_c:
+            machine.report("uninitialized", "wgmma adds to an accumulator that was never computed", role, op, details=str(c.op.location))
+        use_c = False
+    chained = c.product if isinstance(c, InFlight) else None
+    if chained is not None and chained.waited and chained.value is None:
+        chained = None
+    values = chained.value if chained is not None and chained.value is not None else None if chained is not None else c
+    if isinstance(a, InFlight):
+        machine.report("in-flight", "the register operand of a wgmma is the accumulator of another that nobody has waited for", role, op)
+        a = np.zeros(kind.shape, np.float32)
+    def effect(operation: Async) -> None:
+        start = (chained.value if chained is not None else values) if use_c else None
+        product.value = accumulate(operand(machine, operation, a, op, op.operand_types[0]), operand(machine, operation, b, op, op.operand_types[1]), start, kind.element)  # type: ignore[arg-type]
+
+    m, n = kind.shape[-2:]
+    k = op.operand_types[0].shape[-1]  # type: ignore[union-attr]
+    cost = wgmma_cycles(m, n, k, op.operand_types[0].element.bits)  # type: ignore[union-attr]
+    operation = machine.start("wgmma", role, op, effect, queue=("wgmma", role.index), unit=f"tensor core {role.rank}", cost=cost, latency=WGMMA_LATENCY)
+    product.operation = operation
+    role.products.append(operation)
+    operation.registers = None if isinstance(a, View) else a
+    flying = InFlight(product, kind)
+    if not op.attributes.get("isAsync"):
+        yield from wait_products(role, 0)
+        product.waited = True
+        return product.value
+    return flying
+
+
+def wait_products(role: Role, pending: int) -> Any:
+    """wgmma.wait_group: all but the last `pending` groups of this warpgroup."""
+    over = role.products[: max(0, len(role.products) - pending)]
+    if over:
+        yield Wait(lambda: all(o.done for o in over), lambda: f"{sum(not o.done for o in over)} wgmma", time=lambda: max(o.finish for o in over))
+        role.machine.acquire(role, over)
+    role.products = role.products[len(over) :]
+
+
+@effect("ttng.warp_group_dot_wait")
+def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
+    machine = role.machine
+    over = role.products[: max(0, len(role.products) - op.attributes["pendings"])]
+    kept = [v for v in inputs if not isinstance(v, (InFlight, View))]
+    for operation in over:
+        register = operation.registers
+        if register is not None and not any(register is v for v in kept):
+            machine.report(
+                "in-flight", "wgmma reads its left operand from registers while it runs; that operand is not among the values of this wait, so the compiler may reuse its registers",
+                role, op, "waits", (Place(role.machine.where(role), "wgmma", operation.op.location),),
+            )  # fmt: skip
+    yield from wait_products(role, op.attributes["pendings"])
+    results = []
+    for value in inputs:
+        if isinstance(value, InFlight) and value.product.operation is not None and value.product.operation.done and value.product.operation not in role.products:
+            value.product.waited = True
+            results.append(value.product.value)
+        else:
+            results.append(value)
+    return tuple(results) if len(results) != 1 else results[0]
+
+
+__all__ = ["Product", "accumulate", "decode", "operand", "wait_products"]

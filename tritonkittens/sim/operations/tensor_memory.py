@@ -1,0 +1,278 @@
+"""tcgen05: tensor memory, products that accumulate in it, copies into it, and launches taken over from the grid. PTX ISA "TensorCore 5th generation"."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..costs import TCGEN05_LATENCY, tcgen05_cycles
+from ..layouts import LANES, TENSOR_LANE_BYTES
+from ..machine import ASYNC, Async, Role, Wait
+from ..numbers import decode, encode, round_to
+from ..ttgir import MemDesc, Op, Tensor
+from ..values import View
+from .barriers import addresses
+from .control import role_ranks
+from .products import accumulate
+from .registry import effect, view
+from .shared_memory import address_map, allocate
+
+# tt::ScaleDotElemType, by its value in the attribute
+_SCALED = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
+
+
+@effect("ttng.tmem_alloc")
+def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
+    machine = role.machine
+    kind = op.result_types[0]
+    assert isinstance(kind, MemDesc)
+    column, row = op.attributes.get("tensor_memory_col_offset"), op.attributes.get("tensor_memory_row_offset", 0)
+    if column is None:
+        machine.stop("unknown", "tmem_alloc without an offset: the allocation pass has not run", role, op)
+    map, stride = address_map(kind)
+    made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, op.result_name or "tensor memory", stride)
+    for rank, base, runs in machine._pieces(made.base, made.map):
+        memory = machine.memory("tensor", rank)
+        for start, end in runs:
+            memory.forget(base + start, base + end)
+    if source:
+        machine.store(role, made, source[0], op)
+    return made if len(op.results) == 1 else (made, None)
+
+
+@effect("ttng.tmem_load")
+def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
+    values = role.machine.load(role, source, op)
+    kind = op.result_types[0]
+    assert isinstance(kind, Tensor)
+    out: list[Any] = [values.reshape(kind.shape)]
+    if len(op.results) > 1:
+        modifier = op.attributes.get("redOp")
+        for result in op.result_types[1:]:
+            if isinstance(result, Tensor):
+                shown = np.abs(values) if op.attributes.get("abs") else values
+                nan = bool(op.attributes.get("NaN"))
+                # TMEMLoadReduceModifier: 1 is min, 2 is max
+                table = {(1, True): np.minimum, (1, False): np.fmin, (2, True): np.maximum, (2, False): np.fmax}
+                out.append(table[int(modifier or 1), nan].reduce(shown, axis=1))
+            else:
+                out.append(None)
+    return tuple(out) if len(out) > 1 else out[0]
+
+
+@effect("ttng.tmem_store")
+def tmem_store(role: Role, op: Op, target: View, *rest: Any) -> None:
+    values, predicate = rest[-2:]
+    if predicate:
+        role.machine.store(role, target, values, op)
+
+
+@effect("ttng.tmem_wait")
+def tmem_wait(role: Role, op: Op) -> None:
+    """tcgen05.wait::ld / ::st: accesses of the role's own threads are complete at once here."""
+
+
+@effect("ttng.tmem_barrier")
+def tmem_barrier(role: Role, op: Op) -> None:
+    """Orders the role's own warps' accesses of tensor memory; they are in lockstep already."""
+
+
+def queue(role: Role) -> Any:
+    """tcgen05 products and copies of one issuer complete in order."""
+    return ("tcgen05", role.index)
+
+
+def signal(role: Role, op: Op, operation: Async, bars: list[View]) -> None:
+    machine = role.machine
+    clock = operation.clock.copy()
+    clock.operations |= operation.bit
+    clock.fenced_operations |= operation.bit
+    for bar in bars:
+        for address in addresses(role, bar):
+            barrier = machine.barrier(role, address, op, "tcgen05.commit")
+            if barrier is not None:
+                barrier.pending_time = max(barrier.pending_time, operation.finish)
+                machine.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)")
+
+
+def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
+    values = role.machine.load(agent, value, op, ASYNC)
+    return round_to("tf32", values) if value.type.element.name == "f32" else values
+
+
+def product(role: Role, op: Op, d: View, use: bool, bars: list[View], operands: Any, cost: float) -> Any:
+    """Start D = A·B (+ D); `operands(operation)` reads A and B."""
+    machine = role.machine
+
+    def effect(operation: Async) -> None:
+        a, b = operands(operation)
+        old = None
+        if use:
+            machine.check_written(operation, d, op)
+            old = decode(d.type.element.name, machine.read(d))
+        machine.touch(operation, d, True, ASYNC, op)
+        machine.write(d, np.broadcast_to(encode(d.type.element.name, accumulate(a, b, old, d.type.element)), d.map.shape))
+        if bars:
+            signal(role, op, operation, bars)
+
+    return machine.start("tcgen05.mma", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=cost, latency=TCGEN05_LATENCY)
+
+
+def finish(role: Role, op: Op, operation: Async) -> Any:
+    """A product without is_async: the compiler waits for it."""
+    yield Wait(lambda: operation.done, lambda: "a tcgen05 product", time=lambda: operation.finish)
+    role.machine.acquire(role, [operation])
+
+
+@effect("ttng.tc_gen5_mma")
+def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
+    (a,), (b,), (d,), _, (use,), (predicate,), bars, bar_predicates = op.split(operands)
+    if not predicate:
+        return None
+    chosen = [bar for i, bar in enumerate(bars) if i >= len(bar_predicates) or bar_predicates[i]]
+    m, n = d.map.shape[-2:]
+
+    def read(operation: Async) -> tuple[np.ndarray, np.ndarray]:
+        x, y = matrix(role, operation, a, op), matrix(role, operation, b, op)
+        if op.attributes.get("is_unsigned"):
+            x, y = (v.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[v.dtype.itemsize]) if v.dtype.kind == "i" else v for v in (x, y))
+        return x, y
+
+    operation = product(role, op, d, bool(use), chosen, read, tcgen05_cycles(m, n, a.map.shape[-1], a.type.element.bits))
+    if not op.attributes.get("is_async") and not bars and "is_async" in op.attributes:
+        yield from finish(role, op, operation)
+    yield None
+    return None
+
+
+def unpack_fp4(bytes_: np.ndarray, axis: int) -> np.ndarray:
+    """Two e2m1 numbers a byte, the first in the low bits, along `axis`."""
+    raw = bytes_.astype(np.uint8)
+    both = np.stack([raw & 15, raw >> 4], axis=axis + 1 if axis >= 0 else raw.ndim)
+    shape = list(raw.shape)
+    shape[axis] *= 2
+    return decode("e2m1", both.reshape(shape))
+
+
+def scaled_operand(values: np.ndarray, kind: str, axis: int, k: int) -> np.ndarray:
+    """An operand of a scaled product: its numbers, fp4 unpacked along K."""
+    if kind == "e2m1":
+        return unpack_fp4(values, axis) if values.shape[axis] * 2 == k else decode("e2m1", values.astype(np.uint8) & 15)
+    return values if values.dtype.kind == "f" else decode(kind, values.astype(np.uint8))
+
+
+@effect("ttng.tc_gen5_mma_scaled")
+def tc_gen5_mma_scaled(role: Role, op: Op, *operands: Any) -> Any:
+    (a,), (b,), (d,), _, (a_scale,), (b_scale,), (use,), (predicate,), bars, bar_predicates = op.split(operands)
+    if not predicate:
+        return None
+    chosen = [bar for i, bar in enumerate(bars) if i >= len(bar_predicates) or bar_predicates[i]]
+    a_type, b_type = _SCALED[op.attributes["a_type"]], _SCALED[op.attributes["b_type"]]
+    m, n = d.map.shape[-2:]
+    machine = role.machine
+    k = a.map.shape[-1] * (2 if a_type == "e2m1" and a.type.element.bits == 8 and not padded(a) else 1)
+
+    def scales(operation: Async, view: View) -> np.ndarray:
+        raw = machine.load(operation, view, op, ASYNC)
+        name = view.type.element.name
+        values = decode("ue8m0", raw.astype(np.uint8)) if name == "i8" else raw
+        return np.repeat(values, k // values.shape[-1], axis=-1)
+
+    def read(operation: Async) -> tuple[np.ndarray, np.ndarray]:
+        x = scaled_operand(machine.load(operation, a, op, ASYNC), a_type, -1, k)
+        y = scaled_operand(machine.load(operation, b, op, ASYNC), b_type, 0, k)
+        return x * scales(operation, a_scale)[: x.shape[0]], y * scales(operation, b_scale)[: y.shape[1]].T
+
+    operation = product(role, op, d, bool(use), chosen, read, tcgen05_cycles(m, n, k, 4 if a_type == "e2m1" else 8))
+    yield None
+    return None if operation else None
+
+
+def padded(view_: View) -> bool:
+    """fp4 with every 8 bytes padded to 16 (mixed-precision products): TMA has placed the numbers; the view still counts packed bytes."""
+    return False
+
+
+@effect("ttng.tc_gen5_commit")
+def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
+    """The barrier gets one arrival when everything tcgen05 that this role has issued is complete."""
+    (bar,), predicate, _ = op.split(operands)
+    if predicate and not predicate[0]:
+        return
+    role.machine.start("tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar]), queue=queue(role), unit=f"tensor core {role.rank}")
+
+
+@effect("ttng.tmem_copy")
+def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None:
+    machine = role.machine
+    scales = "scales" in target.type.layout
+
+    def effect(operation: Async) -> None:
+        machine.touch(operation, source, False, ASYNC, op)
+        machine.check_written(operation, source, op)
+        words = machine.read(source)
+        if scales and words.shape != target.map.shape:
+            words = unblock_scales(words, target.map.shape)
+        machine.touch(operation, target, True, ASYNC, op)
+        machine.write(target, words.reshape(target.map.shape))
+        if bar:
+            signal(role, op, operation, list(bar))
+
+    machine.start("tcgen05.cp", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=source.map.total / 128)
+
+
+def unblock_scales(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Scales stored as blocks of 32 rows by 16 bytes, (m/128, k/4, 32, 4, 4), in the order of the matrix they scale (TritonNvidiaGPUOps.td, tmem_copy)."""
+    rows, columns = shape
+    blocks = words.reshape(rows // 128, columns // 4, 32, 4, 4)
+    return blocks.transpose(0, 3, 2, 1, 4).reshape(rows, columns)
+
+
+# ---- cluster launch control
+
+
+@effect("ttng.clc_try_cancel")
+def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
+    """clusterlaunchcontrol.try_cancel: take over the next cluster of the grid that has not started; 16 bytes of answer, reported to a barrier."""
+    machine = role.machine
+    taken: list[Any] = []
+    bars = [b for b in (machine.barrier(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None]
+
+    def effect(operation: Async) -> None:
+        program = machine.simulation.cancel_next()
+        taken.append(program)
+        words = np.zeros(2, np.uint64)
+        if program is not None:
+            x, y, z = program
+            words[:] = (1 << 63) | (x & 0xFFFFFFFF) << 1 & 0x7FFFFFFF | (y & 0xFFFF) << 32, z
+        machine.touch(operation, result, True, ASYNC, op)
+        data = np.frombuffer(words.tobytes(), np.uint8)
+        machine.write(result, data.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[result.map.nbytes]).reshape(result.map.shape))
+        for barrier, phase in zip(bars, phases):
+            machine.deliver(operation, barrier, phase, 16)
+
+    operation = machine.start("try_cancel", role, op, effect, unit="CLC", latency=700.0)
+    phases = [machine.promise(operation, b) for b in bars]
+
+
+@effect("ttng.clc_load_result")
+def clc_load_result(role: Role, op: Op, source: View) -> int:
+    machine = role.machine
+    machine.touch(role, source, False, "generic", op)
+    machine.check_written(role, source, op)
+    low, high = np.frombuffer(machine.read(source).tobytes(), np.uint64)[:2]
+    return int(low) | int(high) << 64
+
+
+@view("ttng.clc_is_canceled")
+def clc_is_canceled(role: Role, op: Op, answer: int) -> int:
+    return (answer >> 63) & 1
+
+
+@view("ttng.clc_get_program_id")
+def clc_get_program_id(role: Role, op: Op, answer: int) -> int:
+    axis = op.attributes["dim"]
+    return [(answer & 0x7FFFFFFF) >> 1, (answer >> 32) & 0xFFFF, (answer >> 64) & 0xFFFF][axis]
+
+
+__all__ = ["TENSOR_LANE_BYTES", "role_ranks"]

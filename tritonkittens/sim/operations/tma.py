@@ -1,0 +1,290 @@
+"""The tensor memory accelerator: boxes of a tensor between global and shared memory. PTX ISA "cp.async.bulk.tensor", "Tensor-map"."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..costs import TMA_LATENCY, tma_cycles
+from ..machine import ASYNC, Async, Role
+from ..numbers import decode, encode, round_to
+from ..ttgir import Op, Scalar
+from ..values import TensorMap, View
+from .barriers import addresses
+from .control import role_ranks
+from .registry import effect, view
+
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# tt::DescriptorReduceKind, by its value in the attribute
+REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
+# CUtensorMapDataType of tensormap_create
+_ELEMENT_TYPES = {0: ("i8", 1), 1: ("i16", 2), 2: ("i32", 4), 3: ("i32", 4), 4: ("i64", 8), 5: ("i64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f64", 8),
+                  9: ("bf16", 2), 10: ("f32", 4), 11: ("tf32", 4), 12: ("tf32", 4), 13: ("i8", 1), 14: ("i8", 1)}  # fmt: skip
+
+
+def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> np.ndarray:
+    """The box at `start`, as words; outside the tensor the map's fill."""
+    fill = encode(tensor.element, np.array(tensor.fill, np.float32)) if tensor.fill else 0
+    out = np.full(box, fill, _WORD[tensor.nbytes])
+    inside = [(max(0, -s), min(b, n - s)) for s, b, n in zip(start, box, tensor.shape)]
+    if all(a < b for a, b in inside):
+        source = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
+        out[tuple(slice(a, b) for a, b in inside)] = source
+    return out
+
+
+def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int]) -> np.ndarray:
+    """A writable window into the tensor in global memory."""
+    address = tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))
+    last = address + sum((n - 1) * stride for n, stride in zip(extents, tensor.strides)) + tensor.nbytes
+    found = role.machine.simulation.memory.find(address)
+    if found is None or last > found[0] + found[1]:
+        role.machine.stop("out-of-bounds", f"a TMA copy of {tensor.name}: its map reaches outside the tensor's memory", role, op)
+        raise AssertionError
+    offset = address - found[0]
+    return np.ndarray(tuple(extents), _WORD[tensor.nbytes], found[2].data, offset, tensor.strides)
+
+
+def check_map(role: Role, op: Op, tensor: Any) -> TensorMap:
+    if isinstance(tensor, int):
+        known = role.machine.simulation.tensor_maps.get(tensor)
+        if known is None:
+            role.machine.stop("uninitialized", f"a TMA descriptor at {tensor:#x}, where no tensor map was made", role, op)
+        tensor = known
+    if tensor.address % 16:
+        role.machine.stop("misaligned", f"{tensor.name}: a tensor map's address lies on 16 bytes", role, op)
+    return tensor
+
+
+def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], store: bool) -> None:
+    """The last coordinate of a load lies on 16 bytes where the box is not at the tensor's origin; coordinates of a store are not negative."""
+    if store and any(s < 0 for s in start):
+        role.machine.stop("out-of-bounds", f"a TMA store to {tensor.name} at coordinates {start}: they must not be negative (illegal instruction)", role, op)
+    if not store and start and start[-1] * tensor.nbytes % 16:
+        role.machine.stop(
+            "misaligned", f"a TMA load of {tensor.name} at coordinates {start}: the last is {start[-1] * tensor.nbytes} bytes, not a multiple of 16 (illegal instruction)", role, op
+        )
+
+
+def parts(role: Role, tensor: TensorMap, target: View) -> int:
+    return len(role_ranks(role))
+
+
+def start_load(
+    role: Role, op: Op, bar_addresses: list[int], target: View, words: Any, bytes_per_barrier: int, kind: str = "TMA load", clock_from: Any = None
+) -> None:
+    """A copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
+    machine = role.machine
+    barriers = [b for b in (machine.barrier(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None]
+    early = words() if machine.simulation.schedule.reads_early() else None
+
+    def effect(operation: Async) -> None:
+        data = early if early is not None else words()
+        machine.touch(operation, target, True, ASYNC, op)
+        machine.write(target, data.reshape(target.map.shape))
+        for barrier, phase in zip(barriers, phases):
+            machine.deliver(operation, barrier, phase, bytes_per_barrier)
+
+    operation = machine.start(kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY)
+    phases = [machine.promise(operation, b) for b in barriers]
+
+
+@effect("ttng.async_tma_copy_global_to_local")
+def load(role: Role, op: Op, *operands: Any) -> None:
+    (tensor,), coordinates, offsets, (bar,), (target,), (predicate,) = op.split(operands)
+    if not predicate:
+        return
+    tensor = check_map(role, op, tensor)
+    start = [int(c) for c in coordinates]
+    box = tuple(op.operand_types[0].shape)  # type: ignore[union-attr]
+    if offsets or tensor.im2col is not None:
+        shift = [int(o) & 0xFFFF for o in offsets]
+
+        def words() -> np.ndarray:
+            return im2col_words(role, op, tensor, start, shift, box)
+    else:
+        check_coordinates(role, op, tensor, start, False)
+        if len(box) != len(start):
+            role.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a box {box}", role, op)
+
+        def words() -> np.ndarray:
+            return box_words(role, op, tensor, start, box)
+
+    bars = addresses(role, bar)
+    share = target.map.total // len(role_ranks(role)) if target.map.spread and target.map.replicas is None else target.map.total
+    if len(bars) < len(role_ranks(role)):  # pairs of CTAs that report to one barrier
+        share = share * len(role_ranks(role)) // len(bars)
+    start_load(role, op, bars, target, words, share)
+
+
+def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]) -> np.ndarray:
+    """Pixels of a convolution's input in the order of its output, shifted by a filter tap (PTX ISA "im2col mode").
+
+    The pixel box runs in each spatial dimension from `lower` to extent − 1 + `upper`; pixels are counted through it row by row, image by image, from `start`.
+    """
+    assert tensor.im2col is not None
+    lower, upper, steps = tensor.im2col["lower"], tensor.im2col["upper"], tensor.im2col["element_strides"]
+    spatial = tensor.shape[1:-1]
+    pixels, channels = box[-2], box[-1]
+    out = np.zeros((pixels, channels), _WORD[tensor.nbytes])
+    if tensor.fill:
+        out[:] = encode(tensor.element, np.array(tensor.fill, np.float32))
+    counts = [max(0, (n - 1 + up - low) // step + 1) for n, low, up, step in zip(spatial, lower, upper, steps)]
+    image, *position, channel = start
+    index = [(p - low) // step for p, low, step in zip(position, lower, steps)]
+    shifts = shift[::-1] if shift else [0] * len(spatial)
+    for row in range(pixels):
+        flat = row
+        place = []
+        for axis in reversed(range(len(spatial))):
+            flat += index[axis]
+            flat, here = divmod(flat, counts[axis])
+            place.append(here * steps[axis] + lower[axis] + shifts[axis])
+        at = place[::-1]
+        number = image + flat
+        if 0 <= number < tensor.shape[0] and all(0 <= p < n for p, n in zip(at, spatial)):
+            width = min(channels, tensor.shape[-1] - channel)
+            if width > 0:
+                out[row, :width] = strided(role, op, tensor, [number, *at, channel], [1] * (len(at) + 1) + [width]).reshape(-1)
+    return out.reshape(box)
+
+
+def start_store(role: Role, op: Op, source: View, put: Any, kind: str = "TMA store") -> None:
+    """A copy out of shared memory, in the role's open bulk group."""
+    machine = role.machine
+
+    def effect(operation: Async) -> None:
+        machine.touch(operation, source, False, ASYNC, op)
+        machine.check_written(operation, source, op)
+        put(machine.read(source))
+
+    operation = machine.start(kind, role, op, effect, unit="TMA", cost=tma_cycles(source.map.total), latency=TMA_LATENCY)
+    role.bulk_open.append(operation)
+
+
+def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np.ndarray, kind: str | None) -> None:
+    box = words.shape
+    inside = [(max(0, -s), min(b, n - s)) for s, b, n in zip(start, box, tensor.shape)]
+    if any(a >= b for a, b in inside):
+        return
+    target = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
+    data = words[tuple(slice(a, b) for a, b in inside)]
+    target[...] = data if kind is None else reduced(tensor, kind, target, data)
+
+
+def reduced(tensor: TensorMap, kind: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """old ∘ new, in the tensor's own number format."""
+    if kind in ("and", "or", "xor"):
+        return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[kind](old, new)
+    if kind == "inc":
+        return np.where(old >= new, 0, old + 1).astype(old.dtype)
+    if kind == "dec":
+        return np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype)
+    a, b = decode(tensor.element, np.ascontiguousarray(old)), decode(tensor.element, np.ascontiguousarray(new))
+    float_ = Scalar(tensor.element).is_float
+    out = {"add": lambda: a + b, "min": lambda: np.fmin(a, b) if float_ else np.minimum(a, b), "max": lambda: np.fmax(a, b) if float_ else np.maximum(a, b)}[kind]()
+    return encode(tensor.element, round_to(tensor.element, out) if float_ else out)
+
+
+def _store(role: Role, op: Op, tensor: Any, coordinates: tuple[Any, ...], source: View, kind: str | None) -> None:
+    tensor = check_map(role, op, tensor)
+    start = [int(c) for c in coordinates]
+    check_coordinates(role, op, tensor, start, True)
+    row = tensor.shape[-1] * tensor.nbytes
+    end = (start[-1] + source.map.shape[-1]) * tensor.nbytes
+    if end > row and row % 16:
+        role.machine.report(
+            "out-of-bounds", f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written", role, op, buffer=source.name
+        )
+
+    def put(words: np.ndarray) -> None:
+        write_box(role, op, tensor, start, words.reshape(tuple(op.operand_types[0].shape)), kind)  # type: ignore[union-attr]
+
+    start_store(role, op, source, put, "TMA store" if kind is None else f"TMA reduce ({kind})")
+    role.bulk_groups.append(role.bulk_open)
+    role.bulk_open = []
+
+
+@effect("ttng.async_tma_copy_local_to_global")
+def store(role: Role, op: Op, tensor: Any, *rest: Any) -> None:
+    _store(role, op, tensor, rest[:-1], rest[-1], None)
+
+
+@effect("ttng.async_tma_reduce")
+def reduce(role: Role, op: Op, tensor: Any, *rest: Any) -> None:
+    _store(role, op, tensor, rest[:-1], rest[-1], REDUCE[op.attributes["kind"]])
+
+
+@effect("ttng.async_tma_gather")
+def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: View, target: View, predicate: Any) -> None:
+    if not predicate:
+        return
+    tensor = check_map(role, op, tensor)
+    check_coordinates(role, op, tensor, [0, int(column)], False)
+    width = target.map.shape[-1]
+
+    def words() -> np.ndarray:
+        return np.concatenate([box_words(role, op, tensor, [int(r), int(column)], (1, width)) for r in rows.reshape(-1)])
+
+    bars = addresses(role, bar)
+    share = target.map.total // len(role_ranks(role)) if target.map.spread and target.map.replicas is None else target.map.total
+    start_load(role, op, bars, target, words, share, "TMA gather")
+
+
+@effect("ttng.async_tma_scatter")
+def scatter(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, source: View) -> None:
+    tensor = check_map(role, op, tensor)
+
+    def put(words: np.ndarray) -> None:
+        for row, data in zip(rows.reshape(-1), words.reshape(len(rows.reshape(-1)), -1)):
+            if int(row) >= 0:
+                write_box(role, op, tensor, [int(row), int(column)], data[None, :], None)
+
+    start_store(role, op, source, put, "TMA scatter")
+    role.bulk_groups.append(role.bulk_open)
+    role.bulk_open = []
+
+
+@effect("ttng.async_tma_store_wait")
+def store_wait(role: Role, op: Op) -> Any:
+    yield from wait_bulk_groups(role, op.attributes["pendings"])
+
+
+def wait_bulk_groups(role: Role, pending: int) -> Any:
+    """cp.async.bulk.wait_group: all but the last `pending` groups of this role are complete (here reads and writes complete together)."""
+    from ..machine import Wait
+
+    over = role.bulk_groups[: max(0, len(role.bulk_groups) - pending)]
+    operations = [o for group in over for o in group]
+    if operations:
+        yield Wait(
+            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} TMA stores", time=lambda: max(o.finish for o in operations)
+        )
+        role.machine.acquire(role, operations)
+    role.bulk_groups = role.bulk_groups[len(over) :]
+
+
+# ---- descriptors made by the kernel
+
+
+@effect("ttng.tensormap_create")
+def tensormap_create(role: Role, op: Op, *operands: Any) -> None:
+    (place,), (address,), box, shape, strides, _ = op.split(operands)
+    element, nbytes = _ELEMENT_TYPES[op.attributes["elem_type"]]
+    fill = float("nan") if op.attributes.get("fill_mode") else 0.0
+    # the hardware's order is innermost first
+    role.machine.simulation.tensor_maps[int(place)] = TensorMap(
+        int(address), element, nbytes, tuple(int(n) for n in shape[::-1]), (*(int(s) for s in strides[::-1]), nbytes), tuple(int(b) for b in box[::-1]), fill,
+        f"the tensor at {role.machine.simulation.memory.name(int(address))}",
+    )  # fmt: skip
+
+
+@effect("ttng.tensormap_fenceproxy_acquire")
+def tensormap_acquire(role: Role, op: Op, place: Any) -> None:
+    if int(place) not in role.machine.simulation.tensor_maps:
+        role.machine.stop("uninitialized", "fence.proxy.tensormap on memory that holds no tensor map", role, op)
+
+
+@view("ttng.reinterpret_tensor_descriptor")
+def reinterpret_descriptor(role: Role, op: Op, place: Any) -> Any:
+    return int(place)

@@ -1,0 +1,134 @@
+"""A lowered kernel made ready to run: every operation with its meaning and its modelled cost, the roles of a CTA and their names."""
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritonkittens.inspect._ttgir import enclosing_function
+
+from .costs import operation_cycles
+from .operations import EFFECTS, VIEWS
+from .pure_operations import PURE
+from .ttgir import Block, Module, Op
+
+PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
+CONTROL = {
+    "cf.br", "cf.cond_br", "cf.switch", "tt.return", "tt.call", "ttg.warp_specialize", "ttg.warp_yield", "ttg.warp_return", "ub.poison",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation, resolved."""
+
+    kind: int
+    function: Callable[..., Any] | None
+    op: Op
+    cost: float
+
+
+@dataclass(eq=False)
+class Program:
+    module: Module
+    name: str
+    num_warps: int
+    num_ctas: int
+    total_warps: int
+    shared_bytes: int
+    tensor_columns: int
+    uses_tensor_memory: bool
+    arch: int
+    role_names: list[str]
+    first_partition: dict[int, int]  # id of a warp_specialize → index of its first worker among a CTA's roles
+    steps: dict[int, list[Step]] = field(default_factory=dict)  # id of a block → its operations
+
+    def block(self, block: Block, warps: int) -> list[Step]:
+        """The steps of a block, resolved when it is first run."""
+        found = self.steps.get(id(block))
+        if found is None:
+            found = self.steps[id(block)] = [resolve(op, warps) for op in block.operations]
+        return found
+
+
+def resolve(op: Op, warps: int) -> Step:
+    cost = operation_cycles(op, warps)
+    if op.name in CONTROL:
+        return Step(CONTROL_KIND, None, op, cost)
+    if op.name in PURE:
+        return Step(PURE_KIND, PURE[op.name], op, cost)
+    if op.name in VIEWS:
+        return Step(VIEW_KIND, VIEWS[op.name], op, cost)
+    if op.name in EFFECTS:
+        function = EFFECTS[op.name]
+        return Step(GENERATOR_KIND if inspect.isgeneratorfunction(function) else EFFECT_KIND, function, op, cost)
+    return Step(UNKNOWN_KIND, None, op, cost)
+
+
+def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
+    """The default role and the partitions of every `warp_specialize`, called after the Python functions that their code comes from."""
+    first: dict[int, int] = {}
+    kernel = module.kernel.attributes["sym_name"]
+    names = ["kernel"]
+    counted: Counter[str] = Counter()
+    for op in module.walk():
+        if op.name != "ttg.warp_specialize":
+            continue
+        if names == ["kernel"]:
+            names = [function_of(op.regions[0].blocks, kernel) or "default"]
+        first[id(op)] = len(names)
+        for region in partitions(op):
+            names.append(function_of(region.blocks, kernel) or f"partition{len(names) - 1}")
+    names = [n.strip("_") for n in names]
+    out = []
+    for name in names:
+        if names.count(name) > 1:
+            out.append(f"{name}{counted[name]}")
+            counted[name] += 1
+        else:
+            out.append(name)
+    return out, first
+
+
+def partitions(op: Op) -> list[Any]:
+    """The worker regions of a `warp_specialize`."""
+    for block in op.regions[1].blocks:
+        for inner in block.operations:
+            if inner.name == "ttg.warp_specialize.partitions":
+                return inner.regions
+    return []
+
+
+def function_of(blocks: list[Block], kernel: str) -> str | None:
+    """The Python function most of the operations come from: the outermost call below the kernel."""
+    found: Counter[str] = Counter()
+    stack = [op for block in blocks for op in block.operations]
+    while stack:
+        op = stack.pop()
+        for frame in reversed(op.location.frames):
+            name = enclosing_function(frame.file, frame.line)
+            if name and name != kernel:
+                found[name] += 1
+                break
+    return found.most_common(1)[0][0] if found else None
+
+
+def prepare(module: Module, name: str | None = None) -> Program:
+    names, first = role_names(module)
+    target = str(module.attributes.get("ttg.target", "cuda:90"))
+    columns = module.integer("ttg.tensor_memory_size", 0)
+    return Program(
+        module=module,
+        name=name or module.kernel.attributes["sym_name"].strip("_"),
+        num_warps=module.integer("ttg.num-warps", 4),
+        num_ctas=module.integer("ttg.num-ctas", 1),
+        total_warps=module.integer("ttg.total-num-warps", module.integer("ttg.num-warps", 4)),
+        shared_bytes=module.integer("ttg.shared", 0),
+        tensor_columns=columns,
+        uses_tensor_memory=bool(columns) or any(op.name == "ttng.tmem_alloc" or "tcgen05" in str(op.attributes.get("asm_string", "")) for op in module.walk()),
+        arch=int(target.split(":")[-1]),
+        role_names=names,
+        first_partition=first,
+    )

@@ -1,0 +1,101 @@
+"""What the simulator found, in a form a person reads: the kind, both places in the code, the CTA, the role, the buffer, the stage, the phase."""
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from .ttgir import Location, Op
+
+_LIBRARIES = (Path(triton.__file__).parent, Path(__file__).parents[1] / "lang", Path(__file__).parents[1] / "inline_ptx")
+
+# every kind of finding, with what it means in one line
+KINDS = {
+    "deadlock": "every role that is left waits for something that nothing will do",
+    "race": "two accesses of the same bytes, one of them a write, in no order",
+    "missing-fence": "an ordinary access followed by an access of the asynchronous proxy without fence.proxy.async between them",
+    "bytes": "a barrier's phase expected other bytes than the copies of that phase deliver",
+    "arrivals": "more arrivals at a barrier's phase than it was initialised for",
+    "phase-wrap": "a barrier completed two phases while a role waited for one of them",
+    "barrier-life": "a barrier used before mbarrier.init or after mbarrier.inval, initialised twice, or its memory overwritten",
+    "uninitialized": "memory or registers read that nothing has written",
+    "in-flight": "an accumulator or register operand touched while a wgmma that uses it is in flight",
+    "out-of-bounds": "an access outside every tensor and allocation",
+    "misaligned": "an address or coordinate that the instruction does not take",
+    "tmem": "tensor memory not released, or used after release",
+    "budget": "more shared memory, tensor memory or registers than the target has",
+    "loop": "the step limit was reached",
+    "unfinished": "asynchronous work that the kernel left behind when it ended",
+    "assert": "a device_assert of the kernel failed",
+    "trap": "the kernel executed trap",
+    "unknown": "an operation or instruction without a meaning in the simulator",
+}
+
+
+def source_line(location: Location) -> str:
+    """`file.py:12  code` for the innermost line of the user's own code; the library's line after it where they differ."""
+    frames = location.frames
+    if not frames:
+        return "unknown line"
+    user = [f for f in frames if not any(Path(f.file).is_relative_to(library) for library in _LIBRARIES)]
+    frame = (user or list(frames))[0]
+    code = linecache.getline(frame.file, frame.line).strip()
+    return f"{Path(frame.file).name}:{frame.line}" + (f"  {code}" if code else "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One end of a finding."""
+
+    who: str
+    what: str
+    location: Location
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}\n      at {source_line(self.location)}"
+
+
+@dataclass
+class Finding:
+    """One thing that is wrong. `key` tells findings apart; a run reports each once."""
+
+    kind: str
+    message: str
+    places: tuple[Place, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS, self.kind
+
+    @property
+    def key(self) -> tuple:
+        return (self.kind, *sorted(str(p.location) for p in self.places), self.details.get("buffer", "").split("[")[0])
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.message}"]
+        lines += [f"    {place}" for place in self.places]
+        lines += [f"    {name}: {value}" for name, value in self.details.items()]
+        return "\n".join(lines)
+
+
+class SimulationError(RuntimeError):
+    """A simulated kernel did something wrong. `findings` says what; `run` is everything that is known of the run."""
+
+    def __init__(self, kernel: str, findings: list[Finding], run: Any = None):
+        self.findings, self.run = findings, run
+        head = f"{kernel}: the simulator found {len(findings)} problem{'s' if len(findings) > 1 else ''}"
+        super().__init__("\n".join([head, *map(str, findings)]))
+
+
+class Stop(Exception):
+    """Ends a run at once: the finding makes going on meaningless."""
+
+    def __init__(self, finding: Finding):
+        self.finding = finding
+
+
+def unknown_operation(op: Op) -> Finding:
+    return Finding("unknown", f"the simulator has no meaning for the operation {op.name}", (Place("compiler", f'"{op.name}"', op.location),))

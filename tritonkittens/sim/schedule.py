@@ -1,0 +1,211 @@
+"""Who goes next: the one place where a simulation makes choices. Every choice is deterministic by seed, recorded, and can be replayed."""
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from .machine import Async, Machine, Role
+
+Agent = Role | Async
+
+
+class Schedule:
+    """By modelled time: of everything that can happen the earliest does. The base of all others."""
+
+    name = "by modelled time"
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed
+        self.random = random.Random(seed)
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        """One of the roles that can run and the operations that can complete; there is at least one."""
+        best: Agent | None = None
+        time = float("inf")
+        for role in roles:
+            at = role.time if role.wait is None or role.wait.time is None else max(role.time, role.wait.time())
+            if at < time:
+                best, time = role, at
+        for operation in operations:
+            if operation.finish < time:
+                best, time = operation, operation.finish
+        assert best is not None
+        return best
+
+    def reads_early(self) -> bool:
+        """Does a copy read its source when it starts (else when it completes)? The memory model allows both."""
+        return False
+
+    def cluster_order(self, count: int) -> list[int]:
+        return list(range(count))
+
+    def burst(self) -> int:
+        """How many operations a role may do before others are asked."""
+        return 1
+
+
+class Eager(Schedule):
+    """Asynchronous operations complete at once; roles in random order."""
+
+    name = "everything asynchronous completes at once"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        return operations[0] if operations else self.random.choice(roles)
+
+    def reads_early(self) -> bool:
+        return True
+
+
+class Lazy(Schedule):
+    """Asynchronous operations complete only when no role can go on: the slowest copies and products."""
+
+    name = "asynchronous operations as late as possible"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        return self.random.choice(roles) if roles else self.random.choice(operations)
+
+
+class SlowUnit(Schedule):
+    """One unit (TMA, the tensor cores, …) completes only when nothing else can happen."""
+
+    def __init__(self, seed: int, unit: str):
+        super().__init__(seed)
+        self.unit = unit
+        self.name = f"the slowest {unit}"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        quick: list[Agent] = [*roles, *(o for o in operations if not o.unit.startswith(self.unit))]
+        return self.random.choice(quick) if quick else self.random.choice(operations)
+
+
+class OneAhead(Schedule):
+    """One role runs whenever it can, the others when it cannot: one consumer (or the producer) far ahead."""
+
+    def __init__(self, seed: int, favourite: int):
+        super().__init__(seed)
+        self.favourite = favourite
+        self.name = f"role {favourite} far ahead"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        for role in roles:
+            if role.index % machine.simulation.roles_per_cta == self.favourite:
+                return role
+        return self.random.choice([*roles, *operations])
+
+
+class OneBehind(Schedule):
+    """One role runs only when nothing else can happen."""
+
+    def __init__(self, seed: int, loser: int):
+        super().__init__(seed)
+        self.loser = loser
+        self.name = f"role {loser} far behind"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        others: list[Agent] = [*(r for r in roles if r.index % machine.simulation.roles_per_cta != self.loser), *operations]
+        return self.random.choice(others) if others else self.random.choice(roles)
+
+
+class Priorities(Schedule):
+    """Random priorities of roles and units that change at random moments (probabilistic concurrency testing, Burckhardt et al., ASPLOS 2010)."""
+
+    name = "random priorities"
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.priority: dict[Any, float] = {}
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        if self.random.random() < 0.05:
+            self.priority.clear()
+
+        def rank(agent: Agent) -> float:
+            key = ("role", agent.index) if isinstance(agent, Role) else ("unit", agent.unit)
+            if key not in self.priority:
+                self.priority[key] = self.random.random()
+            return self.priority[key]
+
+        return max([*roles, *operations], key=rank)
+
+    def reads_early(self) -> bool:
+        return self.random.random() < 0.5
+
+    def cluster_order(self, count: int) -> list[int]:
+        order = list(range(count))
+        self.random.shuffle(order)
+        return order
+
+
+class Uniform(Priorities):
+    """Everything that can happen is equally likely, at every step."""
+
+    name = "uniformly random"
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        return self.random.choice([*roles, *operations])
+
+
+def nth(seed: int, roles: int) -> Schedule:
+    """The schedule of a seed: 0 by modelled time, then the adversarial ones, then random ones for ever."""
+    fixed = [
+        lambda: Schedule(seed), lambda: Eager(seed), lambda: Lazy(seed), lambda: SlowUnit(seed, "TMA"), lambda: SlowUnit(seed, "tensor core"),
+        lambda: SlowUnit(seed, "cp.async"), *[lambda r=r: OneAhead(seed, r) for r in range(roles)], *[lambda r=r: OneBehind(seed, r) for r in range(roles)],
+    ]  # fmt: skip
+    if seed < len(fixed):
+        return fixed[seed]()
+    return Uniform(seed) if seed % 3 == 0 else Priorities(seed)
+
+
+class Recorded(Schedule):
+    """Another schedule, with its choices written down: at each step the position of the chosen agent in a fixed order of the candidates."""
+
+    def __init__(self, inner: Schedule):
+        super().__init__(inner.seed)
+        self.inner, self.name = inner, inner.name
+        self.choices: list[int] = []
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        candidates: list[Agent] = [*roles, *operations]
+        if len(candidates) == 1:
+            return candidates[0]
+        chosen = self.inner.choose(machine, roles, operations)
+        self.choices.append(next(i for i, c in enumerate(candidates) if c is chosen))
+        return chosen
+
+    def reads_early(self) -> bool:
+        early = self.inner.reads_early()
+        self.choices.append(int(early))
+        return early
+
+    def cluster_order(self, count: int) -> list[int]:
+        return self.inner.cluster_order(count)
+
+
+class Replay(Schedule):
+    """Recorded choices again; after their end, and where one is None, the first candidate (the role that was started first)."""
+
+    name = "replay"
+
+    def __init__(self, choices: list[int | None], order: Schedule | None = None):
+        super().__init__(0)
+        self.choices, self.order = choices, order
+        self.at = 0
+        self.trace: list[str] = []
+
+    def _next(self) -> int:
+        choice = self.choices[self.at] if self.at < len(self.choices) else None
+        self.at += 1
+        return choice or 0
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
+        candidates: list[Agent] = [*roles, *operations]
+        if len(candidates) == 1:
+            return candidates[0]
+        index = self._next()
+        return candidates[min(index, len(candidates) - 1)]
+
+    def reads_early(self) -> bool:
+        return bool(self._next())
+
+    def cluster_order(self, count: int) -> list[int]:
+        return self.order.cluster_order(count) if self.order is not None else list(range(count))

@@ -1,0 +1,473 @@
+"""A launch: clusters in some order, each a machine; the interpreter of roles; what was found."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .clocks import Clock
+from .machine import Async, Machine, Role, Wait
+from .memory import Global
+from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, partitions
+from .report import Finding, Place, SimulationError, Stop, unknown_operation
+from .schedule import Schedule
+from .ttgir import Op
+from .values import InFlight, Poison, TensorMap
+
+STEP_LIMIT = 20_000_000  # operations of one launch
+SLICE = 4_000  # operations of one cluster before another may start: clusters that wait for each other through global memory
+MAX_FINDINGS = 25
+SHARED_LIMITS = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}
+TENSOR_COLUMNS = 512
+MAX_WARPS = 32
+
+
+class Simulation:
+    """One run of a program over a grid.
+
+    grid: programs along x, y, z. cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program). arguments: values of the
+    kernel's parameters in order. memory: the tensors it may touch. raise_findings: False keeps them in `findings` only.
+    """
+
+    def __init__(
+        self, program: Program, grid: tuple[int, int, int], arguments: Sequence[Any], memory: Global, *, cluster: int = 1, schedule: Schedule | None = None,
+        step_limit: int = STEP_LIMIT, recorder: Any = None, tensor_maps: dict[int, TensorMap] | None = None,
+    ):  # fmt: skip
+        self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
+        self.cluster = cluster
+        self.schedule = schedule or Schedule()
+        self.step_limit, self.recorder = step_limit, recorder
+        self.tensor_maps: dict[int, TensorMap] = tensor_maps if tensor_maps is not None else {}
+        self.findings: list[Finding] = []
+        self.keys: set[Any] = set()
+        self.roles_per_cta = len(program.role_names)
+        self.steps = 0
+        self.time = 0.0
+        self.scratch_blocks: dict[Any, np.ndarray] = {}
+        self.waiting: list[list[tuple[int, int, int]]] = []
+        self.finished: list[Machine] = []
+
+    # ---- findings
+
+    def found(self, finding: Finding) -> None:
+        if finding.key in self.keys:
+            return
+        self.keys.add(finding.key)
+        self.findings.append(finding)
+        if len(self.findings) >= MAX_FINDINGS:
+            raise Stop(finding)
+
+    def scratch(self, role: Role, nbytes: int, alignment: int, op: Op) -> int:
+        """Global memory of the compiler's own, for one program."""
+        key = (id(role.machine), role.rank, id(op))
+        if key not in self.scratch_blocks:
+            block = np.zeros(nbytes + alignment, np.uint8)
+            self.scratch_blocks[key] = block
+            start = block.ctypes.data + -block.ctypes.data % alignment
+            self.memory.add(start, nbytes, "scratch of the compiler", block)
+        block = self.scratch_blocks[key]
+        return int(block.ctypes.data + -block.ctypes.data % alignment)
+
+    # ---- the grid
+
+    def clusters(self) -> list[list[tuple[int, int, int]]]:
+        """The program ids of each cluster's CTAs."""
+        x, y, z = self.grid
+        programs = [(i, j, k) for k, j, i in itertools.product(range(z), range(y), range(x))]
+        if self.program.num_ctas > 1:
+            return [[p] * self.program.num_ctas for p in programs]
+        size = self.cluster
+        return [programs[i : i + size] for i in range(0, len(programs), size)]
+
+    def cancel_next(self) -> tuple[int, int, int] | None:
+        """Cluster launch control: a cluster that has not started will not start; its first program id."""
+        return self.waiting.pop(0)[0] if self.waiting else None
+
+    def check_budgets(self) -> None:
+        program = self.program
+        op = program.module.kernel
+
+        def over(message: str) -> None:
+            self.found(Finding("budget", message, (Place(program.name, "kernel", op.location),)))
+
+        limit = SHARED_LIMITS.get(program.arch, 232448)
+        if program.shared_bytes > limit:
+            over(f"{program.shared_bytes} bytes of shared memory; a block on sm_{program.arch} has {limit}")
+        if program.tensor_columns > TENSOR_COLUMNS:
+            over(f"{program.tensor_columns} columns of tensor memory; there are {TENSOR_COLUMNS}")
+        if program.total_warps > MAX_WARPS:
+            over(f"{program.total_warps} warps; a block has at most {MAX_WARPS}")
+        for other in program.module.walk():
+            if other.name == "ttg.warp_specialize" and "actualRegisters" in other.attributes:
+                registers = other.attributes["actualRegisters"]
+                sizes = [program.num_warps, *other.attributes.get("partitionNumWarps", ())]
+                total = sum(r * 32 * w for r, w in zip(registers, sizes))
+                if total > 65536:
+                    over(f"the roles ask for {total} registers (setmaxnreg); a multiprocessor has 65536")
+
+    def run(self) -> None:
+        """Run to the end. What was found is in `findings`; nothing is raised for it."""
+        with np.errstate(all="ignore"):
+            try:
+                self.check_budgets()
+                self._run()
+            except Stop as stop:
+                if stop.finding.key not in self.keys:
+                    self.keys.add(stop.finding.key)
+                    self.findings.append(stop.finding)
+
+    def _run(self) -> None:
+        clusters = self.clusters()
+        order = self.schedule.cluster_order(len(clusters))
+        self.waiting = [clusters[i] for i in order]
+        resident: list[Machine] = []
+        number = 0
+        while self.waiting or resident:
+            if self.waiting and (not resident or all(m.steps >= SLICE for m in resident)):
+                machine = self.start(number, self.waiting.pop(0))
+                number += 1
+                resident.append(machine)
+                for other in resident:
+                    other.steps = 0
+            for machine in list(resident):
+                if self.advance(machine, SLICE if self.waiting or len(resident) > 1 else None):
+                    resident.remove(machine)
+                    self.end(machine)
+
+    def start(self, index: int, programs: list[tuple[int, int, int]]) -> Machine:
+        x, y, z = programs[0]
+        name = f"CTA ({x}, {y}, {z})" if len(programs) == 1 else f"cluster of ({x}, {y}, {z})"
+        machine = Machine(self, index, programs, name)
+        kernel = self.program.module.kernel
+        entry = kernel.regions[0].blocks[0]
+        lockstep = self.program.num_ctas > 1
+        for rank in range(1 if lockstep else len(programs)):
+            environment: list[Any] = [None] * self.program.module.number_of_values
+            for slot, value in zip(entry.arguments, self.arguments, strict=True):
+                environment[slot] = value
+            role = Role(machine, rank, rank * self.roles_per_cta, self.program.role_names[0], self.program.num_warps, 0, environment, entry)
+            machine.roles.append(role)
+        return machine
+
+    def end(self, machine: Machine) -> None:
+        """What a cluster leaves behind when its roles have ended."""
+        self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
+        for operation in list(machine.flying):
+            if operation.kind in ("TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async") and operation in machine.flying:
+                machine.report("unfinished", f"a {operation.kind} is in flight when its CTA ends: nobody waits for it", operation.role, operation.op, operation.kind)
+        while machine.flying:
+            ready = [o for o in machine.flying if o.can_complete()]
+            if not ready:
+                break
+            machine.complete(ready[0])
+        for barrier in machine.barriers.values():
+            if barrier.tx < 0:
+                op = barrier.init_op
+                expects = tuple(Place(who, what, o.location) for who, (what, o) in barrier.history.items() if "bytes" in what)
+                self.found(
+                    Finding("bytes", f"{barrier.name}: at the end {-barrier.tx} bytes more were delivered than expected", (*expects, Place(machine.name, "mbarrier.init", op.location)),
+                            {"buffer": barrier.name})
+                )  # fmt: skip
+        for cta in machine.ctas:
+            for allocation in cta.tensor_live.values():
+                self.found(Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (Place(machine.name, "tcgen05.alloc", allocation.op.location),)))
+        self.finished.append(machine)
+
+    # ---- one machine
+
+    def advance(self, machine: Machine, budget: int | None) -> bool:
+        """Run a cluster until it ends (True), or until `budget` operations are done and others should have their turn (False)."""
+        schedule = self.schedule
+        while True:
+            roles = [r for r in machine.roles if r.ready]
+            if not roles and all(r.done for r in machine.roles):
+                return True
+            operations = [o for o in machine.flying if o.can_complete()]
+            if not roles and not operations:
+                self.deadlock(machine)
+            agent = schedule.choose(machine, roles, operations)
+            if isinstance(agent, Async):
+                machine.complete(agent)
+            else:
+                before = agent.steps
+                self.step(agent)
+                machine.steps += agent.steps - before
+            if budget is not None and machine.steps >= budget:
+                return False
+
+    def step(self, role: Role) -> None:
+        """Run a role up to and including its next operation that others see."""
+        machine = role.machine
+        if role.wait is not None:
+            if role.wait.time is not None:
+                role.time = max(role.time, role.wait.time())
+            if self.recorder is not None:
+                self.recorder.waited(machine, role)
+            role.wait = None
+            if self._resume(role):
+                return
+        environment = role.environment
+        while not role.done:
+            steps = self.program.block(role.block, role.warps)
+            step = steps[role.at]
+            op = step.op
+            role.op = op
+            role.steps += 1
+            self.steps += 1
+            if self.steps > self.step_limit:
+                self.endless(machine, role, op)
+            role.time += step.cost
+            kind = step.kind
+            if kind == CONTROL_KIND:
+                if self.control(role, op):
+                    return
+                environment = role.environment
+                continue
+            role.at += 1
+            values = [environment[i] for i in op.operands]
+            try:
+                if kind == PURE_KIND:
+                    result = step.function(op, *values)  # type: ignore[misc]
+                elif kind in (VIEW_KIND, EFFECT_KIND):
+                    result = step.function(role, op, *values)  # type: ignore[misc]
+                elif kind == GENERATOR_KIND:
+                    role.pending, role.pending_results = step.function(role, op, *values), op.results  # type: ignore[misc]
+                    self._resume(role)
+                    return
+                else:
+                    assert kind == UNKNOWN_KIND
+                    raise Stop(unknown_operation(op))
+            except (TypeError, ValueError, AttributeError, IndexError) as error:
+                result = self.failed(role, op, values, error)
+            if len(op.results) == 1:
+                environment[op.results[0]] = result
+            elif op.results:
+                for slot, value in zip(op.results, result):
+                    environment[slot] = value
+            if kind == EFFECT_KIND:
+                if self.recorder is not None:
+                    self.recorder.step(machine, role, step)
+                return
+
+    def failed(self, role: Role, op: Op, values: list[Any], error: Exception) -> Any:
+        """An operation that met a value that is not there: poison spreads, a product in flight is a finding; anything else is a fault of the simulator."""
+        flying = next((v for v in values if isinstance(v, InFlight)), None)
+        if flying is not None:
+            operation = flying.product.operation
+            role.machine.report(
+                "in-flight", "the accumulator of a wgmma is used before anyone waits for it", role, op, f"{op.name} reads it",
+                (Place(role.machine.where(role), "wgmma", operation.op.location),),
+            )  # fmt: skip
+            while not operation.done:
+                ready = [o for o in role.machine.flying if o.can_complete() and o.unit == operation.unit]
+                role.machine.complete(ready[0])
+            fixed = [v.product.value if isinstance(v, InFlight) else v for v in values]
+            from .pure_operations import PURE
+
+            if op.name in PURE:
+                return PURE[op.name](op, *fixed)
+            raise Stop(self.findings[-1])
+        poison = next((v for v in values if isinstance(v, Poison)), None)
+        if poison is not None:
+            return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
+        note = f"the simulator failed in {op.name} at {op.location}"
+        raise RuntimeError(f"{note}: {type(error).__name__}: {error}") from error
+
+    def _resume(self, role: Role) -> bool:
+        """Go on with the operation that is under way; True if the role gives way to others."""
+        generator = role.pending
+        if generator is None:
+            return False
+        try:
+            wait = next(generator)
+        except StopIteration as stop:
+            role.pending = None
+            results = role.pending_results
+            if len(results) == 1:
+                role.environment[results[0]] = stop.value
+            elif results:
+                for slot, value in zip(results, stop.value):
+                    role.environment[slot] = value
+            return False
+        role.wait = wait if isinstance(wait, Wait) else None
+        if role.wait is None:
+            role.wait = Wait(lambda: True, lambda: "its turn")
+        elif self.recorder is not None:
+            self.recorder.waits(role.machine, role)
+        return True
+
+    # ---- control
+
+    def control(self, role: Role, op: Op) -> bool:
+        """Branches, calls and partitions; True if the role gives way."""
+        environment, name = role.environment, op.name
+        if name == "ub.poison":
+            environment[op.results[0]] = Poison(op)
+            role.at += 1
+            return False
+        if name == "cf.br":
+            self.jump(role, op.successors[0], op.operands)
+            return False
+        if name == "cf.cond_br":
+            condition = environment[op.operands[0]]
+            if isinstance(condition, Poison):
+                role.machine.stop("uninitialized", "a branch on a value that was never computed", role, op, computed=str(condition.op.location))
+            first, yes, no = op.segments
+            taken = bool(condition)
+            self.jump(role, op.successors[0 if taken else 1], op.operands[yes if taken else no])
+            return False
+        if name == "cf.switch":
+            flag = int(environment[op.operands[0]])
+            segments = op.attributes["case_operand_segments"]
+            count = len(op.operands) - 1 - sum(segments)
+            groups = [op.operands[1 : 1 + count]]
+            at = 1 + count
+            for size in segments:
+                groups.append(op.operands[at : at + size])
+                at += size
+            cases = op.attributes.get("case_values")
+            values = np.atleast_1d(cases.values).tolist() if cases is not None else []
+            chosen = values.index(flag) + 1 if flag in values else 0
+            self.jump(role, op.successors[chosen], groups[chosen])
+            return False
+        if name == "tt.call":
+            function = self.program.module.functions[op.attributes["callee"].text.lstrip("@")]
+            entry = function.regions[0].blocks[0]
+            for slot, operand in zip(entry.arguments, op.operands):
+                environment[slot] = environment[operand]
+            role.frames.append((role.block, role.at + 1, op.results))
+            role.block, role.at = entry, 0
+            return False
+        if name == "tt.return":
+            values = [environment[i] for i in op.operands]
+            if role.frames:
+                role.block, role.at, results = role.frames.pop()
+                for slot, value in zip(results, values):
+                    environment[slot] = value
+                return False
+            self.finish(role)
+            return True
+        if name == "ttg.warp_specialize":
+            self.specialize(role, op)
+            return True
+        if name == "ttg.warp_return":
+            self.finish(role)
+            return True
+        assert name == "ttg.warp_yield"
+        # the default region ends when the workers have ended
+        block, at, results = role.frames[-1]
+        children = role.children
+        if not all(c.done for c in children):
+            role.wait = Wait(
+                lambda: all(c.done for c in children), lambda: "the partitions " + ", ".join(c.name for c in children if not c.done) + " to end",
+                time=lambda: max(c.time for c in children),
+            )  # fmt: skip
+            return True
+        role.frames.pop()
+        for child in children:
+            role.clock.join(child.clock)
+            role.time = max(role.time, child.time)
+            role.machine.roles.remove(child)
+        role.children = []
+        for slot, operand in zip(results, op.operands):
+            environment[slot] = environment[operand]
+        role.block, role.at = block, at
+        return False
+
+    def jump(self, role: Role, block: Any, operands: Sequence[int]) -> None:
+        environment = role.environment
+        values = [environment[i] for i in operands]
+        for slot, value in zip(block.arguments, values):
+            environment[slot] = value
+        role.block, role.at = block, 0
+
+    def specialize(self, role: Role, op: Op) -> None:
+        """Start the partitions; the role itself goes on with the default region."""
+        machine = role.machine
+        holder = next(inner for block in op.regions[1].blocks for inner in block.operations if inner.name == "ttg.warp_specialize.partitions")
+        captured = [role.environment[i] for i in holder.operands]
+        warps = op.attributes["partitionNumWarps"]
+        starts = op.attributes.get("warpGroupStartIds") or [0] * len(warps)
+        first = role.index - role.index % self.roles_per_cta
+        used = self.program.first_partition[id(op)]
+        for k, region in enumerate(partitions(op)):
+            entry = region.blocks[0]
+            environment: list[Any] = [None] * self.program.module.number_of_values
+            for slot, value in zip(entry.arguments, captured):
+                environment[slot] = value
+            index = first + used + k
+            child = Role(machine, role.rank, index, self.program.role_names[index - first], warps[k], starts[k], environment, entry)
+            child.clock.join(role.clock)
+            child.clock.roles[index] += 1
+            child.time = role.time
+            child.seen_phase = dict(role.seen_phase)
+            role.children.append(child)
+            machine.roles.append(child)
+        role.clock.roles[role.index] += 1
+        role.frames.append((role.block, role.at + 1, op.results))
+        role.block, role.at = op.regions[0].blocks[0], 0
+
+    def finish(self, role: Role) -> None:
+        role.done = True
+        machine = role.machine
+        machine.time = max(machine.time, role.time)
+        machine.cluster_barrier.advance()
+
+    # ---- the end of the road
+
+    def endless(self, machine: Machine, role: Role, op: Op) -> None:
+        raise Stop(
+            Finding(
+                "loop", f"{self.step_limit} operations and no end: the limit `step_limit`; {role.name} is still running", (Place(machine.where(role), op.name, op.location),),
+                {"roles": "; ".join(f"{r.name}: {r.steps} operations" for r in machine.roles)},
+            )
+        )  # fmt: skip
+
+    def deadlock(self, machine: Machine) -> None:
+        """Nobody can go on: say who waits for what, what would complete it, and why nothing will."""
+        stuck = [r for r in machine.roles if not r.done]
+        places = []
+        details: dict[str, Any] = {}
+        for role in stuck:
+            assert role.wait is not None and role.op is not None
+            places.append(Place(machine.where(role), f"waits for {role.wait.describe()}", role.op.location))
+            barrier = role.wait.barrier
+            if barrier is None or barrier.name in details:
+                continue
+            lines = [barrier.state()]
+            lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'nobody'}"]
+            for who, (what, op) in barrier.history.items():
+                state = self._state_of(machine, who)
+                lines.append(f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}")
+            if not barrier.history:
+                lines.append("nothing ever arrived at it")
+            if barrier.phase > role.wait.phase:
+                lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
+            details[barrier.name] = "\n        ".join(lines)
+        buffers = sorted(details)
+        message = f"{len(stuck)} of {len(machine.roles)} roles wait, and nothing is in flight that would wake them"
+        if buffers:
+            details["buffer"] = ", ".join(buffers)
+        raise Stop(Finding("deadlock", message, tuple(places), details))
+
+    @staticmethod
+    def _state_of(machine: Machine, who: str) -> str:
+        """Why that participant will not come again."""
+        for role in machine.roles:
+            if who.split(" (")[0] == role.name:
+                if role.done:
+                    return " (has ended)"
+                if role.wait is not None:
+                    return f" (itself waits for {role.wait.describe()})"
+        return ""
+
+
+def check(simulation: Simulation) -> None:
+    """Raise what a finished run found."""
+    if simulation.findings:
+        raise SimulationError(simulation.program.name, simulation.findings, simulation)
+
+
+__all__ = ["Clock", "Simulation", "check"]

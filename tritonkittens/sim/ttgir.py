@@ -1,0 +1,645 @@
+"""MLIR text in generic form → operations. The only module that knows how Triton prints TTGIR.
+
+The generic form (MLIR Language Reference, "Operations") is the same for every operation: results, name, operands, successors, properties, regions, attributes,
+types, location. So nothing here knows a single operation of Triton's; what an operation means is said elsewhere, and an operation without a meaning stops the run.
+"""
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class ParseError(ValueError):
+    """The text is not what this release of Triton is known to print."""
+
+
+# ---------------------------------------------------------------- types
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number type by its MLIR name: i1, i32, f32, bf16, f8E4M3FN, index, …"""
+
+    name: str
+
+    @property
+    def bits(self) -> int:
+        found = re.match(r"[a-z]+(\d+)", self.name)
+        return 64 if self.name == "index" else int(found[1]) if found else 0
+
+    @property
+    def nbytes(self) -> int:
+        """In memory: an i1 takes a byte."""
+        return max(self.bits, 8) // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.name[0] in "fb"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    pointee: Type
+
+    bits = 64
+    nbytes = 8
+    is_float = False
+    name = "i64"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    shape: tuple[int, ...]
+    element: Scalar | Pointer
+    layout: str | None  # the encoding attribute's text, aliases resolved
+
+
+@dataclass(frozen=True)
+class MemDesc:
+    """A view of shared or tensor memory."""
+
+    shape: tuple[int, ...]
+    element: Scalar
+    layout: str
+    space: str  # "shared" or "tensor"
+    mutable: bool
+    alloc_shape: tuple[int, ...]
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        return self.alloc_shape
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A TMA descriptor: the block that a copy moves. `kind` is tensordesc or tensordesc_im2col."""
+
+    shape: tuple[int, ...]
+    element: Scalar
+    layout: str | None
+    kind: str = "tensordesc"
+
+
+@dataclass(frozen=True)
+class Other:
+    """Any other type (tokens, function types), by its text."""
+
+    text: str
+
+
+Type = Scalar | Pointer | Tensor | MemDesc | Descriptor | Other
+
+
+# ---------------------------------------------------------------- attributes and locations
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An attribute that is neither a number, a string nor a list of these, by its text."""
+
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """`dense<…> : tensor<…>`: one value for all elements, or an array of the tensor's shape."""
+
+    values: Any
+    type: Type
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where in Python an operation comes from: innermost call first, and the variable its result was bound to."""
+
+    frames: tuple[Frame, ...] = ()
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return " < ".join(map(str, self.frames)) or "unknown line"
+
+
+# ---------------------------------------------------------------- operations
+
+
+@dataclass(eq=False)
+class Block:
+    arguments: list[int] = field(default_factory=list)
+    argument_types: list[Type] = field(default_factory=list)
+    operations: list[Op] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Region:
+    blocks: list[Block] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation. Operands and results are indices of values, unique in the module."""
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    operand_types: tuple[Type, ...]
+    result_types: tuple[Type, ...]
+    attributes: dict[str, Any]
+    regions: list[Region]
+    successors: tuple[Block, ...]
+    location: Location
+    result_name: str | None = None
+
+    @functools.cached_property
+    def segments(self) -> tuple[slice, ...]:
+        """Where each group of a variadic operation's operands lies."""
+        out, start = [], 0
+        for size in self.attributes["operandSegmentSizes"]:
+            out.append(slice(start, start + size))
+            start += size
+        return tuple(out)
+
+    def split(self, values: tuple) -> tuple[tuple, ...]:
+        """The operands' values by group."""
+        return tuple(values[s] for s in self.segments)
+
+
+@dataclass(eq=False)
+class Module:
+    attributes: dict[str, Any]
+    functions: dict[str, Op]
+    number_of_values: int
+    value_names: dict[int, str]
+
+    @property
+    def kernel(self) -> Op:
+        return next(f for f in self.functions.values() if f.attributes.get("sym_visibility", "public") == "public")
+
+    def integer(self, name: str, default: int) -> int:
+        return int(self.attributes.get(name, default))
+
+    def walk(self) -> Any:
+        """Every operation, outer ones first."""
+        stack = list(self.functions.values())[::-1]
+        while stack:
+            op = stack.pop()
+            yield op
+            for region in op.regions[::-1]:
+                for block in region.blocks[::-1]:
+                    stack.extend(block.operations[::-1])
+
+
+# ---------------------------------------------------------------- the parser
+
+_ALIAS = re.compile(r"^(#[\w$.-]+) = (.*)$", re.M)
+_SPACE = re.compile(r"(?:\s|//[^\n]*)*")
+_VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
+_RESULT = re.compile(r"(%[\w$.-]+)(?::(\d+))?")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_IDENT = re.compile(r"[!#@^]?[\w$.-]+(?:::@?[\w$.-]+)*")
+_NUMBER = re.compile(r"-?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
+_DIMENSIONS = re.compile(r"((?:\d+x)*)(.*)", re.S)
+_CLOSE = {"<": ">", "(": ")", "[": "]", "{": "}"}
+_ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)")
+
+
+def unescape(text: str) -> str:
+    """MLIR's string escapes: a backslash and two hexadecimal digits, or a quote, or a backslash."""
+    if "\\" not in text:
+        return text
+
+    def one(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 16)]) if len(code) == 2 else {b"n": b"\n", b"t": b"\t"}.get(code, code)
+
+    return _ESCAPE.sub(one, text.encode()).decode()
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self.text, self.at = text, 0
+        self.aliases = {name: value.strip() for name, value in _ALIAS.findall(text)}
+        self.locations: dict[str, Location] = {}
+        self.types: dict[str, Type] = {}
+        self.values = 0
+        self.names: dict[int, str] = {}
+
+    # characters
+
+    def error(self, what: str) -> ParseError:
+        line = self.text.count("\n", 0, self.at) + 1
+        return ParseError(f"TTGIR line {line}: {what} at {self.text[self.at : self.at + 60]!r}; this parser is written for the generic form of Triton 3.9")
+
+    def skip(self) -> None:
+        self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+
+    def peek(self, token: str) -> bool:
+        self.skip()
+        return self.text.startswith(token, self.at)
+
+    def take(self, token: str) -> bool:
+        if self.peek(token):
+            self.at += len(token)
+            return True
+        return False
+
+    def expect(self, token: str) -> None:
+        if not self.take(token):
+            raise self.error(f"expected {token!r}")
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        self.skip()
+        found = pattern.match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def need(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        found = self.match(pattern)
+        if found is None:
+            raise self.error(f"expected {what}")
+        return found
+
+    def balanced(self) -> str:
+        """From an opening bracket to its partner, both included."""
+        start, stack = self.at, []
+        text = self.text
+        while self.at < len(text):
+            c = text[self.at]
+            if c == '"':
+                self.at = _STRING.match(text, self.at).end()  # type: ignore[union-attr]
+                continue
+            if c == "-" and text.startswith("->", self.at):
+                self.at += 2
+                continue
+            if c in _CLOSE:
+                stack.append(_CLOSE[c])
+            elif stack and c == stack[-1]:
+                stack.pop()
+                if not stack:
+                    self.at += 1
+                    return text[start : self.at]
+            self.at += 1
+        raise self.error("a bracket without an end")
+
+    # types
+
+    def type_text(self) -> str:
+        self.skip()
+        start = self.at
+        if self.peek("("):
+            self.balanced()
+            if self.take("->"):
+                self.type_text()
+            return self.text[start : self.at]
+        self.need(_IDENT, "a type")
+        if self.text.startswith("<", self.at):
+            self.balanced()
+        return self.text[start : self.at]
+
+    def type(self) -> Type:
+        text = self.type_text()
+        if text not in self.types:
+            self.types[text] = self.make_type(text)
+        return self.types[text]
+
+    def resolve(self, text: str) -> str:
+        """Attribute text with aliases replaced, also inside (a slice layout names its parent)."""
+        return re.sub(r"#[\w$]+(?![\w$.<])", lambda m: self.resolve(self.aliases[m[0]]) if m[0] in self.aliases else m[0], text.strip())
+
+    def make_type(self, text: str) -> Type:
+        def inside() -> list[str]:
+            return split_list(text[text.index("<") + 1 : -1])
+
+        def shaped(body: str) -> tuple[tuple[int, ...], Any]:
+            dims, element = _DIMENSIONS.match(body).groups()  # type: ignore[union-attr]
+            inner = _Parser(element)
+            inner.aliases = self.aliases
+            return tuple(int(d) for d in dims.split("x")[:-1]), inner.type()
+
+        if text.startswith("!tt.ptr<"):
+            inner = _Parser(inside()[0])
+            inner.aliases = self.aliases
+            return Pointer(inner.type())
+        if text.startswith("tensor<"):
+            parts = inside()
+            shape, element = shaped(parts[0])
+            return Tensor(shape, element, self.resolve(parts[1]) if len(parts) > 1 else None)
+        if text.startswith("!ttg.memdesc<"):
+            parts = inside()
+            shape, element = shaped(parts[0])
+            layout, space = self.resolve(parts[1]), self.resolve(parts[2])
+            rest = parts[3:]
+            alloc = next((tuple(int(d) for d in p.split("x")) for p in rest if re.fullmatch(r"[\dx]+", p)), shape)
+            kind = {"#ttg.shared_memory": "shared", "#ttng.tensor_memory": "tensor"}.get(space)
+            if kind is None:
+                raise self.error(f"memory space {space} of {text}")
+            return MemDesc(shape, element, layout, kind, "mutable" in rest, alloc)
+        if text.startswith(("!tt.tensordesc<", "!ttng.tensordesc_im2col<")):
+            parts = inside()
+            body = parts[0]
+            if body.startswith("tensor<"):
+                parts = split_list(body[7:-1]) + parts[1:]
+                body = parts[0]
+            shape, element = shaped(body)
+            layout = self.resolve(parts[1]) if len(parts) > 1 else None
+            return Descriptor(shape, element, layout, "tensordesc_im2col" if "im2col" in text else "tensordesc")
+        if re.fullmatch(r"(i\d+|index|bf16|f\d+\w*|tf32)", text):
+            return Scalar(text)
+        return Other(text)
+
+    # attributes
+
+    def dictionary(self) -> dict[str, Any]:
+        self.expect("{")
+        out: dict[str, Any] = {}
+        while not self.take("}"):
+            key = self.match(_STRING)
+            name = unescape(key[1]) if key else self.need(_IDENT, "an attribute name")[0]
+            out[name] = self.attribute() if self.take("=") else True
+            self.take(",")
+        return out
+
+    def attribute(self) -> Any:
+        if found := self.match(_STRING):
+            return unescape(found[1])
+        if self.take("["):
+            items = []
+            while not self.take("]"):
+                items.append(self.attribute())
+                self.take(",")
+            return tuple(items)
+        if self.peek("{"):
+            return self.dictionary()
+        if found := self.match(_NUMBER):
+            return self.number(found[0], self.type() if self.take(":") else Scalar("f64" if "." in found[0] else "i64"))
+        if self.peek("array<"):
+            self.need(_IDENT, "array")
+            kind, _, items = self.balanced()[1:-1].partition(":")
+            return tuple(self.number(i.strip(), Scalar(kind.strip())) for i in items.split(",") if i.strip())
+        if self.peek("dense<"):
+            self.need(_IDENT, "dense")
+            body = self.balanced()[1:-1]
+            self.expect(":")
+            kind = self.type()
+            if not isinstance(kind, Tensor):
+                return Opaque(f"dense<{body}>")
+            return Dense(self.dense(body, kind), kind)
+        start = self.at
+        self.skip()
+        if self.peek("("):
+            return Opaque(self.type_text())
+        name = self.need(_IDENT, "an attribute")[0]
+        if name in ("true", "false"):
+            return name == "true"
+        if self.text.startswith("<", self.at):
+            self.balanced()
+        return Opaque(self.resolve(self.text[start : self.at]))
+
+    @staticmethod
+    def number(text: str, kind: Type) -> int | float | bool:
+        if text in ("true", "false"):
+            return text == "true"
+        if isinstance(kind, Scalar) and kind.is_float:
+            return float_from_bits(int(text, 16), kind.name) if "0x" in text else float(text)
+        return int(text, 0)
+
+    def dense(self, body: str, kind: Tensor) -> Any:
+        element = kind.element
+        name = element.name if isinstance(element, Scalar) else "i64"
+        if body.startswith('"0x'):  # the elements' bytes, little endian
+            raw = bytes.fromhex(body[3:-1])
+            size = element.nbytes if name != "i1" else 1
+            words = np.frombuffer(raw, dtype=f"<u{size}")
+            if isinstance(element, Scalar) and element.is_float:
+                return np.array([float_from_bits(int(w), name) for w in words]).reshape(kind.shape if len(words) > 1 else ())
+            signed = words.view(f"<i{size}")
+            return (signed.astype(bool) if name == "i1" else signed).reshape(kind.shape if len(words) > 1 else ())
+        numbers = [self.number(n, element) for n in re.findall(r"true|false|-?0x[0-9A-Fa-f]+|-?\d[\d.eE+-]*", body)]
+        return np.array(numbers).reshape(kind.shape) if body.startswith("[") else numbers[0] if numbers else np.zeros(kind.shape)
+
+    # locations
+
+    def location(self) -> Location:
+        """After `loc`: the bracketed text, parsed once."""
+        text = self.balanced()[1:-1]
+        if text not in self.locations:
+            self.locations[text] = self.make_location(text)
+        return self.locations[text]
+
+    def make_location(self, text: str) -> Location:
+        text = text.strip()
+        if text.startswith("#loc"):
+            if text not in self.locations:
+                alias = self.aliases.get(text, "loc(unknown)")
+                self.locations[text] = self.make_location(alias[4:-1])
+            return self.locations[text]
+        if text.startswith("callsite("):
+            callee, _, caller = partition_top(text[9:-1], " at ")
+            inner, outer = self.make_location(callee), self.make_location(caller)
+            return Location(inner.frames + outer.frames, inner.name)
+        if text.startswith("fused"):
+            for part in split_list(text[text.index("[") + 1 : text.rindex("]")]):
+                found = self.make_location(part)
+                if found.frames:
+                    return found
+            return Location()
+        if found := _STRING.match(text):
+            rest = text[found.end() :]
+            if place := re.match(r":(\d+):\d+", rest):
+                return Location((Frame(unescape(found[1]), int(place[1])),))
+            if rest.startswith("("):
+                inner = self.make_location(rest[1:-1])
+                return Location(inner.frames, unescape(found[1]))
+            return Location((), unescape(found[1]))
+        return Location()
+
+    def optional_location(self) -> Location:
+        if self.peek("loc("):
+            self.at += 3
+            return self.location()
+        return Location()
+
+    # operations
+
+    def define(self, scope: dict[str, int], name: str) -> int:
+        """A value's index; one that was used before (a later block dominates) keeps the index that its use was given."""
+        pending = scope.get("?" + name)
+        if pending is not None:
+            del scope["?" + name]
+            scope[name] = pending
+            return pending
+        scope[name] = self.values
+        self.names[self.values] = name.lstrip("%")
+        self.values += 1
+        return self.values - 1
+
+    def use(self, scopes: list[dict[str, int]], name: str) -> int:
+        for scope in reversed(scopes):
+            if name in scope:
+                return scope[name]
+            if "?" + name in scope:
+                return scope["?" + name]
+        scopes[-1]["?" + name] = self.values
+        self.names[self.values] = name.lstrip("%")
+        self.values += 1
+        return self.values - 1
+
+    def operation(self, scopes: list[dict[str, int]], blocks: dict[str, Block]) -> Op:
+        declared: list[str] = []
+        while found := self.match(_RESULT):
+            declared += [found[1]] if found[2] is None else [f"{found[1]}#{k}" for k in range(int(found[2]))]
+            if not self.take(","):
+                self.expect("=")
+                break
+        name = self.need(_STRING, "an operation's name")[1]
+        self.expect("(")
+        used = []
+        while not self.take(")"):
+            used.append(self.need(_VALUE, "an operand")[0])
+            self.take(",")
+        operands = tuple(self.use(scopes, v) for v in used)
+        successors = []
+        if self.take("["):
+            while not self.take("]"):
+                successors.append(blocks.setdefault(self.need(_IDENT, "a block")[0], Block()))
+                self.take(",")
+        attributes: dict[str, Any] = {}
+        if self.take("<"):
+            attributes |= self.dictionary()
+            self.expect(">")
+        regions: list[Region] = []
+        if self.take("("):
+            while not self.take(")"):
+                regions.append(self.region(scopes))
+                self.take(",")
+        if self.peek("{"):
+            attributes |= self.dictionary()
+        self.expect(":")
+        self.expect("(")
+        operand_types = []
+        while not self.take(")"):
+            operand_types.append(self.type())
+            self.take(",")
+        self.expect("->")
+        result_types = []
+        if self.take("("):
+            while not self.take(")"):
+                result_types.append(self.type())
+                self.take(",")
+        else:
+            result_types.append(self.type())
+        location = self.optional_location()
+        results = tuple(self.define(scopes[-1], v) for v in declared)
+        if len(results) != len(result_types) or len(operands) != len(operand_types):
+            raise self.error(f"{name}: {len(results)} results of {len(result_types)} types, {len(operands)} operands of {len(operand_types)} types")
+        label = location.name or (declared[0].split("#")[0].lstrip("%") if declared else None)
+        return Op(name, operands, results, tuple(operand_types), tuple(result_types), attributes, regions, tuple(successors), location, label)
+
+    def region(self, scopes: list[dict[str, int]]) -> Region:
+        self.expect("{")
+        region, blocks = Region(), dict[str, Block]()
+        inner: list[dict[str, int]] = [*scopes, {}]
+        current = None
+        while not self.take("}"):
+            if self.peek("^"):
+                label = self.need(_IDENT, "a block")[0]
+                current = blocks.setdefault(label, Block())
+                region.blocks.append(current)
+                if self.take("("):
+                    while not self.take(")"):
+                        value = self.need(_VALUE, "a block argument")[0]
+                        self.expect(":")
+                        current.argument_types.append(self.type())
+                        self.optional_location()
+                        current.arguments.append(self.define(inner[-1], value))
+                        self.take(",")
+                self.expect(":")
+                continue
+            if current is None:
+                current = Block()
+                region.blocks.append(current)
+            current.operations.append(self.operation(inner, blocks))
+        missing = [name for name in inner[-1] if name.startswith("?")]
+        if missing:
+            raise self.error(f"value {missing[0][1:]} is used but not defined")
+        return region
+
+
+def split_list(text: str) -> list[str]:
+    """The items between commas that lie in no bracket or string."""
+    items, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        c = text[i]
+        if c == '"':
+            i = _STRING.match(text, i).end()  # type: ignore[union-attr]
+            continue
+        if c in "<([{":
+            depth += 1
+        elif c in ">)]}" and text[i - 1 : i + 1] != "->":
+            depth -= 1
+        elif c == "," and depth == 0:
+            items.append(text[start:i].strip())
+            start = i + 1
+        i += 1
+    tail = text[start:].strip()
+    return [*items, tail] if tail else items
+
+
+def partition_top(text: str, separator: str) -> tuple[str, str, str]:
+    """`str.partition` at the first separator that lies in no bracket or string."""
+    depth, i = 0, 0
+    while i < len(text):
+        c = text[i]
+        if c == '"':
+            i = _STRING.match(text, i).end()  # type: ignore[union-attr]
+            continue
+        depth += (c in "<([{") - (c in ">)]}")
+        if depth == 0 and text.startswith(separator, i):
+            return text[:i], separator, text[i + len(separator) :]
+        i += 1
+    return text, "", ""
+
+
+def float_from_bits(bits: int, name: str) -> float:
+    """A hexadecimal float literal."""
+    if name == "bf16":
+        return float(struct.unpack("<f", struct.pack("<I", bits << 16))[0])
+    formats = {"f16": ("<H", "<e"), "f32": ("<I", "<f"), "f64": ("<Q", "<d")}
+    if name not in formats:
+        if name.startswith("f8") and bits in (0, 0x80):
+            return 0.0 if bits == 0 else -0.0
+        from .numbers import decode
+
+        return float(decode(name, np.array(bits, np.uint8)))
+    integer, real = formats[name]
+    return float(struct.unpack(real, struct.pack(integer, bits))[0])
+
+
+def parse(text: str) -> Module:
+    """Parse a module printed in MLIR's generic form with locations. Raises ParseError."""
+    parser = _Parser(text)
+    start = text.find('"builtin.module"')
+    if start < 0:
+        raise ParseError('no "builtin.module" in the text: it is not the generic form')
+    parser.at = start
+    module = parser.operation([{}], {})
+    functions: dict[str, Op] = {}
+    for op in module.regions[0].blocks[0].operations:
+        if op.name == "tt.func":
+            functions[op.attributes["sym_name"]] = op
+    return Module(module.attributes, functions, parser.values, parser.names)
