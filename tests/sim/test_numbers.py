@@ -43,6 +43,8 @@ def test_every_encoding_and_rounding_to_nearest(name):
     assert np.array_equal(encode(name, values)[there], bits[there]) and np.isnan(decode(name, encode(name, values))[~there]).all()
     x = near_ties(name)
     expected = torch.from_numpy(x).to(TORCH[name]).to(torch.float32).numpy()
+    if name == "f8E4M3FN":  # this torch saturates on the CPU; without saturation the format's overflow is NaN (OFP8)
+        expected[np.abs(x) > 464] = np.nan
     with np.errstate(all="ignore"):
         assert same(round_to(name, x), expected)
     assert same(round_to(name, np.array(x[7])), expected[7]) and round_to(name, x[:6].reshape(2, 3)).shape == (2, 3)

@@ -4,11 +4,13 @@ A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + pa
 numbers.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
+from tritonkittens.inline_ptx._meaning import meaning
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
@@ -85,3 +87,20 @@ def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
     """`fence.acq_rel` or `fence.sc` at `scope` "cta", "cluster" (sm_90), "gpu" or "sys". sm_80 here. PTX ISA "membar / fence"."""
     require("fence", 80)
     asm(fence_text(semantics, scope, arch()), "", [])
+
+
+@meaning("bar.sync", "bar.arrive", "barrier.sync", "barrier.arrive", outputs=0)
+def _named(t, i, number, threads=None):
+    yield from t.named_barrier(int(number[0]), t.count if threads is None else int(threads[0]), i.parts[1] == "sync")
+
+
+@meaning(r"bar\.red\.popc\.u32", r"bar\.red\.(and|or)\.pred")
+def _reduce(t, i, number, threads, vote):
+    votes = yield from t.named_vote(int(number[0]), int(threads[0]), vote.astype(bool))
+    result = {"popc": votes.sum(), "and": votes.all(), "or": votes.any()}[i.parts[2]]
+    return np.full(t.count, result, bool if i.type == "pred" else np.uint64)
+
+
+@meaning("bar.warp.sync", r"fence\.(acq_rel|sc)\.(cta|cluster|gpu|sys)", r"membar\.(cta|gl|sys)", outputs=0)
+def _in_order(t, i, *mask):
+    """Threads of a role are in lockstep, and ordinary memory is in order."""
