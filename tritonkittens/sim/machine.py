@@ -160,6 +160,8 @@ class Machine:
     def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
         """Record an access and report what it races with, what it overruns, what it misaligns."""
         role = agent if isinstance(agent, Role) else agent.role
+        if view.space == "tensor":
+            proxy = ASYNC  # the proxies are about shared and global memory; tcgen05 orders its own accesses of tensor memory
         if isinstance(agent, Role):
             access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
         else:

@@ -40,8 +40,7 @@ SMALL = {
 def table(name: str) -> np.ndarray:
     """The value of every encoding of a small format; ue8m0: 2 to the (encoding − 127), 255 is NaN."""
     if name == "ue8m0":
-        values = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
-        values[255] = np.nan
+        values = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(np.float32)
         return values
     form = SMALL[name]
     bits = 1 + form.exponent + form.mantissa
@@ -58,6 +57,7 @@ def table(name: str) -> np.ndarray:
     return np.where(codes >> (bits - 1) & 1, -values, values).astype(np.float32)
 
 
+@np.errstate(all="ignore")
 def narrow(values: np.ndarray) -> np.ndarray:
     """float64 → float32 rounded to odd: a second rounding, to a format at least two bits shorter, then gives what one rounding would
     (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd")."""
@@ -72,6 +72,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return (bits + step * ((bits & 1) == 0)).view(np.float32).reshape(x.shape)
 
 
+@np.errstate(all="ignore")
 def encode_small(name: str, values: np.ndarray, saturate: bool = False, toward_zero: bool = False) -> np.ndarray:
     """Round to the nearest number of a small format, ties to even (or toward zero), in one step; the encodings as bytes.
 
@@ -137,6 +138,7 @@ def _f16_toward_zero(values: np.ndarray) -> np.ndarray:
     return np.where(away, np.nextafter(near, np.float16(0)), near)
 
 
+@np.errstate(all="ignore")
 def encode(name: str, values: np.ndarray, saturate: bool = False, toward_zero: bool = False) -> np.ndarray:
     """Bits of values of an MLIR scalar type, as unsigned words of its size (an i1 is a byte). Floats are rounded to the format, once."""
     values = np.asarray(values)
@@ -159,6 +161,7 @@ def encode(name: str, values: np.ndarray, saturate: bool = False, toward_zero: b
     raise NotImplementedError(f"the simulator knows no number format {name}")
 
 
+@np.errstate(all="ignore")
 def decode(name: str, bits: np.ndarray) -> np.ndarray:
     """Values of bits: integers signed, i1 bool, f64 float64, every other float float32."""
     bits = np.asarray(bits)
@@ -182,6 +185,7 @@ def decode(name: str, bits: np.ndarray) -> np.ndarray:
     raise NotImplementedError(f"the simulator knows no number format {name}")
 
 
+@np.errstate(all="ignore")
 def round_to(name: str, values: np.ndarray, toward_zero: bool = False) -> np.ndarray:
     """Values of float32 or float64 rounded to a float format, once; the result is float64 for f64 and float32 for every other."""
     if name == "f32":

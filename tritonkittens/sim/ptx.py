@@ -1,352 +1,489 @@
-"""Blocks of inline PTX: parsed once, executed for all threads of a role at once, with one program counter a thread.
+"""Blocks of inline PTX: parsed once, executed for all threads of a role at once.
 
-What an instruction does is in the registry of `inline_ptx._meaning`. Here are scopes, registers, labels and branches, predicates and operands (PTX ISA "Syntax",
-"Instruction Operands"), and LLVM's operand references and constraints.
+    block = parse(asm_string, constraints)                     # of ttg.inline_asm or tt.elementwise_inline_asm
+    outputs = yield from execute(block, machine, inputs)       # a generator: yields the machine's Waits, and None where others may run
+
+What an instruction does is registered beside the shim that emits it (`tritonkittens/inline_ptx/_meaning.py`); here are the syntax (PTX ISA 4 and 6, LLVM's operand
+references) and the flow of control: registers are numpy arrays of the threads' bits, a branch that divides the threads is executed for the lowest place first,
+which lets them meet again behind loops and conditions.
 """
+
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
 
-from tritonkittens.inline_ptx._meaning import Instruction, UnknownInstruction, find, unsigned, width
+import tritonkittens.inline_ptx  # noqa: F401  its modules register their meanings
+from tritonkittens.inline_ptx import _glue  # noqa: F401
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Meaning, NoMeaning, PtxFault, find
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<label>[A-Za-z_$][\w$]*):(?!:)|(?P<reference>\$\{?\d+(?::\w+)?\}?)|(?P<special>%[\w.]+)|(?P<float>0[fFdD][0-9A-Fa-f]{8,16})|(?P<hex>0x[0-9A-Fa-f]+U?)"
-    r"|(?P<real>-?\d+\.\d+(?:[eE][-+]?\d+)?)|(?P<integer>-?\d+U?)|(?P<name>[A-Za-z_.][\w.:]*)|(?P<mark>[@!{}\[\],;|+()<>-]))"
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Statement:
-    predicate: Any
-    negated: bool
-    mnemonic: str
-    operands: tuple[Any, ...]
-    text: str
+STEP_LIMIT = 1_000_000  # taken back edges
+_UNWRITTEN = 0xABABABABABABABAB  # what a register holds that nothing has written: a wrong result shows
+_LETTERS = {"r": 32, "f": 32, "h": 16, "c": 16, "l": 64, "d": 64, "q": 128, "b": 1, "n": 0, "i": 0}
+_TYPES = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "f64": 64} | {f"{k}{n}": n for k in "bus" for n in (8, 16, 32, 64)} | {"b128": 128}
+_DTYPES: dict[int, Any] = {1: bool, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.uint64}
 
 
-@dataclass(frozen=True)
-class Reg:
-    name: str
+class PtxSyntaxError(ValueError):
+    """The text is not PTX that is understood here; names the place and the block."""
 
 
-@dataclass(frozen=True)
+# --- syntax ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    slot: int
+    bits: int
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Special:
     name: str
 
 
-@dataclass(frozen=True)
-class Immediate:
-    value: int
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A `.shared` array: its address is a value."""
+
+    name: str
+    nbytes: int
+    align: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Sink:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`{a, b}` or `p|q`."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """[address + offset], or [address, {coordinates…}] and the like."""
+    """`[base + offset, extra …]`."""
 
-    parts: tuple[Any, ...]
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Vector:
-    parts: tuple[Any, ...]
+    base: Any
+    offset: int
+    extra: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """d|p"""
+@dataclass(slots=True)
+class Step:
+    """One instruction: a branch to `target`, or a meaning with its operands."""
 
-    parts: tuple[Any, ...]
+    text: str
+    mnemonic: str
+    guard: Register | None
+    operands: tuple[Any, ...]
+    meaning: Meaning | None = None
+    fields: dict[str, str | None] = field(default_factory=dict)
+    target: int = -1
+    destination_bits: tuple[Any, ...] = ()
+    spins: bool = False
 
 
 @dataclass
-class Assembly:
-    text: str
-    statements: list[Statement] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-    widths: dict[str, int] = field(default_factory=dict)
-    statics: dict[str, tuple[int, int]] = field(default_factory=dict)  # .shared variables: (alignment, bytes)
+class Block:
+    """A parsed block. `outputs` and `inputs` are the operands' slots, in order; `variables` the shared memory that it declares."""
+
+    asm: str
+    steps: list[Step]
+    bits: list[int]  # of each register slot
+    outputs: list[int]
+    inputs: list[int]
+    variables: list[Variable]
+
+    @property
+    def mnemonics(self) -> list[str]:
+        return [step.mnemonic for step in self.steps]
 
 
-SINK = Reg("_")
+class _Scope:
+    def __init__(self, outer: _Scope | None):
+        self.outer = outer
+        self.names: dict[str, Register | Variable] = {}
+        self.labels: dict[str, int] = {}
+
+    def find(self, name: str) -> Register | Variable | None:
+        return self.names.get(name) or (self.outer.find(name) if self.outer else None)
+
+    def label(self, name: str) -> int | None:
+        return self.labels[name] if name in self.labels else self.outer.label(name) if self.outer else None
+
+
+_NAME = r"[A-Za-z_$%][\w$]*"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
+_STATEMENT = re.compile(r"[^;{]*(?:\{[^}]*\}[^;{]*)*;")
+_DECLARATION = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.S)
+_SHARED = re.compile(rf"\.shared\s*(?:\.align\s+(\d+)\s*)?\.(\w+)\s+({_NAME})\s*(?:\[\s*(\w+)\s*\])?$")
+_GUARD = re.compile(rf"@(!?)\s*({_NAME})\s+")
+_INSTRUCTION = re.compile(r"([A-Za-z][\w.:]*)\s*(.*)", re.S)
+
+
+def _split(text: str, separator: str = ",") -> list[str]:
+    """Parts between separators that lie in no bracket."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "{[(") - (letter in "}])")
+        if letter == separator and depth == 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    last = text[start:].strip()
+    return parts + [last] if last or parts else []
 
 
 class _Parser:
-    def __init__(self, text: str):
-        self.out = Assembly(text)
-        cleaned = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).replace("$$", "\x00").replace("\x00", "")
-        self.tokens: list[tuple[str, str]] = []
-        at = 0
-        while at < len(cleaned):
-            if cleaned[at:].strip() == "":
-                break
-            found = _TOKEN.match(cleaned, at)
-            if found is None:
-                raise UnknownInstruction(f"inline PTX cannot be read at {cleaned[at : at + 40]!r}: {text}")
-            assert found.lastgroup is not None
-            self.tokens.append((found.lastgroup, found[found.lastgroup]))
-            at = found.end()
-        self.at = 0
-        self.scopes: list[dict[str, str]] = [{}]
-        self.counter = 0
-
-    def peek(self, value: str) -> bool:
-        return self.at < len(self.tokens) and self.tokens[self.at][1] == value
-
-    def take(self, value: str) -> bool:
-        if self.peek(value):
-            self.at += 1
-            return True
-        return False
-
-    def fail(self) -> UnknownInstruction:
-        here = " ".join(v for _, v in self.tokens[self.at : self.at + 8])
-        return UnknownInstruction(f"inline PTX cannot be read at {here!r}: {self.out.text}")
-
-    def declare(self, name: str, kind: str) -> None:
-        self.counter += 1
-        unique = f"{name}.{self.counter}"
-        self.scopes[-1][name] = unique
-        self.out.widths[unique] = width(kind)
-
-    def register(self, name: str) -> Reg:
-        if name == "_":
-            return SINK
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return Reg(scope[name])
-        return Reg(name)
-
-    def parse(self) -> Assembly:
-        while self.at < len(self.tokens):
-            kind, value = self.tokens[self.at]
-            if value == "{":
-                self.at += 1
-                self.scopes.append({})
-            elif value == "}":
-                self.at += 1
-                self.scopes.pop()
-            elif value == ";":
-                self.at += 1
-            elif kind == "label":
-                self.at += 1
-                self.out.labels[value] = len(self.out.statements)
-            elif value == ".reg":
-                self.at += 1
-                type_ = self.tokens[self.at][1].lstrip(".")
-                self.at += 1
-                if type_ == "v2" or type_ == "v4":
-                    raise self.fail()
-                while not self.take(";"):
-                    name = self.tokens[self.at][1]
-                    self.at += 1
-                    if self.take("<"):
-                        for k in range(int(self.tokens[self.at][1])):
-                            self.declare(f"{name}{k}", type_)
-                        self.at += 1
-                        self.take(">")
-                    else:
-                        self.declare(name, type_)
-                    self.take(",")
-            elif value == ".shared":
-                self.static()
+    def __init__(self, asm: str, constraints: str):
+        self.asm = asm
+        self.bits: list[int] = []
+        self.steps: list[Step] = []
+        self.scopes: list[_Scope] = []  # of each step
+        self.variables: list[Variable] = []
+        self.outputs: list[int] = []
+        self.inputs: list[int] = []
+        self.operands: list[Register] = []
+        for item in (c.strip() for c in constraints.split(",")):
+            if not item or item.startswith("~"):
+                continue
+            letter = item.lstrip("=+&*%!")
+            if item.startswith("+"):
+                raise self.error(f"constraint {item!r}: tie an input to the output instead")
+            if letter.isdigit():
+                if item.startswith("=") or int(letter) >= len(self.outputs):
+                    raise self.error(f"constraint {item!r} ties to no output")
+                register = self.operands[int(letter)]
+            elif letter in _LETTERS:
+                register = self.new(_LETTERS[letter])
             else:
-                self.statement()
-        return self.out
+                raise self.error(f"constraint {item!r} is not one of {', '.join(_LETTERS)}")
+            self.operands.append(register)
+            (self.outputs if item.startswith("=") else self.inputs).append(register.slot)
 
-    def static(self) -> None:
-        """.shared .align 128 .b8 name[bytes];"""
-        self.at += 1
-        align = 4
-        if self.take(".align"):
-            align = int(self.tokens[self.at][1])
-            self.at += 1
-        size = width(self.tokens[self.at][1].lstrip(".")) // 8
-        name = self.tokens[self.at + 1][1]
-        self.at += 2
-        if self.take("["):
-            size *= int(self.tokens[self.at][1])
-            self.at += 1
-            self.take("]")
-        self.take(";")
-        self.out.statics[name] = (align, size)
-        self.scopes[0][name] = f"&{name}"
+    def error(self, message: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"{message}, in the PTX block: {self.asm}")
 
-    def statement(self) -> None:
-        predicate, negated = None, False
-        if self.take("@"):
-            negated = self.take("!")
-            predicate = self.atom()
-        kind, mnemonic = self.tokens[self.at]
-        if kind != "name":
-            raise self.fail()
-        self.at += 1
-        operands: list[Any] = []
-        start = self.at
-        while self.at < len(self.tokens) and not self.take(";"):
-            operands.append(self.operand(mnemonic))
-            if not self.take(",") and not (self.at >= len(self.tokens) or self.peek(";")):
-                raise self.fail()
-        shown = f"{mnemonic} " + " ".join(v for _, v in self.tokens[start : self.at])
-        self.out.statements.append(Statement(predicate, negated, mnemonic, tuple(operands), shown))
+    def new(self, bits: int) -> Register:
+        self.bits.append(bits)
+        return Register(len(self.bits) - 1, bits)
 
-    def operand(self, mnemonic: str) -> Any:
-        if self.take("["):
-            parts: list[Any] = []
-            offset = 0
-            while not self.take("]"):
-                parts.append(self.operand(mnemonic))
-                if self.take("+"):
-                    offset = int(self.tokens[self.at][1], 0)
-                    self.at += 1
-                elif self.at < len(self.tokens) and self.tokens[self.at][0] == "integer" and self.tokens[self.at][1].startswith("-"):
-                    offset = int(self.tokens[self.at][1])
-                    self.at += 1
-                self.take(",")
-            return Memory(tuple(parts), offset)
-        if self.take("{"):
-            items = []
-            while not self.take("}"):
-                items.append(self.operand(mnemonic))
-                self.take(",")
-            return Vector(tuple(items))
-        first = self.atom()
-        if self.take("|"):
-            return Pair((first, self.atom()))
-        return first
+    def parse(self) -> Block:
+        text = _COMMENT.sub(" ", self.asm)
+        outermost = scope = _Scope(None)
+        place = 0
+        while True:
+            while place < len(text) and text[place].isspace():
+                place += 1
+            if place == len(text):
+                break
+            if text[place] == "{":
+                scope, place = _Scope(scope), place + 1
+            elif text[place] == "}":
+                if scope.outer is None:
+                    raise self.error("a } without its {")
+                scope, place = scope.outer, place + 1
+            elif text[place] == ";":
+                place += 1
+            elif match := _LABEL.match(text, place):
+                if match.group(1) in scope.labels:
+                    raise self.error(f"label {match.group(1)} is there twice")
+                scope.labels[match.group(1)] = len(self.steps)
+                place = match.end()
+            elif match := _STATEMENT.match(text, place):
+                self.statement(match.group(0)[:-1].strip(), scope)
+                place = match.end()
+            else:
+                raise self.error(f"no ; behind {text[place:].strip()!r}")
+        if scope is not outermost:
+            raise self.error("a { without its }")
+        self.resolve()
+        return Block(self.asm, self.steps, self.bits, self.outputs, self.inputs, self.variables)
 
-    def atom(self) -> Any:
-        negated = self.take("!")
-        if negated:
-            inner = self.atom()
-            return Memory(("!", inner))
-        kind, value = self.tokens[self.at]
-        self.at += 1
-        if kind == "reference":
-            return Reg("$" + re.sub(r"[${}]", "", value).split(":")[0])
-        if kind == "special":
-            return Special(value)
-        if kind in ("integer", "hex"):
-            return Immediate(int(value.rstrip("U"), 0))
-        if kind == "float":
-            return Immediate(int(value[2:], 16))
-        if kind == "real":
-            return Immediate(struct.unpack("<I", struct.pack("<f", float(value)))[0])
-        if kind == "name":
-            return self.register(value)
-        raise self.fail()
+    def statement(self, text: str, scope: _Scope) -> None:
+        if text.startswith(".reg"):
+            match = _DECLARATION.match(text)
+            if match is None or match.group(1) not in _TYPES:
+                raise self.error(f"declaration {text!r}")
+            for name in _split(match.group(2)):
+                many = re.fullmatch(rf"({_NAME})\s*<\s*(\d+)\s*>", name)
+                for one in [f"{many.group(1)}{n}" for n in range(int(many.group(2)))] if many else [name]:
+                    if not re.fullmatch(_NAME, one) or one in scope.names:
+                        raise self.error(f"declaration of {one!r}, which is no name or is there twice")
+                    scope.names[one] = self.new(_TYPES[match.group(1)])
+            return
+        if text.startswith("."):
+            match = _SHARED.match(text)
+            if match is None or _TYPES.get(match.group(2), 1) < 8:
+                raise self.error(f"declaration {text!r}")
+            size = _TYPES[match.group(2)] // 8
+            variable = Variable(match.group(3), size * int(match.group(4) or 1, 0), int(match.group(1) or size))
+            scope.names[variable.name] = variable
+            self.variables.append(variable)
+            return
+        guard = None
+        whole = text
+        if match := _GUARD.match(text):
+            register = self.name(match.group(2), scope)
+            if not isinstance(register, Register) or register.bits != 1:
+                raise self.error(f"{match.group(0).strip()}: no predicate")
+            guard = Register(register.slot, 1, bool(match.group(1)))
+            text = text[match.end() :]
+        match = _INSTRUCTION.fullmatch(text)
+        if match is None:
+            raise self.error(f"{text!r} is no instruction")
+        mnemonic = match.group(1)
+        step = Step(whole, mnemonic, guard, ())
+        if mnemonic in ("bra", "bra.uni"):
+            step.operands = (match.group(2).strip(),)
+        else:
+            step.operands = tuple(self.operand(part, scope) for part in _split(match.group(2)))
+        self.steps.append(step)
+        self.scopes.append(scope)
 
-
-@functools.cache
-def parse(text: str) -> Assembly:
-    """Parse a block of inline PTX. Raises UnknownInstruction for what is not PTX as this parser knows it."""
-    return _Parser(text).parse()
-
-
-def execute(assembly: Assembly, threads: Any, registers: dict[str, np.ndarray]) -> Iterator[Any]:
-    """Run a block; a generator that yields what instructions wait for, and None at every backward branch. `registers`: "$0", "$1", …, also the results afterwards."""
-    count = threads.count
-    values: dict[str, Any] = registers
-    for name in assembly.statics:
-        values[f"&{name}"] = np.full(count, threads.static(assembly, name), np.uint64)
-    pc = np.zeros(count, np.int64)
-    end = len(assembly.statements)
-    everyone = np.ones(count, bool)
-
-    def read(operand: Any) -> Any:
-        if isinstance(operand, Reg):
-            found = values.get(operand.name)
-            if found is None:
-                if operand.name in assembly.widths or operand.name.startswith("$"):
-                    n = assembly.widths.get(operand.name, 64)
-                    found = values[operand.name] = np.zeros(count, bool) if n == 1 else np.zeros(count, np.uint64)
-                else:
-                    raise UnknownInstruction(f"inline PTX names {operand.name!r}, which is no register: {assembly.text}")
+    def name(self, text: str, scope: _Scope) -> Register | Variable | Special:
+        if match := re.fullmatch(r"\$(\d+)", text):
+            number = int(match.group(1))
+            if number >= len(self.operands):
+                raise self.error(f"{text}: there are {len(self.operands)} operands")
+            return self.operands[number]
+        found = scope.find(text)
+        if found is not None:
             return found
-        if isinstance(operand, Immediate):
-            return np.full(count, operand.value & 0xFFFFFFFFFFFFFFFF, np.uint64)
+        if text.startswith("%"):
+            return Special(text)
+        raise self.error(f"{text!r} is not declared")
+
+    def operand(self, text: str, scope: _Scope) -> Any:
+        if text == "_":
+            return Sink()
+        if text.startswith("{"):
+            return Group(tuple(self.operand(part, scope) for part in _split(text[1:-1])))
+        if text.startswith("["):
+            if not text.endswith("]"):
+                raise self.error(f"operand {text!r}")
+            base, *extra = _split(text[1:-1])
+            match = re.fullmatch(r"(.+?)\s*([+-])\s*(-?\w+)", base, re.S)
+            offset = 0
+            if match and (number := _integer(match.group(3))) is not None:
+                base, offset = match.group(1), number if match.group(2) == "+" else -number
+            return Memory(self.operand(base.strip(), scope), offset, tuple(self.operand(part, scope) for part in extra))
+        if "|" in text:
+            return Group(tuple(self.operand(part, scope) for part in _split(text, "|")))
+        if text.startswith("!"):
+            register = self.name(text[1:].strip(), scope)
+            if not isinstance(register, Register) or register.bits != 1:
+                raise self.error(f"{text!r}: no predicate")
+            return Register(register.slot, 1, True)
+        number = _number(text)
+        if number is not None:
+            return number
+        text = re.sub(r"^\$\{(\d+)(?::\w+)?\}$", r"$\1", text)
+        if not re.fullmatch(rf"{_NAME}(?:\.\w+)?", text):
+            raise self.error(f"operand {text!r}")
+        return self.name(text, scope)
+
+    def resolve(self) -> None:
+        """Targets of branches, meanings, and which instructions a loop does nothing but repeat."""
+        for number, (step, scope) in enumerate(zip(self.steps, self.scopes)):
+            if step.mnemonic in ("bra", "bra.uni"):
+                target = scope.label(step.operands[0])
+                if target is None:
+                    raise self.error(f"{step.text}: no such label")
+                step.target = target
+                before = self.steps[number - 1]
+                if target == number - 1 and step.guard is not None and before.guard is None:
+                    before.spins = any(isinstance(o, Register) and o.slot == step.guard.slot for o in before.operands[:1])
+                continue
+            try:
+                step.meaning, step.fields = find(step.mnemonic)
+            except NoMeaning:
+                raise NoMeaning(f"{step.text!r} has no meaning on the CPU, in the PTX block: {self.asm}") from None
+            if len(step.operands) < step.meaning.destinations:
+                raise self.error(f"{step.text}: {len(step.operands)} operands")
+            step.destination_bits = tuple(_widths(o) for o in step.operands[: step.meaning.destinations])
+
+
+def _widths(operand: Any) -> Any:
+    if isinstance(operand, Group):
+        return tuple(_widths(item) for item in operand.items)
+    return operand.bits if isinstance(operand, Register) else 0
+
+
+def _integer(text: str) -> int | None:
+    match = re.fullmatch(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?", text)
+    if match is None:
+        return None
+    digits = match.group(2)
+    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+    return int(match.group(1) + digits, 8 if octal else 0)
+
+
+def _number(text: str) -> int | float | None:
+    if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", text):
+        return int(match.group(1) or match.group(2), 16)  # the bits
+    whole = _integer(text)
+    if whole is not None:
+        return whole
+    return float(text) if re.fullmatch(r"-?\d*\.?\d+(?:[eE][+-]?\d+)?|-?\d+\.", text) else None
+
+
+@lru_cache(maxsize=4096)
+def parse(asm: str, constraints: str) -> Block:
+    """`asm` with its LLVM `constraints` (results first). Errors: PtxSyntaxError; NoMeaning names an instruction that nothing here can execute."""
+    return _Parser(asm.replace("$$", "_dollar_"), constraints).parse()  # a literal dollar can only be a letter of a name
+
+
+# --- execution ------------------------------------------------------------------------------------------------------------------------
+
+
+class _Thread:
+    """One execution: the machine and the registers' contents."""
+
+    def __init__(self, block: Block, t: Machine, inputs: Sequence[Any]):
+        if len(inputs) != len(block.inputs):
+            raise PtxFault(f"{len(inputs)} operands for the {len(block.inputs)} inputs of the PTX block: {block.asm}")
+        self.block, self.t, self.threads = block, t, len(t.tid)
+        self.registers: list[Any] = [None] * len(block.bits)
+        for slot, value in zip(block.inputs, inputs):
+            self.registers[slot] = self.bits_of(value, block.bits[slot])
+
+    def bits_of(self, value: Any, bits: int) -> np.ndarray:
+        """An operand of the block as a register: floats by their bits, integers wrapped."""
+        value = np.asarray(value)
+        if bits == 128:
+            return np.broadcast_to(value, (self.threads, 2))
+        if value.dtype.kind == "f":
+            if value.dtype.itemsize * 8 != bits:
+                value = value.astype({16: np.float16, 32: np.float32, 64: np.float64}[bits])
+            value = value.view(_DTYPES[bits])
+        if bits:
+            value = value.astype(_DTYPES[bits]) if bits != 1 else value != 0
+        return np.broadcast_to(value, (self.threads,))
+
+    def register(self, slot: int) -> np.ndarray:
+        value = self.registers[slot]
+        if value is None:
+            bits = self.block.bits[slot]
+            shape = (self.threads, 2) if bits == 128 else (self.threads,)
+            value = np.zeros(shape, bool) if bits == 1 else np.full(shape, np.uint64(_UNWRITTEN)).astype(_DTYPES[bits])
+            self.registers[slot] = value
+        return value
+
+    def read(self, operand: Any) -> Any:
+        if isinstance(operand, Register):
+            value = self.register(operand.slot)
+            return ~value if operand.negated else value
+        if isinstance(operand, (int, float)):
+            return operand
+        if isinstance(operand, Group):
+            return tuple(self.read(item) for item in operand.items)
         if isinstance(operand, Special):
-            value = threads.special(operand.name)
-            return np.broadcast_to(np.asarray(value).astype(np.uint64), (count,)).copy()
+            return self.special(operand.name)
+        if isinstance(operand, Variable):
+            return int(self.t.static_shared(operand.name, operand.nbytes, operand.align))
         if isinstance(operand, Memory):
-            if operand.parts and operand.parts[0] == "!":
-                return ~read(operand.parts[1])
-            parts = tuple(read(p) for p in operand.parts)
-            if len(parts) == 1:
-                return parts[0] + np.uint64(operand.offset & 0xFFFFFFFFFFFFFFFF) if operand.offset else parts[0]
-            return parts
-        assert isinstance(operand, (Vector, Pair))
-        return tuple(read(p) for p in operand.parts)
+            address = self.read(operand.base)
+            if isinstance(address, int):
+                address = np.full(self.threads, address, np.uint64 if address >> 32 else np.uint32)
+            if operand.offset:
+                address = address + address.dtype.type(operand.offset % (1 << (8 * address.dtype.itemsize)))
+            return (address, *(self.read(item) for item in operand.extra)) if operand.extra else address
+        raise PtxFault(f"{operand} is no source")
 
-    def write(operand: Any, value: Any, active: np.ndarray, kind: str) -> None:
-        if operand == SINK or value is None:
-            return
-        if isinstance(operand, (Vector, Pair)):
-            if not isinstance(value, tuple):  # mov of a packed word to its parts
-                each = width(kind) // len(operand.parts)
-                value = tuple(unsigned(value >> np.uint64(each * k), each) for k in range(len(operand.parts)))
-            for part, v in zip(operand.parts, value, strict=True):
-                write(part, v, active, kind)
-            return
-        assert isinstance(operand, Reg), operand
-        value = np.broadcast_to(np.asarray(value), (count,))
-        n = assembly.widths.get(operand.name)
-        if value.dtype == bool and n != 1:
-            value = value.astype(np.uint64)
-        elif n == 1:
-            value = value.astype(bool)
-        elif value.dtype != np.uint64:
-            value = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value.astype(np.uint64)
-        if n is not None and 1 < n < 64:
-            value = unsigned(value, n)
-        old = values.get(operand.name)
-        values[operand.name] = value.copy() if old is None or active.all() else np.where(active, value, old)
+    def special(self, name: str) -> Any:
+        lane = self.t.lane
+        if name == "%laneid":
+            return lane.astype(np.uint32)
+        if name == "%tid.x":
+            return self.t.tid.astype(np.uint32)
+        if name.startswith("%lanemask_"):
+            one = np.uint64(1) << lane.astype(np.uint64)
+            masks = {"eq": one, "lt": one - np.uint64(1), "le": 2 * one - np.uint64(1), "gt": ~(2 * one - np.uint64(1)), "ge": ~(one - np.uint64(1))}
+            return masks[name.removeprefix("%lanemask_")].astype(np.uint32)
+        value = self.t.special(name)
+        return int(value) if np.ndim(value) == 0 else np.asarray(value)
 
-    while True:
-        here = int(pc.min())
-        if here >= end:
+    def write(self, operand: Any, value: Any, active: np.ndarray, whole: bool) -> None:
+        if isinstance(operand, Sink):
             return
-        statement = assembly.statements[here]
-        active = everyone if count == 0 or int(pc.max()) == here else pc == here
-        pc[active] = here + 1
-        if statement.predicate is not None:
-            chosen = read(statement.predicate).astype(bool)
-            active = active & (~chosen if statement.negated else chosen)
-        head = statement.mnemonic.split(".")[0]
-        if head == "bra":
-            name = statement.operands[0].name
-            if name not in assembly.labels:
-                raise UnknownInstruction(f"inline PTX branches to {name!r}, which is no label: {assembly.text}")
-            target = assembly.labels[name]
-            if active.any():
-                pc[active] = target
-                if target <= here:
-                    threads.count_step()
+        if isinstance(operand, Group):
+            if not isinstance(value, tuple) or len(value) != len(operand.items):
+                raise PtxFault(f"{len(operand.items)} registers for {len(value) if isinstance(value, tuple) else 1} results")
+            for item, part in zip(operand.items, value):
+                self.write(item, part, active, whole)
+            return
+        if not isinstance(operand, Register):
+            raise PtxFault(f"{operand} is no destination")
+        if isinstance(value, int):
+            value = np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+        shape = (self.threads, 2) if operand.bits == 128 else (self.threads,)
+        new = np.broadcast_to(np.asarray(value).astype(_DTYPES[operand.bits]), shape)
+        if not whole:
+            new = np.where(active[:, None] if operand.bits == 128 else active, new, self.register(operand.slot))
+        self.registers[operand.slot] = new
+
+
+def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT) -> Generator[Any, None, list[np.ndarray]]:
+    """Runs a block for the len(t.tid) threads of `t`; a generator that yields Waits, and None where others may run, and returns the outputs' bits.
+
+    inputs: an array [T] or a scalar for each input (bits, or a float array whose bits are meant; tied ones included). Outputs: uint16, uint32 or uint64 [T] each.
+    Errors: NoMeaning, PtxFault (both name the instruction and the block), and whatever the machine raises. `step_limit`: taken back edges.
+    """
+    state = _Thread(block, t, inputs)
+    everybody = np.ones(state.threads, bool)
+    at: dict[int, np.ndarray] = {0: everybody}  # where the threads are
+    edges = 0
+    end = len(block.steps)
+    while at:
+        place = min(at)
+        mask = at.pop(place)
+        if place == end:
+            continue
+        step = block.steps[place]
+        active = mask
+        if step.guard is not None:
+            chosen = state.register(step.guard.slot)
+            active = mask & (~chosen if step.guard.negated else chosen)
+        if step.target >= 0:
+            taken, rest = active, mask & ~active
+            if taken.any():
+                at[step.target] = at[step.target] | taken if step.target in at else taken
+                if step.target <= place:
+                    edges += 1
+                    if edges > step_limit:
+                        raise PtxFault(f"{step.text!r} was taken {edges} times, in the PTX block: {block.asm}")
                     yield None
+            if rest.any():
+                at[place + 1] = at[place + 1] | rest if place + 1 in at else rest
             continue
-        if head in ("ret", "exit"):
-            pc[active] = end
-            continue
-        known = find(statement.mnemonic)
-        if known is None:
-            raise UnknownInstruction(f"the simulator has no meaning for the PTX instruction {statement.mnemonic!r} in: {assembly.text}")
-        if not active.any():
-            continue
-        instruction = Instruction(statement.mnemonic, active)
-        sources = [read(o) for o in statement.operands[known.outputs :]]
-        result = known.function(threads, instruction, *sources)
-        if inspect.isgenerator(result):
-            result = yield from result
-        if known.outputs == 1:
-            write(statement.operands[0], result, active, statement.mnemonic.split(".")[-1])
-        elif known.outputs:
-            for operand, value in zip(statement.operands, result, strict=False):
-                write(operand, value, active, statement.mnemonic.split(".")[-1])
+        if active.any():
+            assert step.meaning is not None
+            many = step.meaning.destinations
+            instruction = Instruction(step.mnemonic, tuple(step.mnemonic.split(".")[1:]), step.fields, step.destination_bits, step.spins, active)
+            try:
+                result = step.meaning.function(t, instruction, *(state.read(operand) for operand in step.operands[many:]))
+                if isinstance(result, GeneratorType):
+                    result = yield from result
+                if many:
+                    whole = bool(active.all())
+                    for operand, value in zip(step.operands[:many], (result,) if many == 1 else result):
+                        state.write(operand, value, active, whole)
+            except (NoMeaning, PtxFault) as error:
+                raise type(error)(f"{step.text!r}: {error}; in the PTX block: {block.asm}") from error
+        at[place + 1] = at[place + 1] | mask if place + 1 in at else mask
+    return [state.register(slot) for slot in block.outputs]
+
+
+__all__ = ["Block", "NoMeaning", "PtxFault", "PtxSyntaxError", "execute", "parse"]
