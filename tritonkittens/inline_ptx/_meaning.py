@@ -1,293 +1,360 @@
-"""What each PTX instruction does, stated beside the shim that emits it: the registry, the machine it acts on, and the instructions that hold blocks together.
+"""What one PTX instruction does, in numpy, stated beside the shim that emits it; `tritonkittens/sim/ptx.py` executes blocks of them on the CPU.
 
-A meaning acts on all threads of a role at once: registers are arrays with one entry a thread. The simulator (`tritonkittens.sim`) parses the assembly and calls the
-meanings; nothing here knows the simulator.
+A meaning is a function of the machine `t`, the instruction `i` and its sources, for a group of T threads at once:
+
+    @meaning("ex2.approx{ftz:ftz}?.f32")
+    def _ex2(t, i, x): return bits of the destination
+
+Sources: a register is an array [T] of its bits (uint8, uint16, uint32, uint64; bool for a predicate; [T, 2] uint64 for 128 bits), a vector `{a, b}` a tuple of
+them, a memory operand `[a + 4]` an array of addresses (of `[map, {x, y}]`: a tuple of the addresses and what follows), an immediate a Python int or float.
+It returns the destination's bits (anything that broadcasts to [T]; a tuple for a vector or a pair `p|q`), or None where the instruction has no destination.
+Lanes outside `i.active` hold anything and are not written. Where it must wait it is a generator: `yield wait`, with a Wait of the machine's.
+
+This module knows nothing of the simulator; `Machine` says what it must provide.
 """
-from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from ._formats import word
 
-class UnknownInstruction(NotImplementedError):
-    """An instruction without a meaning, or with operands that its meaning does not take."""
+Bits = np.ndarray
+Wait = Any  # the machine's own; a meaning only hands it on
+Registered = Callable[..., Any]
 
 
-@dataclass
+class NoMeaning(NotImplementedError):
+    """An instruction, or a use of one, that has no meaning on the CPU; names it."""
+
+
+class PtxFault(RuntimeError):
+    """What the hardware would reject or leave undefined: operands that must be uniform and are not, illegal descriptors, a loop without end."""
+
+
+@dataclass(slots=True)
 class Instruction:
-    """One instruction of a block, as its meaning sees it. `active`: the threads that execute it."""
+    """One instruction as a meaning sees it.
+
+    mnemonic    "mbarrier.arrive.shared::cta.b64"
+    modifiers   ("arrive", "shared::cta", "b64")
+    fields      the pattern's fields by name; None for an optional one that is not there
+    destination_bits  width of each destination register, 1 for a predicate, 0 for a sink `_`; a tuple for a vector
+    spins       is it the body of a loop that does nothing but repeat it until it succeeds?
+    active      bool [T]: the threads that execute it
+    """
 
     mnemonic: str
-    active: np.ndarray
+    modifiers: tuple[str, ...]
+    fields: dict[str, str | None]
+    destination_bits: tuple[Any, ...] = ()
+    spins: bool = False
+    active: np.ndarray = field(default_factory=lambda: np.ones(1, bool))
 
     @property
-    def parts(self) -> list[str]:
-        """The mnemonic between its dots."""
-        return self.mnemonic.split(".")
+    def threads(self) -> Iterator[int]:
+        """Indices of the active threads."""
+        return iter(np.flatnonzero(self.active).tolist())
 
     @property
-    def type(self) -> str:
-        """The last part: the type of the operands."""
-        return self.parts[-1]
+    def any_thread(self) -> int:
+        """One active thread: the lowest."""
+        return int(np.argmax(self.active))
 
 
-class Threads(Protocol):
-    """The machine under a role's threads. Addresses: 32-bit in shared memory (the CTA's rank from bit 24 up), 64-bit in global memory."""
+class MBarrier(Protocol):
+    """An mbarrier at a shared address; `remote`: the instruction names another CTA's (`.shared::cluster`)."""
 
-    count: int
-    tid: np.ndarray  # %tid.x
-    numbers: Any  # number formats: encode, decode, round_to
+    def init(self, count: int) -> None:
+        """mbarrier.init, by one thread."""
+
+    def invalidate(self) -> None: ...
+
+    def arrive(self, count: int, remote: bool) -> None:
+        """`count` arrivals, of all the threads that arrive in one instruction."""
+
+    def expect(self, nbytes: int) -> None:
+        """expect_tx: the open phase waits for so many bytes more."""
+
+    def complete(self, nbytes: int) -> None:
+        """complete_tx: so many bytes have come."""
+
+    def completed(self, parity: int) -> bool:
+        """Has the phase of that parity completed? True also acquires what its arrivals released."""
+
+    def wait(self, parity: int, limit_ns: int | None) -> Wait | None:
+        """A Wait until the phase of that parity has completed, None if it has.
+
+        `limit_ns`: the thread also goes on once so much time has passed without it: when nothing else can happen, the machine ends such waits and
+        advances its clock. None: it waits for completion only.
+        """
+
+
+class Machine(Protocol):
+    """The threads of one role and what they reach. T is their number; addresses are arrays of unsigned integers.
+
+    Spaces: "shared" (32-bit addresses, the CTA's rank in the bits from 24 up; those below 2**24 of rank 0 mean rank 0's), "global" (64 bits), "generic" (64 bits,
+    either), "tensor" (lane << 16 | 32-bit column). `active` (bool [T]) names the threads that act; what lies in the others must be ignored.
+    """
+
+    tid: np.ndarray  # int [T]: %tid.x
+    lane: np.ndarray  # int [T]: lane in its warp
+    warp: np.ndarray  # int [T]: %tid.x // 32
 
     def special(self, name: str) -> Any:
-        """The value of a special register, e.g. "%clock64": an int or an array."""
+        """A special register, "%cluster_ctarank", "%globaltimer", "%clock64", "%ctaid.x", "%smid", …: an int or an array [T]."""
 
-    def load(self, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> np.ndarray:
-        """Words (uint64 arrays, zero-extended) at `addresses`; space is "shared" or "global"."""
+    def static_shared(self, name: str, nbytes: int, align: int) -> int:
+        """The address of a `.shared` variable of the block that is being executed: the same at each execution of the same operation, its own for each operation."""
 
-    def store(self, space: str, addresses: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray) -> None:
-        """Write words."""
+    def load(self, space: str, addresses: Bits, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
+        """uint8 [*addresses.shape, nbytes]; addresses have T as their first axis. `order`: "weak", "relaxed", "acquire", "volatile"."""
 
-    def atomic(self, space: str, operation: str, element: str, addresses: np.ndarray, words: np.ndarray, active: np.ndarray) -> np.ndarray:
-        """One thread after the other: add, max, … on numbers of that MLIR type; the old words."""
+    def store(self, space: str, addresses: Bits, data: np.ndarray, active: np.ndarray, order: str = "weak", scope: str = "") -> None:
+        """`data` uint8 [*addresses.shape, nbytes], in order of threads where they collide. `order`: "weak", "relaxed", "release", "volatile"."""
 
-    def barrier(self, address: int, what: str) -> Any:
-        """The mbarrier at a shared address: init, invalidate, arrive, expect, completed, wait."""
+    def atomic(
+        self,
+        space: str,
+        operation: str,
+        format: str,
+        addresses: Bits,
+        bits: Bits,
+        active: np.ndarray,
+        order: str = "relaxed",
+        scope: str = "gpu",
+        compare: Bits | None = None,
+    ) -> Bits:
+        """One read-modify-write a thread (colliding threads one after the other); the old bits, in words of the width of `bits`.
 
-    def named_barrier(self, number: int, threads: int, waits: bool) -> Any:
-        """bar.sync / bar.arrive: a generator."""
+        `operation`: add, min, max, inc, dec, and, or, xor, exch, cas (with `compare`); `format`: u32 s32 u64 s64 f32 f64 b32 b64 b128 f16 bf16 f16x2 bf16x2.
+        """
 
-    def cluster_arrive(self) -> None:
-        """barrier.cluster.arrive of the role's threads."""
+    def store_async(self, addresses: Bits, data: np.ndarray, barriers: Bits, active: np.ndarray) -> None:
+        """st.async: writes `data` (uint8 [T, nbytes]) to shared addresses, asynchronously, and completes nbytes on each thread's barrier of the same CTA."""
 
-    def cluster_wait(self) -> Any:
-        """barrier.cluster.wait: a generator."""
+    def barrier(self, address: int) -> MBarrier:
+        """The mbarrier at a shared address (rank in the bits from 24 up)."""
 
-    def fence(self, kind: str) -> None:
-        """"async": fence.proxy.async; other kinds order ordinary memory, which is in order here."""
+    def named_barrier(self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0) -> Wait | None:
+        """bar.sync / bar.arrive / bar.red: `arriving` threads of this role come (whole warps), of `threads` in all (None: the whole CTA); of these
+        `votes` vote yes. A Wait until all have come (None: no need to)."""
 
-    def bulk(self, kind: str, **what: Any) -> None:
-        """An asynchronous bulk copy or reduction; see `tma`."""
+    def barrier_votes(self, number: int) -> tuple[int, int]:
+        """(yes, all) of the round of a named barrier that this role has just waited for."""
 
-    def commit_bulk_group(self) -> None:
-        """cp.async.bulk.commit_group."""
+    def cluster_arrive(self, order: str, active: np.ndarray) -> None:
+        """barrier.cluster.arrive; `order` "release" or "relaxed"."""
 
-    def wait_bulk_group(self, pending: int) -> Any:
-        """cp.async.bulk.wait_group: a generator."""
+    def cluster_wait(self, active: np.ndarray) -> Wait | None:
+        """barrier.cluster.wait for the round that this role arrived at last."""
 
-    def trap(self) -> None:
-        """End the launch with an error."""
+    def fence(self, kind: str, active: np.ndarray) -> None:
+        """The text behind "fence.": "acq_rel.gpu", "sc.cta", "proxy.async", "proxy.async.shared::cta", "mbarrier_init.release.cluster",
+        "proxy.tensormap::generic.acquire.gpu"; also "warp" (bar.warp.sync) and "tcgen05.before_thread_sync", "tcgen05.after_thread_sync"."""
+
+    def bulk_copy(
+        self,
+        destination: tuple[str, int],
+        source: tuple[str, int],
+        nbytes: int,
+        *,
+        thread: int,
+        barrier: int | None = None,
+        multicast: int | None = None,
+        reduction: tuple[str, str] | None = None,
+    ) -> None:
+        """cp.async.bulk of one thread, (space, address) to (space, address). With `barrier` (a shared address) it completes bytes there, else it belongs to the
+        thread's open bulk group. `multicast`: bit mask of CTAs. `reduction`: (operation, format), as in `atomic`, instead of overwriting."""
+
+    def tensor_copy(
+        self,
+        direction: str,
+        tensor_map: int,
+        coordinates: tuple[int, ...],
+        shared: int,
+        *,
+        thread: int,
+        barrier: int | None = None,
+        multicast: int | None = None,
+        reduction: str | None = None,
+    ) -> None:
+        """cp.async.bulk.tensor (tiled) of one thread; `direction` "load" (counts bytes on `barrier`) or "store" (in the thread's open bulk group, `reduction`
+        an operation or None). `tensor_map` a generic address; coordinates in elements, signed, fastest first; `shared` the shared address."""
+
+    def commit_bulk_group(self, active: np.ndarray) -> None:
+        """cp.async.bulk.commit_group of each active thread."""
+
+    def wait_bulk_group(self, pending: int, read: bool, active: np.ndarray) -> Wait | None:
+        """Until at most `pending` of the active threads' groups are unfinished; `read`: until they have read their sources."""
+
+    def replace_tensor_map(self, space: str, address: int, field: str, ordinal: int, value: int) -> None:
+        """tensormap.replace: `field` "global_address", "rank" (minus 1), "box_dim", "global_dim", "global_stride", "element_stride"."""
+
+    def wgmma(self, product: Any) -> np.ndarray:
+        """Issue a `wgmma.Product` of one warpgroup and return the accumulator's new values; the operands in shared memory are read by `product.compute`."""
+
+    def wgmma_fence(self) -> None: ...
+
+    def wgmma_commit(self) -> None: ...
+
+    def wgmma_wait(self, pending: int) -> Wait | None: ...
+
+    def tcgen05_alloc(self, columns: int) -> Generator[Wait, None, int]:
+        """Generator that waits for that many columns of tensor memory and returns their address."""
+
+    def tcgen05_dealloc(self, address: int, columns: int) -> None: ...
+
+    def tcgen05_relinquish(self) -> None: ...
+
+    def tcgen05_wait(self, what: str) -> Wait | None:
+        """tcgen05.wait::ld or ::st."""
+
+    def tcgen05_issue(self, operation: Any, thread: int) -> None:
+        """Put a `tcgen05.Product`, `tcgen05.Copy` or `tcgen05.Shift` of one thread under way: asynchronous, in order with each other; `operation.run(read, write)`
+        does its work with `read(space, addresses, nbytes)` and `write(space, addresses, data)` of the machine (as `load`, `store`, without threads)."""
+
+    def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
+        """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are done."""
+
+    def clc_try_cancel(self, result: int, barrier: int, multicast: bool) -> None:
+        """Asks for a cluster: `clc.encode_answer` goes to the 16 bytes at shared `result`, 16 bytes are completed on `barrier` (in all CTAs if `multicast`)."""
+
+    def grid_dependency(self, action: str) -> Wait | None:
+        """griddepcontrol "wait" or "launch_dependents"."""
+
+    def set_max_registers(self, direction: str, count: int) -> Wait | None:
+        """setmaxnreg "inc" or "dec"."""
+
+    def sleep(self, nanoseconds: int) -> Wait | None:
+        """nanosleep."""
+
+    def trap(self, active: np.ndarray) -> None:
+        """`trap`: does not return."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    function: Callable[..., Any]
-    outputs: int  # leading operands that are written
+    pattern: str
+    function: Registered
+    destinations: int
+    expression: "re.Pattern[str]"
 
 
-_EXACT: dict[str, Meaning] = {}
-_PATTERNS: list[tuple[re.Pattern[str], Meaning]] = []
+_MEANINGS: dict[str, list[Meaning]] = {}
+_WORD = re.compile(r"\{(\w+)(?::([^}]*))?\}([?*]?)|([^.{}]+)")
 
 
-def meaning(*mnemonics: str, outputs: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register `f(t, i, *sources)` for instructions. A mnemonic with regular-expression characters is matched whole.
+def _compile(pattern: str) -> "re.Pattern[str]":
+    text = ""
+    for part in _WORD.finditer(pattern):
+        name, choices, repeat, literal = part.groups()
+        if literal is not None:
+            text += r"\." + re.escape(literal)
+            continue
+        one = "(?:" + "|".join(re.escape(c) for c in choices.split("|")) + ")" if choices else r"[\w:]+"
+        text += rf"\.(?P<{name}>{one})" if not repeat else rf"(?:\.(?P<{name}>{one}))?" if repeat == "?" else rf"(?P<{name}>(?:\.{one})*)"
+    return re.compile(text)
 
-    Sources are arrays of bits (uint64; predicates bool), addresses for [brackets], tuples for {vectors}. The result is bits (a tuple for several outputs), rounded
-    to the destination's width by the caller; a generator may wait.
+
+def meaning(*patterns: str, destinations: int = 1) -> Callable[[Registered], Registered]:
+    """Registers what the instructions of `patterns` do; `destinations`: how many leading operands they write.
+
+    A pattern is a mnemonic whose dot-separated words may be fields: `{type}` any word, `{type:f32|f64}` one of these, with `?` behind it none or one, with `*` any
+    number of words. `i.fields` has what they matched.
     """
 
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for mnemonic in mnemonics:
-            if re.fullmatch(r"[\w.:]+", mnemonic):
-                assert mnemonic not in _EXACT, mnemonic
-                _EXACT[mnemonic] = Meaning(fn, outputs)
-            else:
-                _PATTERNS.append((re.compile(mnemonic), Meaning(fn, outputs)))
-        return fn
+    def register(function: Registered) -> Registered:
+        for pattern in patterns:
+            _MEANINGS.setdefault(pattern.split(".")[0].split("{")[0], []).append(Meaning(pattern, function, destinations, _compile(pattern)))
+        return function
 
     return register
 
 
-def find(mnemonic: str) -> Meaning | None:
-    """What an instruction means."""
-    found = _EXACT.get(mnemonic)
-    if found is None:
-        found = next((m for pattern, m in _PATTERNS if pattern.fullmatch(mnemonic)), None)
-    return found
+def find(mnemonic: str) -> tuple[Meaning, dict[str, str | None]]:
+    """The meaning of a mnemonic, and its fields. Errors: NoMeaning; LookupError where two claim it."""
+    found = [(m, match) for m in _MEANINGS.get(mnemonic.split(".")[0], ()) if (match := m.expression.fullmatch("." + mnemonic))]
+    if not found:
+        raise NoMeaning(f"{mnemonic} has no meaning on the CPU")
+    if len({id(m.function) for m, _ in found}) > 1:
+        raise LookupError(f"{mnemonic} has several meanings: {', '.join(m.pattern for m, _ in found)}")
+    return found[0][0], found[0][1].groupdict()
 
 
-# ---------------------------------------------------------------- bits and numbers
-
-_WIDTH = re.compile(r"[a-z]+(\d+)")
+# --- registers ------------------------------------------------------------------------------------------------------------------------
 
 
-def width(kind: str) -> int:
-    """Bits of a PTX type such as u32, b64, f16x2, pred."""
-    if kind == "pred":
-        return 1
-    if kind in ("f16x2", "bf16x2", "u16x2", "s16x2"):
-        return 32
-    if kind == "f32x2":
-        return 64
-    found = _WIDTH.match(kind)
-    if found is None:
-        raise UnknownInstruction(f"the type {kind}")
-    return int(found[1])
+def unsigned(x: Any, bits: int) -> np.ndarray:
+    """x (register or immediate) as `bits`-bit unsigned integers; wraps."""
+    if isinstance(x, float):
+        raise PtxFault(f"the number {x} where {bits} bits of an integer are wanted")
+    if isinstance(x, int):
+        return word(bits)(x & ((1 << bits) - 1))
+    return np.asarray(x).astype(word(bits))
 
 
-def unsigned(bits: np.ndarray, n: int) -> np.ndarray:
-    """The low n bits."""
-    return bits if n >= 64 else bits & np.uint64((1 << n) - 1)
+def signed(x: Any, bits: int) -> np.ndarray:
+    """x as `bits`-bit signed integers; a narrower register is taken as it is (zero-extended)."""
+    return unsigned(x, bits).view({8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}[bits])
 
 
-def signed(bits: np.ndarray, n: int) -> np.ndarray:
-    """The low n bits as a signed number (int64)."""
-    shift = np.uint64(64 - n)
-    return (bits << shift).view(np.int64) >> np.int64(64 - n)
+def halves(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) 16 bits of 32."""
+    x = unsigned(x, 32)
+    return (x & np.uint32(0xFFFF)).astype(np.uint16), (x >> np.uint32(16)).astype(np.uint16)
 
 
-def to_f32(bits: np.ndarray) -> np.ndarray:
-    return bits.astype(np.uint32).view(np.float32)
-
-
-def from_f32(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-
-
-def to_f64(bits: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(bits, np.uint64).view(np.float64)
-
-
-def from_f64(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.float64).view(np.uint64)
-
-
-def halves(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The low and the high 16 bits of 32."""
-    return bits & np.uint64(0xFFFF), (bits >> np.uint64(16)) & np.uint64(0xFFFF)
-
-
-def pair(low: np.ndarray, high: np.ndarray, n: int = 16) -> np.ndarray:
-    return unsigned(low.astype(np.uint64), n) | (high.astype(np.uint64) << np.uint64(n))
-
-
-def flush(values: np.ndarray) -> np.ndarray:
-    """.ftz: subnormal float32 numbers become zeros of their sign."""
-    return np.where(np.abs(values) < np.float32(2.0**-126), np.copysign(np.float32(0), values), values).astype(np.float32)
-
-
-# ---------------------------------------------------------------- instructions that every block may use
-
-
-@meaning(r"mov\.(u|b|s|f)(8|16|32|64)", r"mov\.pred")
-def _mov(t: Threads, i: Instruction, source: Any) -> Any:
-    """A copy; a vector on one side packs or unpacks (the caller splits the result)."""
-    if not isinstance(source, tuple):
-        return source
-    each = width(i.type) // len(source)
-    out = np.zeros(t.count, np.uint64)
-    for k, part in enumerate(source):
-        out |= unsigned(part, each) << np.uint64(each * k)
+def join(parts: "tuple[Any, ...] | list[Any]", bits: int) -> np.ndarray:
+    """One `bits`-bit word from equal parts, the first in the lowest bits."""
+    step = bits // len(parts)
+    out = unsigned(0, bits)
+    for n, part in enumerate(parts):
+        out = out | (unsigned(unsigned(part, step), bits) << word(bits)(n * step))
     return out
 
 
-def _integer_kind(i: Instruction) -> tuple[int, bool]:
-    return width(i.type), i.type[0] == "s"
+def split(x: Any, bits: int, parts: int) -> tuple[np.ndarray, ...]:
+    """`join`'s inverse."""
+    step = bits // parts
+    x = unsigned(x, bits)
+    return tuple((x >> word(bits)(n * step)).astype(word(step)) for n in range(parts))
 
 
-def _as(bits: np.ndarray, n: int, is_signed: bool) -> np.ndarray:
-    return signed(bits, n) if is_signed else unsigned(bits, n)
+def uniform(x: Any, active: np.ndarray, what: str) -> int:
+    """The one value of all active threads. Errors: PtxFault where they differ."""
+    if isinstance(x, int):
+        return x
+    values = np.broadcast_to(np.asarray(x), active.shape)[active]
+    if values.size and not (values == values[0]).all():
+        raise PtxFault(f"{what} differs between the threads of one instruction: {values[0]} and {values[values != values[0]][0]}")
+    return int(values[0])
 
 
-@meaning(r"(add|sub|min|max)\.(u|s|b)(16|32|64)")
-def _arithmetic(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    n, is_signed = _integer_kind(i)
-    x, y = _as(a, n, is_signed), _as(b, n, is_signed)
-    return {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}[i.parts[0]](x, y).astype(np.uint64 if not is_signed else np.int64).view(np.uint64)
+def lanes(x: Any, active: np.ndarray) -> list[int]:
+    """The active threads' values as Python ints."""
+    return np.broadcast_to(np.asarray(x), active.shape)[active].tolist()
 
 
-@meaning(r"mul\.lo\.(u|s)(16|32|64)", r"mul\.wide\.(u|s)(16|32)", r"mul\.hi\.(u|s)32")
-def _mul(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    n, is_signed = _integer_kind(i)
-    product = _as(a, n, is_signed) * _as(b, n, is_signed)
-    product = product.view(np.uint64) if product.dtype == np.int64 else product
-    return product >> np.uint64(32) if i.parts[1] == "hi" else product
+def warps(t: Machine, active: np.ndarray) -> Iterator[np.ndarray]:
+    """bool [T] for each warp that has active threads: those."""
+    for number in np.unique(t.warp[active]):
+        yield active & (t.warp == number)
 
 
-@meaning(r"mad\.lo\.(u|s)(32|64)")
-def _mad(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return a * b + c
+def data_bytes(values: Any, bits: int, active: np.ndarray) -> np.ndarray:
+    """uint8 [T, bits / 8] of a register or immediate, little-endian."""
+    if bits == 128:
+        return np.ascontiguousarray(values).view(np.uint8)
+    whole = np.broadcast_to(unsigned(values, bits), active.shape)
+    return np.ascontiguousarray(whole).view(np.uint8).reshape(len(active), bits // 8)
 
 
-@meaning(r"(and|or|xor)\.(b16|b32|b64|pred)")
-def _logic(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[i.parts[0]](a, b)
-
-
-@meaning(r"not\.(b16|b32|b64|pred)")
-def _not(t: Threads, i: Instruction, a: np.ndarray) -> np.ndarray:
-    return ~a
-
-
-@meaning(r"(shl|shr)\.(b|u|s)(16|32|64)")
-def _shift(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    n = width(i.type)
-    by = np.minimum(unsigned(b, 32), np.uint64(n))
-    over = by >= np.uint64(n)
-    safe = np.where(over, np.uint64(0), by)
-    if i.parts[0] == "shl":
-        return np.where(over, np.uint64(0), a << safe)
-    if i.type[0] == "s":
-        return (signed(a, n) >> np.minimum(by, np.uint64(n - 1)).astype(np.int64)).view(np.uint64)
-    return np.where(over, np.uint64(0), unsigned(a, n) >> safe)
-
-
-@meaning(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)\.(u|s|b|f)(16|32|64)")
-def _setp(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    n = width(i.type)
-    if i.type[0] == "f":
-        x, y = (to_f32(a), to_f32(b)) if n == 32 else (to_f64(a), to_f64(b))
-    else:
-        x, y = _as(a, n, i.type[0] == "s"), _as(b, n, i.type[0] == "s")
-    compare = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "lo": np.less, "le": np.less_equal, "ls": np.less_equal, "gt": np.greater, "hi": np.greater,
-               "ge": np.greater_equal, "hs": np.greater_equal}  # fmt: skip
-    return compare[i.parts[1]](x, y)
-
-
-@meaning(r"selp\.(b|u|s|f)(16|32|64)")
-def _selp(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray, p: np.ndarray) -> np.ndarray:
-    return np.where(p, a, b)
-
-
-@meaning("prmt.b32")
-def _prmt(t: Threads, i: Instruction, a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """Any four of the eight bytes of {b, a}; bit 3 of a selector copies the byte's sign."""
-    both = unsigned(a, 32) | (unsigned(b, 32) << np.uint64(32))
-    out = np.zeros(t.count, np.uint64)
-    for k in range(4):
-        choice = (selector >> np.uint64(4 * k)) & np.uint64(15)
-        byte = (both >> ((choice & np.uint64(7)) * np.uint64(8))) & np.uint64(255)
-        sign = np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0))
-        out |= np.where(choice & np.uint64(8), sign, byte) << np.uint64(8 * k)
-    return out
-
-
-@meaning(r"cvt\.(u|s)(8|16|32|64)\.(u|s)(8|16|32|64)")
-def _cvt_integer(t: Threads, i: Instruction, a: np.ndarray) -> np.ndarray:
-    source = i.parts[2]
-    value = _as(a, width(source), source[0] == "s")
-    return value.view(np.uint64) if value.dtype == np.int64 else value
-
-
-@meaning(r"cvta\.to\.(shared|global)\.u64", r"cvta\.(shared|global)\.u64")
-def _cvta(t: Threads, i: Instruction, a: np.ndarray) -> np.ndarray:
-    return a
-
-
-@meaning("trap", outputs=0)
-def _trap(t: Threads, i: Instruction) -> None:
-    if i.active.any():
-        t.trap()
+def from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
+    """Words [...] of uint8 [..., bits / 8]; 128 bits: [..., 2] uint64."""
+    if bits == 128:
+        return np.ascontiguousarray(data).view(np.uint64)
+    return np.ascontiguousarray(data).view(word(bits))[..., 0]

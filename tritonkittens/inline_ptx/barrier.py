@@ -5,11 +5,13 @@ numbers.
 """
 
 import numpy as np
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning, uniform, warps
 from tritonkittens.inline_ptx._meaning import meaning
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -104,3 +106,44 @@ def _reduce(t, i, number, threads, vote):
 @meaning("bar.warp.sync", r"fence\.(acq_rel|sc)\.(cta|cluster|gpu|sys)", r"membar\.(cta|gl|sys)", outputs=0)
 def _in_order(t, i, *mask):
     """Threads of a role are in lockstep, and ordinary memory is in order."""
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+def _coming(t: Machine, i: Instruction, number, threads):
+    """(barrier, all threads or None, threads of this role that come): barriers count whole warps."""
+    total = None if threads is None else uniform(threads, i.active, "the number of threads of a barrier")
+    return uniform(number, i.active, "the number of a barrier"), total, 32 * sum(1 for _ in warps(t, i.active))
+
+
+_HEAD = ("bar.{cta:cta}?", "barrier.{cta:cta}?")
+
+
+@meaning(*(f"{head}.{{verb:sync|arrive}}.{{aligned:aligned}}?" for head in _HEAD), destinations=0)
+def _sync_meaning(t: Machine, i: Instruction, number, threads=None):
+    wait = t.named_barrier(*_coming(t, i, number, threads), i.fields["verb"] == "arrive")
+    if wait is not None:
+        yield wait
+
+
+@meaning(*(f"{head}.red.{{operation:popc|and|or}}.{{aligned:aligned}}?.{{type:u32|pred}}" for head in _HEAD))
+def _reduce_meaning(t: Machine, i: Instruction, number, *rest):
+    *threads, vote = rest
+    yes = int(np.count_nonzero(np.broadcast_to(np.asarray(vote, bool), i.active.shape) & i.active))
+    number, total, arriving = _coming(t, i, number, threads[0] if threads else None)
+    wait = t.named_barrier(number, total, arriving, False, yes)
+    if wait is not None:
+        yield wait
+    yes, voters = t.barrier_votes(number)
+    return {"popc": yes, "and": yes == voters, "or": yes > 0}[i.fields["operation"] or ""]
+
+
+@meaning("fence.{kind}*", destinations=0)
+def _fence_meaning(t: Machine, i: Instruction, address=None, nbytes=None):
+    t.fence((i.fields["kind"] or "").removeprefix("."), i.active)
+
+
+@meaning("membar.{scope:cta|gl|sys}", destinations=0)
+def _membar_meaning(t: Machine, i: Instruction):
+    t.fence({"cta": "sc.cta", "gl": "sc.gpu", "sys": "sc.sys"}[i.fields["scope"] or ""], i.active)

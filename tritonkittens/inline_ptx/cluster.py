@@ -4,13 +4,11 @@ A remote address is an i32 in the shared::cluster window: `mapa` makes it from a
 memory: end with `arrive` and `wait`.
 """
 
-import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import meaning
 from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
 
 _AXES = ("x", "y", "z")
@@ -129,22 +127,3 @@ def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexp
     """
     require("st.async", 90)
     asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])
-
-
-# ---------------------------------------------------------------- what the instructions do
-
-
-@meaning(r"barrier\.cluster\.arrive(\.(release|relaxed))?(\.aligned)?", outputs=0)
-def _arrive(t, i):
-    t.cluster_arrive()
-
-
-@meaning(r"barrier\.cluster\.wait(\.acquire)?(\.aligned)?", outputs=0)
-def _wait(t, i):
-    yield from t.cluster_wait()
-
-
-@meaning("mapa.shared::cluster.u32")
-def _mapa(t, i, address, rank):
-    """The shared window of the CTA of that rank starts at rank << 24."""
-    return (address & np.uint64(0xFFFFFF)) | (rank << np.uint64(24))

@@ -5,10 +5,14 @@ Instructions that convert two values into one packed register are applied to nei
 type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 
 from ._asm import builtin, require, unwrap
+from ._formats import FORMATS, decode, encode
+from ._glue import integer, width
+from ._meaning import Instruction, Machine, NoMeaning, join, meaning, split, unsigned
 
 
 def narrow16_asm(mnemonic: str) -> str:
@@ -270,3 +274,94 @@ def to_e2m1x2_stochastic(low, high, bits, relu: tl.constexpr = False):
     """
     mnemonic: tl.constexpr = _variant("cvt.rs{}.satfinite.e2m1x4.f32", "relu", relu, (False, True))
     return _convert("stochastic4", mnemonic, (low, high, bits), ("fp32", "fp32", "uint32"), tl.uint8, None, (100, 103))
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+_NARROW = "e4m3|e5m2|e2m3|e3m2|e2m1|ue8m0"
+_RANDOM_BITS = {"bf16": 16, "f16": 13, "e4m3": 8, "e5m2": 8, "e2m1": 8, "e2m3": 8, "e3m2": 8}
+
+
+def _values(x, kind: str):
+    return np.float64(x) if isinstance(x, float) else decode(kind, x)
+
+
+def _round(i: Instruction, x, to: str, random=0):
+    """The bits of values x in format `to`, with the instruction's rounding, `.relu` (negative becomes 0, NaN stays) and `.satfinite`."""
+    if i.fields.get("relu"):
+        x = np.where(np.isnan(x) | (x > 0), x, 0.0)
+    return encode(to, x, i.fields["rounding"] or "rn", bool(i.fields.get("satfinite")), random, _RANDOM_BITS.get(to, 16))
+
+
+_HOW = "{rounding:rn|rz|rp}.{satfinite:satfinite}?.{relu:relu}?"
+
+
+@meaning(f"cvt.{_HOW}.{{to:f16x2|bf16x2}}.f32", f"cvt.{_HOW}.{{to:{_NARROW.replace('|', 'x2|')}x2}}.f32")
+def _cvt_pair(t: Machine, i: Instruction, high, low):
+    """The first source goes to the upper half; two fp4 share a byte."""
+    to = (i.fields["to"] or "").removesuffix("x2")
+    parts = [_round(i, _values(x, "f32"), to) for x in (low, high)]
+    if to == "e2m1":
+        return parts[0] | parts[1] << np.uint8(4)
+    return join(parts, 32 if to.endswith("f16") else 16)
+
+
+@meaning(f"cvt.{_HOW}.{{to:{_NARROW.replace('|', 'x2|')}x2}}.{{source:f16x2|bf16x2}}")
+def _cvt_packed(t: Machine, i: Instruction, pair):
+    to, source = (i.fields["to"] or "").removesuffix("x2"), (i.fields["source"] or "").removesuffix("x2")
+    parts = [_round(i, decode(source, x), to) for x in split(pair, 32, 2)]
+    return parts[0] | parts[1] << np.uint8(4) if to == "e2m1" else join(parts, 16)
+
+
+@meaning(f"cvt.{_HOW}.{{to:f16x2|bf16x2}}.{{source:{_NARROW.replace('|', 'x2|')}x2}}")
+def _cvt_widen(t: Machine, i: Instruction, pair):
+    to, source = (i.fields["to"] or "").removesuffix("x2"), (i.fields["source"] or "").removesuffix("x2")
+    parts = split(pair, 16, 2) if source != "e2m1" else (unsigned(pair, 8) & np.uint8(15), unsigned(pair, 8) >> np.uint8(4))
+    return join([_round(i, decode(source, x), to) for x in parts], 32)
+
+
+@meaning("cvt.{rounding:rs}.{relu:relu}?.{satfinite:satfinite}?.{to:f16x2|bf16x2}.f32")
+def _cvt_stochastic_pair(t: Machine, i: Instruction, high, low, random):
+    """Each half of `random` rounds its half: the low 16 (bf16) or 13 (f16) bits are added below the last kept bit, and what is left is cut off."""
+    to = (i.fields["to"] or "").removesuffix("x2")
+    mask = np.uint16((1 << _RANDOM_BITS[to]) - 1)
+    return join([_round(i, _values(x, "f32"), to, bits & mask) for x, bits in zip((low, high), split(random, 32, 2))], 32)
+
+
+@meaning(f"cvt.{{rounding:rs}}.{{relu:relu}}?.{{satfinite:satfinite}}.{{to:{_NARROW.replace('|ue8m0', '').replace('|', 'x4|')}x4}}.f32")
+def _cvt_stochastic_four(t: Machine, i: Instruction, sources, random):
+    """The last of the four sources goes to the lowest place; byte k of `random` rounds the result in place k."""
+    to = (i.fields["to"] or "").removesuffix("x4")
+    parts = [_round(i, _values(x, "f32"), to, bits) for x, bits in zip(sources[::-1], split(random, 32, 4))]
+    if FORMATS[to].bits == 4:
+        pairs = [parts[k] | parts[k + 1] << np.uint8(4) for k in (0, 2)]
+        return join(pairs, 16)
+    return join(parts, 32)
+
+
+@meaning("cvt.{rounding:rna|rn|rz}.{satfinite:satfinite}?.{relu:relu}?.tf32.f32")
+def _cvt_tf32(t: Machine, i: Instruction, x):
+    return _round(i, _values(x, "f32"), "tf32")
+
+
+@meaning("cvt.{rounding:rn|rz|rm|rp}?.{ftz:ftz}?.{relu:relu}?.{satfinite:satfinite}?.{to:f16|bf16|f32|f64}.{source:f16|bf16|f32|f64}")
+def _cvt_float(t: Machine, i: Instruction, x):
+    if i.fields["ftz"]:
+        raise NoMeaning("cvt.ftz")
+    return _round(i, _values(x, i.fields["source"] or ""), i.fields["to"] or "")
+
+
+@meaning("cvt.{rounding:rn|rz|rm|rp}.{to:f16|bf16|f32|f64}.{source:u8|u16|u32|s8|s16|s32}")
+def _cvt_from_integer(t: Machine, i: Instruction, x):
+    return _round(i, integer(x, i.fields["source"] or "").astype(np.float64), i.fields["to"] or "")
+
+
+@meaning("cvt.{rounding:rni|rzi|rmi|rpi}.{ftz:ftz}?.{to:u8|u16|u32|s8|s16|s32}.{source:f16|bf16|f32|f64}")
+def _cvt_to_integer(t: Machine, i: Instruction, x):
+    """Clamps to the type's range; NaN becomes 0."""
+    to = i.fields["to"] or ""
+    x = _values(x, i.fields["source"] or "")
+    whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[i.fields["rounding"] or ""](np.where(np.isnan(x), 0.0, x))
+    bits = width(to)
+    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if to[0] == "s" else (0.0, 2.0**bits - 1)
+    return np.clip(whole, low, high).astype(np.int64).astype(np.uint64)

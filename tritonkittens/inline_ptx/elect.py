@@ -1,11 +1,9 @@
 """elect.sync: the hardware picks one lane of a warp (PTX ISA, "elect.sync"). sm_90."""
 
-import numpy as np
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm, require
-from tritonkittens.inline_ptx._meaning import meaning
 
 
 @triton.jit
@@ -17,10 +15,3 @@ def elect_one():
     """
     require("elect.sync", 90)
     return asm("{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.b32 $0, 1, 0, chosen; }", "=r", [], tl.int32)
-
-
-@meaning("elect.sync")
-def _elect(t, i, mask):
-    """Lane 0 of each warp; the other result, its lane id, is 0."""
-    lane = t.tid % np.uint64(32)
-    return np.zeros(t.count, np.uint64), lane == 0

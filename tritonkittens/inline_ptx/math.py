@@ -4,10 +4,13 @@
 conversion to float32. All `approx` forms flush denormal float32 numbers to zero (`.ftz`) and have the error the PTX ISA states.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 
 from ._asm import builtin, require, unwrap
+from ._formats import decode, encode, fma_to_odd
+from ._meaning import Instruction, Machine, join, meaning, split, unsigned
 
 # instruction -> element type -> (PTX mnemonic, lowest architecture). 16-bit types are packed two to a register.
 INSTRUCTIONS = {
@@ -167,3 +170,140 @@ def max3(a, b, c):
 def min3(a, b, c):
     """The smallest of three float32 in one instruction (sm_100+); NaN inputs are ignored. PTX ISA 9.7.3 `min.f32` with three inputs."""
     return _apply("min3", (a, b, c))
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+_FLOATS = "f32|f64|f16|bf16|f16x2|bf16x2|f32x2"
+
+
+def _unpack(x, kind: str) -> list[np.ndarray]:
+    """float64 values of a register or immediate: one, or two of a packed kind (low first)."""
+    if isinstance(x, float):
+        return [np.float64(x)] * (2 if kind.endswith("x2") else 1)
+    if not kind.endswith("x2"):
+        return [decode(kind, x)]
+    element = kind[:-2]
+    bits = 64 if element == "f32" else 32
+    return [decode(element, part) for part in split(x, bits, 2)]
+
+
+def _packed(values: list[np.ndarray], kind: str, rounding: str = "rn") -> np.ndarray:
+    element = kind.removesuffix("x2")
+    parts = [encode(element, value, rounding) for value in values]
+    return parts[0] if len(parts) == 1 else join(parts, 64 if element == "f32" else 32)
+
+
+def _flush(x):
+    """.ftz: subnormal float32 numbers become zeros of their sign."""
+    return np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x)
+
+
+def _elementwise(i: Instruction, function, *sources) -> np.ndarray:
+    """`function` of float64 values, element by element, with the instruction's rounding, `.ftz`, `.sat` and `.relu`."""
+    kind = i.fields["type"] or ""
+    ftz = bool(i.fields.get("ftz")) and kind.startswith("f32")
+    out = []
+    with np.errstate(all="ignore"):
+        for values in zip(*(_unpack(x, kind) for x in sources)):
+            value = function(*(_flush(v) for v in values) if ftz else values)
+            if i.fields.get("relu"):
+                value = np.where(np.isnan(value) | (value > 0), value, 0.0)
+            if i.fields.get("sat"):
+                value = np.where(np.isnan(value), 0.0, np.clip(value, 0.0, 1.0))
+            out.append(_flush(value) if ftz else value)
+        bits = _packed(out, kind, i.fields.get("rounding") or "rn")
+    if ftz:  # what only rounding makes subnormal
+        small = lambda word: np.where(word & np.uint32(0x7F800000), word, word & np.uint32(0x80000000))  # noqa: E731
+        return join([small(part) for part in split(bits, 64, 2)], 64) if kind == "f32x2" else small(bits)
+    return bits
+
+
+def _double(function, wide):
+    """float64 operands are computed by `wide` as they are; everything narrower by `function`, rounded to odd before the last rounding."""
+    return lambda i: wide if i.fields["type"] == "f64" else function
+
+
+_ADD = _double(lambda a, b: fma_to_odd(a, np.float64(1), b), np.add)
+_SUB = _double(lambda a, b: fma_to_odd(a, np.float64(1), -b), np.subtract)
+_ROUNDED = f"{{rounding:rn|rz|rm|rp}}?.{{ftz:ftz}}?.{{sat:sat}}?.{{type:{_FLOATS}}}"
+
+
+@meaning(f"add.{_ROUNDED}")
+def _add(t: Machine, i: Instruction, a, b):
+    return _elementwise(i, _ADD(i), a, b)
+
+
+@meaning(f"sub.{_ROUNDED}")
+def _sub(t: Machine, i: Instruction, a, b):
+    return _elementwise(i, _SUB(i), a, b)
+
+
+@meaning(f"mul.{_ROUNDED}")
+def _mul(t: Machine, i: Instruction, a, b):
+    return _elementwise(i, np.multiply, a, b)
+
+
+@meaning(f"fma.{{rounding:rn|rz|rm|rp}}.{{ftz:ftz}}?.{{sat:sat}}?.{{relu:relu}}?.{{type:{_FLOATS.replace('f64|', '')}}}")
+def _fma(t: Machine, i: Instruction, a, b, c):
+    return _elementwise(i, fma_to_odd, a, b, c)
+
+
+@meaning(f"neg.{{ftz:ftz}}?.{{type:{_FLOATS}}}", f"abs.{{ftz:ftz}}?.{{type:{_FLOATS}}}")
+def _sign(t: Machine, i: Instruction, a):
+    return _elementwise(i, np.negative if i.mnemonic.startswith("neg") else np.abs, a)
+
+
+def _extreme(nan: bool, largest: bool):
+    """The larger or smaller of two; a zero is larger than minus zero; NaN where `nan`, else the operand that is none."""
+
+    def choose(a, b):
+        first = np.where(a == b, np.signbit(a) != largest, (a > b) == largest)
+        out = np.where(first, a, b)
+        if nan:
+            return np.where(np.isnan(a) | np.isnan(b), np.nan, out)
+        return np.where(np.isnan(a), b, np.where(np.isnan(b), a, out))
+
+    return choose
+
+
+@meaning(f"max.{{ftz:ftz}}?.{{nan:NaN}}?.{{type:{_FLOATS}}}", f"min.{{ftz:ftz}}?.{{nan:NaN}}?.{{type:{_FLOATS}}}")
+def _max_min(t: Machine, i: Instruction, a, b, c=None):
+    choose = _extreme(bool(i.fields["nan"]), i.mnemonic.startswith("max"))
+    if c is None:
+        return _elementwise(i, choose, a, b)
+    return _elementwise(i, lambda x, y, z: choose(choose(x, y), z), a, b, c)
+
+
+# Approximations: computed in float64 and rounded once, so their error is half a unit in the last place; the hardware's is below the bound in the shim's
+# docstring (ex2 2**-22 relative, lg2 2**-22 absolute near 1, rcp 1 ulp, rsqrt 2**-22.9, sqrt 2**-23, sin and cos 2**-20.5 absolute, tanh 2**-11).
+_FUNCTIONS = {
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": np.reciprocal,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+
+
+@meaning(
+    *(f"{name}.approx.{{ftz:ftz}}?.{{type:f32|f16|bf16|f16x2|bf16x2}}" for name in ("ex2", "tanh")),
+    *(f"{name}.approx.{{ftz:ftz}}?.{{type:f32}}" for name in ("lg2", "rcp", "rsqrt", "sqrt", "sin", "cos")),
+)
+def _approximate(t: Machine, i: Instruction, x):
+    return _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], x)
+
+
+@meaning("div.{approx:approx|full|rn}.{ftz:ftz}?.{type:f32}", "sqrt.rn.{ftz:ftz}?.{type:f32}", "rcp.rn.{ftz:ftz}?.{type:f32}")
+def _exact(t: Machine, i: Instruction, a, b=None):
+    """Rounded once more from float64, which is exact for quotients and roots of float32 (53 bits are more than twice 24)."""
+    return _elementwise(i, np.divide, a, b) if b is not None else _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], a)
+
+
+@meaning("copysign.{type:f32}")
+def _copysign(t: Machine, i: Instruction, a, b):
+    """PTX: the sign of the first, the magnitude of the second."""
+    return unsigned(b, 32) & np.uint32(0x7FFFFFFF) | unsigned(a, 32) & np.uint32(0x80000000)

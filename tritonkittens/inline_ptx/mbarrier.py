@@ -5,13 +5,11 @@ arrivals and all expected bytes have come; `phase` is the parity of the phase th
 `issuer` names the threads that execute: see `_asm.issued`. The compiler knows nothing of these operations and adds no barrier around them.
 """
 
-import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import meaning
 
 MAX_COUNT = (1 << 20) - 1
 _SCOPES = ("cta", "cluster")
@@ -193,76 +191,3 @@ def fence_init():
     """
     require("fence.mbarrier_init", 90)
     asm("fence.mbarrier_init.release.cluster;", "", [])
-
-
-# ---------------------------------------------------------------- what the instructions do
-
-
-def _at(addresses, active):
-    """The different barriers that the active threads name, each with the number of threads."""
-    return zip(*np.unique(addresses[active], return_counts=True))
-
-
-@meaning("mbarrier.init.shared::cta.b64", outputs=0)
-def _init(t, i, addresses, count):
-    for address, _ in _at(addresses, i.active):
-        t.init_barrier(address, int(count[i.active][0]))
-
-
-@meaning("mbarrier.inval.shared::cta.b64", outputs=0)
-def _inval(t, i, addresses):
-    for address, _ in _at(addresses, i.active):
-        t.invalidate_barrier(address)
-
-
-@meaning(r"mbarrier\.arrive(\.release\.(cta|cluster))?\.shared::(cta|cluster)\.b64", r"mbarrier\.arrive(\.release\.(cta|cluster))?\.shared\.b64")
-def _arrive(t, i, addresses, count=None):
-    for address, threads in _at(addresses, i.active):
-        barrier = t.barrier(address, "arrives")
-        if barrier is not None:
-            barrier.arrive(int(threads) * (1 if count is None else int(count[i.active][0])))
-
-
-@meaning(r"mbarrier\.arrive\.expect_tx(\.release\.(cta|cluster))?\.shared(::(cta|cluster))?\.b64")
-def _arrive_expect_tx(t, i, addresses, nbytes):
-    for address, threads in _at(addresses, i.active):
-        size = int(nbytes[i.active & (addresses == address)].astype(np.int64).sum())
-        barrier = t.barrier(address, f"expects {size} bytes")
-        if barrier is not None:
-            barrier.expect(size)
-            barrier.arrive(int(threads), f"arrives, expecting {size} bytes")
-
-
-@meaning(r"mbarrier\.expect_tx\.relaxed\.(cta|cluster)\.shared::(cta|cluster)\.b64", outputs=0)
-def _expect_tx(t, i, addresses, nbytes):
-    for address, _ in _at(addresses, i.active):
-        size = int(nbytes[i.active & (addresses == address)].astype(np.int64).sum())
-        barrier = t.barrier(address, f"expects {size} bytes")
-        if barrier is not None:
-            barrier.expect(size)
-
-
-@meaning(r"mbarrier\.test_wait\.parity(\.acquire\.(cta|cluster))?\.shared(::cta)?\.b64")
-def _test_wait(t, i, addresses, parity, hint=None):
-    done = np.zeros(t.count, bool)
-    for address, _ in _at(addresses, i.active):
-        barrier = t.barrier(address, "tests")
-        here = addresses == address
-        done |= here & (barrier is None or barrier.completed(int(parity[i.active & here][0]) & 1))
-    yield None  # another role may go first: a loop around this lives on it
-    return done
-
-
-@meaning(r"mbarrier\.try_wait\.parity(\.acquire\.(cta|cluster))?\.shared(::cta)?\.b64")
-def _try_wait(t, i, addresses, parity, hint=None):
-    """The thread may sleep as long as the hardware likes: here until the phase is complete."""
-    for address, _ in _at(addresses, i.active):
-        barrier = t.barrier(address, "waits")
-        if barrier is not None:
-            yield from barrier.wait(int(parity[i.active & (addresses == address)][0]) & 1)
-    return np.ones(t.count, bool)
-
-
-@meaning("fence.mbarrier_init.release.cluster", outputs=0)
-def _fence_init(t, i):
-    t.fence("async")

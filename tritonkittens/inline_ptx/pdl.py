@@ -6,7 +6,6 @@ It acts only where the launch asks for it (Triton: `launch_pdl=True`); elsewhere
 import triton
 
 from tritonkittens.inline_ptx._asm import asm, require
-from tritonkittens.inline_ptx._meaning import meaning
 
 
 @triton.jit
@@ -21,8 +20,3 @@ def launch_dependents():
     """`griddepcontrol.launch_dependents`: this CTA lets the dependent grid start; it does so once all CTAs have said so or ended. sm_90."""
     require("griddepcontrol.launch_dependents", 90)
     asm("griddepcontrol.launch_dependents;", "", [])
-
-
-@meaning("griddepcontrol.wait", "griddepcontrol.launch_dependents", outputs=0)
-def _nothing(t, i):
-    """Launches run one after the other."""

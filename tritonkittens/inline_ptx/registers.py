@@ -9,7 +9,6 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, asm, require
-from tritonkittens.inline_ptx._meaning import meaning
 
 TARGETS = tl.constexpr((90, 100, 103))
 
@@ -39,8 +38,3 @@ def dec(count: tl.constexpr):
     """
     require("setmaxnreg", only=TARGETS)
     asm(setmaxnreg_text("dec", count), "", [])
-
-
-@meaning(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", outputs=0)
-def _setmaxnreg(t, i, count):
-    """Registers have no place in the simulation beyond the budget that is checked at the launch."""

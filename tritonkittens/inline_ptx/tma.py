@@ -14,7 +14,6 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import meaning
 from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -354,21 +353,3 @@ def create_policy(priority: tl.constexpr, fraction: tl.constexpr = 1.0):
     """
     require("createpolicy", 80)
     return asm(policy_text(priority, fraction), "=l", [], tl.uint64, is_pure=True)
-
-
-# ---------------------------------------------------------------- what the instructions do
-
-
-@meaning(r"fence\.proxy\.async(\.(shared::cta|shared::cluster|global))?", outputs=0)
-def _fence_proxy_async(t, i):
-    t.fence("async")
-
-
-@meaning("cp.async.bulk.commit_group", outputs=0)
-def _commit_group(t, i):
-    t.commit_bulk_group()
-
-
-@meaning(r"cp\.async\.bulk\.wait_group(\.read)?", outputs=0)
-def _wait_group(t, i, pending):
-    yield from t.wait_bulk_group(int(pending[0]))
