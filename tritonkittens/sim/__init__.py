@@ -1,7 +1,8 @@
 """Run any compiled Triton, Gluon or tritonkittens kernel on the CPU, and learn what is wrong with it: deadlocks, races, byte counts, phases, memory."""
 
 from .device import ARCHITECTURES, Launch, SimulatedDevice, device, run
+from .explore import Exploration, explore
 from .report import KINDS, Finding, SimulationError
 from .schedule import Schedule
 
-__all__ = ["ARCHITECTURES", "KINDS", "Finding", "Launch", "Schedule", "SimulatedDevice", "SimulationError", "device", "run"]
+__all__ = ["ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SimulatedDevice", "SimulationError", "device", "explore", "run"]

@@ -76,6 +76,7 @@ class SimulatedDevice:
         self.maps: dict[int, TensorMap] = {}
         self.memory = [as_tensor(m) for m in memory]
         self.compiled: dict[Any, Any] = {}
+        self.before_launch: Callable[[Launch], None] | None = None
 
     # ---- a launch
 
@@ -99,6 +100,8 @@ class SimulatedDevice:
         values = convert(flat(memory), types, program.name)
         launch = Launch(program, grid, values, memory, cluster, self.maps)
         self.launches.append(launch)
+        if self.before_launch is not None:
+            self.before_launch(launch)
         launch.run(self.next_schedule(program), self.step_limit, self.recorder)
         if launch.findings and self.raise_findings:
             raise SimulationError(program.name, launch.findings, launch)
@@ -224,6 +227,21 @@ def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
         simulator.reset(token)
 
 
+def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: tuple, options: dict[str, Any]) -> None:
+    """Launch a kernel of any kind on a simulated device that is active."""
+    args = tuple(as_tensor(a) for a in args)
+    options = {k: as_tensor(v) for k, v in options.items()}
+    if isinstance(kernel, str):
+        program = load_ttgir(kernel, simulated.capability)
+        x, y, z = (*grid, 1, 1)[:3]
+        kinds = ["value"] * len(args)
+        simulated.start(program, (x, y, z), lambda memory: list(flatten(args, kinds, (), memory)), options.pop("cluster_size", 1))
+    elif hasattr(kernel, "__getitem__"):
+        kernel[grid](*args, **options)
+    else:
+        kernel(*args, **options, **({} if grid is None else {"blocks": grid[0] if isinstance(grid, tuple) else grid}))
+
+
 def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any) -> Launch:
     """Run one kernel on the CPU: numpy arrays or CPU torch tensors, results written into them.
 
@@ -233,18 +251,8 @@ def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any
     Returns the launch: `.simulation`, `.findings`, `.seconds`. Raises SimulationError for what the kernel does wrong.
     """
     own = {k: options.pop(k) for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory") if k in options}
-    args = tuple(as_tensor(a) for a in args)
-    options = {k: as_tensor(v) for k, v in options.items()}
     with device(arch, **own) as simulated:
-        if isinstance(kernel, str):
-            program = load_ttgir(kernel, simulated.capability)
-            x, y, z = (*grid, 1, 1)[:3]
-            kinds = ["value"] * len(args)
-            simulated.start(program, (x, y, z), lambda memory: list(flatten(args, kinds, (), memory)), options.pop("cluster_size", 1))
-        elif hasattr(kernel, "__getitem__"):
-            kernel[grid](*args, **options)
-        else:
-            kernel(*args, **options, **({} if grid is None else {"blocks": grid[0] if isinstance(grid, tuple) else grid}))
+        start_kernel(simulated, kernel, grid, args, options)
     return simulated.launches[-1]
 
 

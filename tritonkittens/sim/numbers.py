@@ -40,7 +40,7 @@ SMALL = {
 def table(name: str) -> np.ndarray:
     """The value of every encoding of a small format; ue8m0: 2 to the (encoding − 127), 255 is NaN."""
     if name == "ue8m0":
-        values = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(np.float32)
+        values: np.ndarray = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(np.float32)
         return values
     form = SMALL[name]
     bits = 1 + form.exponent + form.mantissa
@@ -83,7 +83,7 @@ def encode_small(name: str, values: np.ndarray, saturate: bool = False, toward_z
         return _encode_scale(values)
     form = SMALL[name]
     x = narrow(values)
-    bits = x.view(np.uint32)
+    bits: np.ndarray = x.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
     shift, sign_at = 23 - form.mantissa, form.exponent + form.mantissa
     # normal numbers: the exponent rebiased, then the significand rounded by an addition that carries into the exponent
@@ -123,7 +123,7 @@ def _encode_scale(values: np.ndarray) -> np.ndarray:
 
 def _bf16_bits(values: np.ndarray, toward_zero: bool = False) -> np.ndarray:
     x = narrow(values)
-    bits = x.view(np.uint32)
+    bits: np.ndarray = x.view(np.uint32)
     if toward_zero:
         out = (bits >> np.uint32(16)).astype(np.uint16)
     else:
@@ -198,7 +198,7 @@ def round_to(name: str, values: np.ndarray, toward_zero: bool = False) -> np.nda
         return np.asarray(values, np.float64)
     if name == "tf32":
         x = narrow(values)
-        bits = x.view(np.uint32)
+        bits: np.ndarray = x.view(np.uint32)
         half = np.uint32(0) if toward_zero else np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
         out = ((bits + half) & np.uint32(0xFFFFE000)).view(np.float32).reshape(np.shape(values))
         return out if np.isfinite(x).all() else np.where(np.isfinite(x).reshape(out.shape), out, x.reshape(out.shape))

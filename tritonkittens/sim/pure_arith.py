@@ -39,7 +39,7 @@ def constant(op: Op) -> Any:
 
 def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
     """Integers of a literal, which may be written without a sign, in their type."""
-    return values.astype(np.bool_) if element(kind).bits == 1 else (values.astype(np.uint64) if values.dtype == np.uint64 else values.astype(np.int64)).astype(dtype_of(kind))
+    return values.astype(np.bool_) if element(kind).bits == 1 else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
 
 
 # ---------------------------------------------------------------- integers
@@ -194,7 +194,7 @@ def compare_integers(op: Op, a: Any, b: Any) -> Any:
 
 @pure("arith.cmpf")
 def compare_floats(op: Op, a: Any, b: Any) -> Any:
-    """Predicates: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une, uno, true; ordered ones are false where a number is NaN, unordered ones true."""
+    """Predicates: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une, uno, true. Where a number is NaN ordered ones are false, unordered true."""
     predicate, kind = op.attributes["predicate"], op.operand_types[0]
     x, y = array(a, kind), array(b, kind)
     # of numpy's comparisons only != is true for NaN; an unordered predicate is the opposite of an ordered one

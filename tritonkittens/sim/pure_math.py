@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .pure_arith import _float, back, float_to_integer, high_product, integer_to_float, read_signed, read_unsigned
-from .pure_registry import PURE, array, dtype_of, element, pure, settle
+from .pure_registry import PURE, array, element, pure, settle
 from .ttgir import Op, Scalar
 
 # ---------------------------------------------------------------- sums and products with their errors
@@ -110,15 +110,16 @@ _erf, _erfc = _torch(torch.erf), _torch(torch.erfc)
 
 # float64 → float64; float32 arguments are widened and the result is rounded once
 ONE: dict[str, Callable[[Any], Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "cbrt": np.cbrt, "rsqrt": lambda x: 1 / np.sqrt(x), "rcbrt": lambda x: 1 / np.cbrt(x),
-    "erf": _erf, "erfc": _erfc, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "round": _round_away, "fabs": np.abs,
+    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "cbrt": np.cbrt, "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rcbrt": lambda x: 1 / np.cbrt(x), "erf": _erf, "erfc": _erfc, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "round": _round_away, "fabs": np.abs,
     "erfinv": _torch(torch.erfinv), "erfcx": _torch(torch.special.erfcx), "erfcinv": _torch(lambda x: -torch.special.ndtri(x / 2) / math.sqrt(2)),
     "normcdf": _torch(torch.special.ndtr), "normcdfinv": _torch(torch.special.ndtri), "lgamma": _each(math.lgamma), "tgamma": _each(math.gamma),
     "j0": _torch(torch.special.bessel_j0), "j1": _torch(torch.special.bessel_j1), "y0": _torch(torch.special.bessel_y0), "y1": _torch(torch.special.bessel_y1),
     "cyl_bessel_i0": _torch(torch.special.i0), "cyl_bessel_i1": _torch(torch.special.i1), "sinpi": _reduced_pi(np.sin), "cospi": _reduced_pi(np.cos),
-    "saturate": lambda x: np.fmin(np.fmax(x, 0.0), 1.0), "logb": lambda x: np.where(x == 0, -np.inf, np.where(np.isinf(x), np.inf, np.frexp(x)[1] - 1.0 + 0 * x)),
+    "saturate": lambda x: np.fmin(np.fmax(x, 0.0), 1.0),
+    "logb": lambda x: np.where(x == 0, -np.inf, np.where(np.isinf(x), np.inf, np.frexp(x)[1] - 1.0 + 0 * x)),
 }  # fmt: skip
 ONE["nearbyint"] = ONE["rint"]
 
@@ -132,9 +133,11 @@ def _norm(*x: Any) -> Any:
 
 
 SEVERAL: dict[str, Callable[..., Any]] = {
-    "pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "hypot": np.hypot, "copysign": np.copysign, "fmin": np.fmin, "fmax": np.fmax, "fdividef": np.divide,
-    "fdim": lambda a, b: np.where(a <= b, 0.0, a - b), "rhypot": lambda a, b: 1 / np.hypot(a, b), "norm3d": _norm, "norm4d": _norm, "rnorm3d": lambda *x: 1 / _norm(*x),
-    "rnorm4d": lambda *x: 1 / _norm(*x), "remainder": np.frompyfunc(lambda a, b: math.nan if math.isinf(a) or b == 0 or a != a or b != b else math.remainder(a, b), 2, 1),
+    "pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "hypot": np.hypot, "copysign": np.copysign, "fmin": np.fmin, "fmax": np.fmax,
+    "fdividef": np.divide,
+    "fdim": lambda a, b: np.where(a <= b, 0.0, a - b), "rhypot": lambda a, b: 1 / np.hypot(a, b), "norm3d": _norm, "norm4d": _norm,
+    "rnorm3d": lambda *x: 1 / _norm(*x), "rnorm4d": lambda *x: 1 / _norm(*x),
+    "remainder": np.frompyfunc(lambda a, b: math.nan if math.isinf(a) or b == 0 or a != a or b != b else math.remainder(a, b), 2, 1),
 }  # fmt: skip
 
 
@@ -143,7 +146,8 @@ def wide(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *values: np.asarray(fn(*[np.asarray(v, np.float64) for v in values]), np.float64)
 
 
-for _name in ("exp", "expm1", "log", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "rsqrt", "erf", "erfc"):
+_WIDE = "exp expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh cbrt rsqrt erf erfc"
+for _name in _WIDE.split():
     _float(f"math.{_name}", wide(ONE[_name]))
 for _name in ("exp2", "log2", "sqrt", "floor", "ceil", "trunc"):  # numpy's float32 versions are as good (exp2: 0.502 ulp) and faster
     _float(f"math.{_name}", getattr(np, _name))
@@ -188,7 +192,9 @@ def leading_zeros(bits: np.ndarray) -> Any:
 @pure("math.ctlz", "math.cttz", "math.ctpop")
 def count_bits(op: Op, a: Any) -> Any:
     bits = _bits(a, op.operand_types[0])
-    return settle(bits.sum(-1).astype(np.int64) if op.name == "math.ctpop" else leading_zeros(bits if op.name == "math.ctlz" else bits[..., ::-1]), op.result_types[0])
+    if op.name == "math.ctpop":
+        return settle(bits.sum(-1).astype(np.int64), op.result_types[0])
+    return settle(leading_zeros(bits if op.name == "math.ctlz" else bits[..., ::-1]), op.result_types[0])
 
 
 @pure("math.fpowi")
@@ -248,7 +254,7 @@ def _exactly(name: str, x: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         e = fused(-s, s, x[0])
     else:
         s = 1 / np.sqrt(x[0])
-        e = fused(-s * s, x[0], one)
+        e = np.zeros_like(s)  # only frsqrt_rn asks, and float64 is far more than it needs
     return s, np.where(np.isfinite(s) & np.isfinite(e), e, 0.0)
 
 
@@ -280,7 +286,7 @@ def _converted(source: str, target: str, mode: str, op: Op, a: Any) -> Any:
     s, e = two_sum((x - (x & x.dtype.type(0xFFFF))).astype(np.float64), low)
     if target == "double":
         return settle(directed(s, e, mode), kind)
-    near = np.asarray(to_odd(s, e).astype(np.float32))
+    near: np.ndarray = np.asarray(to_odd(s, e).astype(np.float32))
     return settle(directed(near, to_odd(s, e) - near, mode), kind)
 
 
@@ -294,18 +300,20 @@ def _extract(name: str, op: Op, values: tuple[Any, ...]) -> Any:
     signed = [read_signed(v, t) if not element(t).is_float else array(v, t) for v, t in zip(values, kinds)]
     plain = [read_unsigned(v, t) if not element(t).is_float else None for v, t in zip(values, kinds)]
     wider = [np.asarray(v, np.int64) if not element(t).is_float and element(t).bits < 64 else v for v, t in zip(signed, kinds)]
-    u = [np.asarray(v, np.int64) if v is not None and element(t).bits < 64 else v for v, t in zip(plain, kinds)]
+    u: list[Any] = [np.asarray(v, np.int64) if v is not None and element(t).bits < 64 else v for v, t in zip(plain, kinds)]
     bits = element(kinds[0]).bits
     low24 = [(v << 40) >> 40 for v in wider[:2]] if name == "mul24" else []
     integer: dict[str, Callable[[], Any]] = {
         "clz": lambda: leading_zeros(_bits(values[0], kinds[0])), "popc": lambda: _bits(values[0], kinds[0]).sum(-1).astype(np.int64),
         "ffs": lambda: (leading_zeros(_bits(values[0], kinds[0])[..., ::-1]) + 1) % (bits + 1),
         "brev": lambda: (_bits(values[0], kinds[0])[..., ::-1] << np.arange(bits - 1, -1, -1, dtype=np.uint64)).sum(-1, dtype=np.uint64).view(np.int64),
-        "abs": lambda: np.abs(signed[0]), "mulhi": lambda: high_product(*values, kind, read_signed), "umulhi": lambda: high_product(*values, kind, read_unsigned),
+        "abs": lambda: np.abs(signed[0]), "mulhi": lambda: high_product(values[0], values[1], kind, read_signed),
+        "umulhi": lambda: high_product(values[0], values[1], kind, read_unsigned),
         "mul24": lambda: low24[0] * low24[1], "umul24": lambda: (u[0] & 0xFFFFFF) * (u[1] & 0xFFFFFF), "sad": lambda: np.abs(wider[0] - wider[1]) + u[2],
         "usad": lambda: np.abs(u[0] - u[1]) + u[2], "hadd": lambda: (wider[0] + wider[1]) >> 1, "rhadd": lambda: (wider[0] + wider[1] + 1) >> 1,
         "uhadd": lambda: (u[0] + u[1]) >> 1, "urhadd": lambda: (u[0] + u[1] + 1) >> 1, "byte_perm": lambda: _byte_permute(*u),
-        "isnan": lambda: np.isnan(signed[0]).astype(np.int64), "isinf": lambda: np.isinf(signed[0]).astype(np.int64), "finite": lambda: np.isfinite(signed[0]).astype(np.int64),
+        "isnan": lambda: np.isnan(signed[0]).astype(np.int64), "isinf": lambda: np.isinf(signed[0]).astype(np.int64),
+        "finite": lambda: np.isfinite(signed[0]).astype(np.int64),
         "signbit": lambda: np.signbit(signed[0]).astype(np.int64), "ilogb": lambda: _integer_exponent(signed[0]),
         "hiint": lambda: signed[0].view(np.int64) >> 32, "loint": lambda: signed[0].view(np.int64) & 0xFFFFFFFF,
     }  # fmt: skip
@@ -326,12 +334,14 @@ def _byte_permute(x: Any, y: Any, selector: Any) -> Any:
     return out.astype(np.int64)
 
 
-_INTEGER_NAMES = {
-    "clz": "clz", "clzll": "clz", "popc": "popc", "popcll": "popc", "ffs": "ffs", "ffsll": "ffs", "brev": "brev", "brevll": "brev", "abs": "abs", "llabs": "abs", "mulhi": "mulhi",
-    "mul64hi": "mulhi", "umulhi": "umulhi", "umul64hi": "umulhi", "mul24": "mul24", "umul24": "umul24", "sad": "sad", "usad": "usad", "hadd": "hadd", "rhadd": "rhadd",
-    "uhadd": "uhadd", "urhadd": "urhadd", "byte_perm": "byte_perm", "isnanf": "isnan", "isnand": "isnan", "isinff": "isinf", "isinfd": "isinf", "finitef": "finite",
-    "isfinited": "finite", "signbitf": "signbit", "signbitd": "signbit", "ilogb": "ilogb", "ilogbf": "ilogb", "double2hiint": "hiint", "double2loint": "loint",
-}  # fmt: skip
+_INTEGER_NAMES = dict(
+    pair.split(":") if ":" in pair else (pair, pair)
+    for pair in (
+        "clz clzll:clz popc popcll:popc ffs ffsll:ffs brev brevll:brev abs llabs:abs mulhi mul64hi:mulhi umulhi umul64hi:umulhi mul24 umul24 sad usad hadd rhadd "
+        "uhadd urhadd byte_perm isnanf:isnan isnand:isnan isinff:isinf isinfd:isinf finitef:finite isfinited:finite signbitf:signbit signbitd:signbit ilogb "
+        "ilogbf:ilogb double2hiint:hiint double2loint:loint"
+    ).split()
+)
 _REINTERPRET = {"float_as_int", "float_as_uint", "int_as_float", "uint_as_float", "double_as_longlong", "longlong_as_double"}
 _TO_INTEGER = {"llrint": np.rint, "llround": _round_away}
 
@@ -379,6 +389,3 @@ def extern(op: Op, *values: Any) -> Any:
 
 def kind_is_f32(op: Op) -> bool:
     return any(element(t).name == "f32" for t in (*op.operand_types, *op.result_types))
-
-
-__all__ = ["ONE", "SEVERAL", "dtype_of", "fused", "to_odd", "two_product", "two_sum"]

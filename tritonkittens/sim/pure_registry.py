@@ -1,7 +1,7 @@
 """Operations without side effects, by name: `f(op, *operand values) -> result`, a tuple where the operation has several results. And the forms of their values.
 
 Integers of scalars are Python ints (signed; i1 is 0 or 1), floats numpy scalars; of tiles numpy arrays of the logical shape. Inside a region (the combiner of a
-reduction) a value of scalar type is an array, one number for every element at work, so an operation looks at its values, and at its types for the number format only.
+reduction) a value of scalar type is an array, one number for every element at work: operations look at values for shapes, and at types for number formats only.
 """
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ KINDS = {
     "budget": "more shared memory, tensor memory or registers than the target has",
     "loop": "the step limit was reached",
     "unfinished": "asynchronous work that the kernel left behind when it ended",
+    "nondeterministic": "the result depends on the schedule",
     "assert": "a device_assert of the kernel failed",
     "trap": "the kernel executed trap",
     "unknown": "an operation or instruction without a meaning in the simulator",

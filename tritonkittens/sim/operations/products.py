@@ -76,13 +76,29 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     operation = machine.start("wgmma", role, op, effect, queue=("wgmma", role.index), unit=f"tensor core {role.rank}", cost=cost, latency=WGMMA_LATENCY)
     product.operation = operation
     role.products.append(operation)
-    operation.registers = None if isinstance(a, View) else a
+    if not isinstance(a, View):
+        for earlier in role.products:
+            if earlier.registers is not None and earlier.op.operands[0] == op.operands[0] and earlier.registers is not a:
+                machine.report(
+                    "in-flight", "the register operand of a wgmma is computed anew while an earlier wgmma that reads it may still run", role, op, "writes the registers again",
+                    (Place(machine.where(role), "wgmma", earlier.op.location),),
+                )  # fmt: skip
+        operation.registers = a
     flying = InFlight(product, kind)
     if not op.attributes.get("isAsync"):
         yield from wait_products(role, 0)
         product.waited = True
         return product.value
     return flying
+
+
+def computes_between(role: Role, first: Op, last: Op) -> bool:
+    """May anything computed from one operation to a later one get registers of its own? Where they are in two blocks, it is taken to."""
+    between = [step.op for step in role.machine.simulation.program.block(role.block, role.warps)]
+    if first not in between or last not in between[between.index(first) :]:
+        return True
+    computed = between[between.index(first) + 1 : between.index(last)]
+    return any(isinstance(kind, Tensor) for o in computed if o.name not in ("ttng.warp_group_dot", "ttng.warp_group_dot_wait") for kind in o.result_types)
 
 
 def wait_products(role: Role, pending: int) -> Any:
@@ -101,7 +117,7 @@ def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
     kept = [v for v in inputs if not isinstance(v, (InFlight, View))]
     for operation in over:
         register = operation.registers
-        if register is not None and not any(register is v for v in kept):
+        if register is not None and not any(register is v for v in kept) and computes_between(role, operation.op, op):
             machine.report(
                 "in-flight", "wgmma reads its left operand from registers while it runs; that operand is not among the values of this wait, so the compiler may reuse its registers",
                 role, op, "waits", (Place(role.machine.where(role), "wgmma", operation.op.location),),

@@ -1,0 +1,185 @@
+"""Many legal interleavings of one launch; the failing one made small, so that a person can read it and replay it."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .device import Launch, device, start_kernel
+from .machine import Async, Machine, Role
+from .report import Finding, Place, SimulationError, source_line
+from .schedule import Recorded, Replay, nth
+from .simulation import STEP_LIMIT
+
+SHRINK_SECONDS = 20.0
+ORDER_DEPENDENT = ("tt.atomic_rmw", "ttng.async_tma_reduce")  # sums whose rounding depends on the order
+CHECKED_STEPS = 12  # steps of a trace that are shown
+
+
+@dataclass
+class Exploration:
+    """What `explore` saw. `seeds` ran; where one failed: its `schedule`, its `findings`, the shrunk `choices` (for `replay`) and the `trace` of what they do."""
+
+    kernel: str
+    seeds: int
+    seconds: float
+    failing_seed: int | None = None
+    schedule: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    choices: list[int | None] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    launch: Launch | None = None
+    _rerun: Callable[[Any], Any] | None = field(default=None, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.failing_seed is None
+
+    def replay(self, recorder: Any = None) -> list[Finding]:
+        """Run the shrunk schedule again; its findings."""
+        assert self._rerun is not None and self.launch is not None
+        self.launch.recorder = recorder
+        return self._rerun(Replay(self.choices))
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.kernel}: {self.seeds} schedules, no finding ({self.seconds:.1f} s)"
+        lines = [f"{self.kernel}: schedule {self.failing_seed} ({self.schedule}) fails"]
+        lines += [str(f) for f in self.findings]
+        moves = sum(c is not None for c in self.choices)
+        lines.append(f"  shrunk to {moves} choices of {len(self.choices)}; every other step goes to the role that was started first:")
+        shown = self.trace[-CHECKED_STEPS:]
+        if len(self.trace) > len(shown):
+            lines.append(f"    … {len(self.trace) - len(shown)} before")
+        lines += [f"    {step}" for step in shown]
+        return "\n".join(lines)
+
+
+class _Traced(Replay):
+    """A replay that says what its choices were."""
+
+    def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Any:
+        before = self.at
+        chosen = super().choose(machine, roles, operations)
+        if self.at > before and before < len(self.choices) and self.choices[before] is not None:
+            if isinstance(chosen, Async):
+                self.trace.append(f"{machine.name}: {chosen.kind} started by {chosen.role.name} completes ({source_line(chosen.op.location)})")
+            else:
+                where = source_line(chosen.op.location) if chosen.op is not None else "its start"
+                self.trace.append(f"{machine.name}: {chosen.name} goes on from {where}")
+        return chosen
+
+
+class _Snapshot:
+    """The contents of the memory of a launch, to begin every run alike."""
+
+    def __init__(self, launch: Launch):
+        self.parts = [(data, data.copy()) for _, data, _, _ in launch.memory.ranges.values()]
+
+    def restore(self) -> None:
+        for data, saved in self.parts:
+            data[:] = saved
+
+    def contents(self) -> list[np.ndarray]:
+        return [data.copy() for data, _ in self.parts]
+
+
+def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_limit: int = STEP_LIMIT, seeds: Sequence[int] | None = None) -> Exploration:
+    """Run a launch under many schedules, each from the contents of `snapshot`; stops at the first that finds something."""
+    started = time.perf_counter()
+    compare = not any(op.name in ORDER_DEPENDENT or "red." in str(op.attributes.get("asm_string", "")) for op in launch.program.module.walk())
+    reference: list[np.ndarray] | None = None
+
+    def run(schedule: Any) -> list[Finding]:
+        snapshot.restore()
+        return launch.run(schedule, step_limit, getattr(launch, "recorder", None)).findings
+
+    result = Exploration(launch.program.name, 0, 0.0, launch=launch, _rerun=run)
+    for seed in seeds if seeds is not None else range(schedules):
+        recorded = Recorded(nth(seed, len(launch.program.role_names)))
+        findings = run(recorded)
+        result.seeds += 1
+        if not findings and compare:
+            contents = snapshot.contents()
+            if reference is None:
+                reference = contents
+            elif any(not np.array_equal(a, b) for a, b in zip(reference, contents)):
+                op = launch.program.module.kernel
+                findings = [Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (Place(launch.program.name, "kernel", op.location),))]
+                launch.findings.extend(findings)
+        if findings:
+            result.failing_seed, result.schedule, result.findings = seed, recorded.name, list(findings)
+            result.choices = list(recorded.choices)
+            _shrink(result, run, compare, reference, snapshot)
+            break
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: bool, reference: Any, snapshot: _Snapshot) -> None:
+    """Delta debugging (Zeller and Hildebrandt, 2002) over the choices: give back to the default as many as the failure does not need."""
+    wanted = result.findings[0].kind
+    deadline = time.perf_counter() + SHRINK_SECONDS
+
+    def fails(choices: list[int | None]) -> bool:
+        findings = run(Replay(choices))
+        if wanted == "nondeterministic":
+            return not findings and reference is not None and any(not np.array_equal(a, b) for a, b in zip(reference, snapshot.contents()))
+        return any(f.kind == wanted for f in findings)
+
+    choices: list[int | None] = [c if c else None for c in result.choices]
+    if not fails(choices):  # a schedule that also reorders clusters, for instance: its choices alone do not reproduce it
+        result.trace = ["the failure needs the whole schedule: run it again by its seed"]
+        return
+    size = max(1, len(choices) // 2)
+    while size >= 1 and time.perf_counter() < deadline:
+        changed = False
+        for start in range(0, len(choices), size):
+            if all(c is None for c in choices[start : start + size]) or time.perf_counter() > deadline:
+                continue
+            trial = choices[:start] + [None] * len(choices[start : start + size]) + choices[start + size :]
+            if fails(trial):
+                choices, changed = trial, True
+        if size == 1 and not changed:
+            break
+        size = max(1, size // 2) if size > 1 else (1 if changed else 0)
+    while choices and choices[-1] is None:
+        choices.pop()
+    result.choices = choices
+    traced = _Traced(choices)
+    run(traced)
+    result.trace = traced.trace
+
+
+def explore(
+    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT, **options: Any
+) -> Exploration:
+    """Run a launch under `schedules` different legal interleavings, with delays on every asynchronous completion, adversarial ones first.
+
+    kernel, grid, args, options: as in `run`; or `kernel` a function that launches, with grid None (every launch it makes is explored on its own, with what it found in
+    memory). A result that differs between schedules is a finding too, unless the kernel adds atomically.
+
+    Returns an `Exploration`, of the first launch that failed or of the last. Raises SimulationError (unless `raise_findings` is False); its text has the shrunk schedule.
+    """
+    snapshots: list[_Snapshot] = []
+    with device(arch, raise_findings=False, step_limit=step_limit) as simulated:
+        simulated.before_launch = lambda made: snapshots.append(_Snapshot(made))
+        start_kernel(simulated, kernel, grid, args, options)
+        launches = simulated.launches
+    final = [s.contents() for s in snapshots]
+    result = Exploration(getattr(kernel, "__name__", type(kernel).__name__), 0, 0.0)
+    for made, snapshot, contents in zip(launches, snapshots, final, strict=True):
+        result = explore_launch(made, schedules, snapshot, step_limit)
+        if not result.ok:
+            break
+        snapshot.restore()
+        for (data, _), after in zip(snapshot.parts, contents):
+            data[:] = after  # what the caller sees is the first run's result
+    if not result.ok and raise_findings:
+        error = SimulationError(result.kernel, result.findings, result)
+        error.args = (str(result),)
+        raise error
+    return result

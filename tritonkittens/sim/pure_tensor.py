@@ -1,0 +1,307 @@
+"""Tiles: shapes, reductions and scans over a region, products in registers."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .numbers import decode, round_to
+from .pure_registry import PURE, array, dtype_of, element, pure, settle
+from .ttgir import Block, Op, Tensor
+
+# ---------------------------------------------------------------- shapes
+
+
+@pure("tt.make_range")
+def make_range(op: Op) -> Any:
+    return np.arange(op.attributes["start"], op.attributes["end"], dtype=np.int32)
+
+
+@pure("tt.splat")
+def splat(op: Op, a: Any) -> Any:
+    kind = op.result_types[0]
+    return np.full(kind.shape, array(a, kind), dtype_of(kind))  # type: ignore[union-attr]
+
+
+@pure("tt.unsplat")
+def unsplat(op: Op, a: np.ndarray) -> Any:
+    if a.size != 1:
+        raise ValueError(f"tt.unsplat of a tile of {a.size} elements")
+    return settle(a.reshape(()), op.result_types[0])
+
+
+@pure("tt.broadcast")
+def broadcast(op: Op, a: np.ndarray) -> Any:
+    return np.broadcast_to(array(a, op.operand_types[0]), op.result_types[0].shape)  # type: ignore[union-attr]
+
+
+@pure("tt.expand_dims", "tt.reshape")
+def reshape(op: Op, a: np.ndarray) -> Any:
+    """Row-major order, also where the compiler may choose another (allow_reorder)."""
+    return array(a, op.operand_types[0]).reshape(op.result_types[0].shape)  # type: ignore[union-attr]
+
+
+@pure("tt.trans")
+def transpose(op: Op, a: np.ndarray) -> Any:
+    return array(a, op.operand_types[0]).transpose(op.attributes["order"])
+
+
+@pure("ttg.convert_layout", "gluon.set_auto_layout")
+def convert_layout(op: Op, a: Any) -> Any:
+    """The logical tile does not change."""
+    return array(a, op.operand_types[0])
+
+
+@pure("tt.join")
+def join(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
+    return np.stack([array(a, op.operand_types[0]), array(b, op.operand_types[1])], axis=-1)
+
+
+@pure("tt.split")
+def split(op: Op, a: np.ndarray) -> Any:
+    a = array(a, op.operand_types[0])
+    return a[..., 0], a[..., 1]
+
+
+@pure("tt.cat")
+def cat(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
+    """The first tile, then the second (Triton may choose any order)."""
+    return np.concatenate([array(a, op.operand_types[0]), array(b, op.operand_types[1])])
+
+
+@pure("tt.gather")
+def gather(op: Op, source: np.ndarray, indices: np.ndarray) -> Any:
+    axis = op.attributes["axis"]
+    at = array(indices, op.operand_types[1])
+    if at.size and not 0 <= at.min() <= at.max() < source.shape[axis]:
+        raise IndexError(f"tt.gather: indices {at.min()} to {at.max()} of a dimension of {source.shape[axis]}")
+    part = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(at.shape))
+    return np.take_along_axis(array(source, op.operand_types[0])[part], at.astype(np.intp), axis)
+
+
+@pure("tt.histogram")
+def histogram(op: Op, values: np.ndarray, *mask: Any) -> Any:
+    """One bin an integer from 0. Raises ValueError for a number without a bin (in Triton undefined)."""
+    kind = op.result_types[0]
+    bins = kind.shape[0]  # type: ignore[union-attr]
+    chosen = values[mask[0].astype(np.bool_)] if mask else values.reshape(-1)
+    if chosen.size and not 0 <= chosen.min() <= chosen.max() < bins:
+        raise ValueError(f"tt.histogram: numbers {chosen.min()} to {chosen.max()} with {bins} bins")
+    return settle(np.bincount(chosen, minlength=bins), kind)
+
+
+# ---------------------------------------------------------------- regions
+
+Combine = Callable[[list[Any]], list[Any]]
+_FUNCTIONS: weakref.WeakKeyDictionary[Block, Combine] = weakref.WeakKeyDictionary()
+
+
+def meaning(op: Op) -> Callable[..., Any]:
+    if op.name not in PURE:
+        raise NotImplementedError(f"the simulator has no meaning for {op.name} inside a region, at {op.location}")
+    return PURE[op.name]
+
+
+def region_function(op: Op) -> Combine:
+    """The region of a reduction, scan or map as a function of arrays: one scalar run of it for every element at once."""
+    blocks = op.regions[0].blocks
+    if len(blocks) > 1:
+        return lambda values: diverging(blocks[0], values)
+    block = blocks[0]
+    found = _FUNCTIONS.get(block)
+    if found is None:
+        body = [(meaning(o), o) for o in block.operations[:-1]]
+        results = block.operations[-1].operands
+
+        def run(values: list[Any]) -> list[Any]:
+            known: dict[int, Any] = dict(zip(block.arguments, values))
+            for function, o in body:
+                out = function(o, *[known[i] for i in o.operands])
+                known.update(zip(o.results, out if len(o.results) > 1 else (out,)))
+            return [known[i] for i in results]
+
+        found = _FUNCTIONS[block] = run
+    return found
+
+
+def diverging(entry: Block, values: list[Any]) -> list[Any]:
+    """A region with branches: elements that go the same way run together."""
+    count = len(values[0])
+    finished: list[Any] = []
+    waiting = [(entry, np.arange(count), dict(zip(entry.arguments, values)))]
+    while waiting:
+        block, at, known = waiting.pop()
+        for o in block.operations[:-1]:
+            out = meaning(o)(o, *[known[i] for i in o.operands])
+            known.update(zip(o.results, out if len(o.results) > 1 else (out,)))
+        last = block.operations[-1]
+        if last.name.endswith(".return"):
+            for i, (value, kind) in enumerate(zip((known[v] for v in last.operands), last.operand_types)):
+                if i == len(finished):
+                    finished.append(np.zeros(count, dtype_of(kind)))
+                finished[i][at] = value
+        elif last.name == "cf.br":
+            target = last.successors[0]
+            waiting.append((target, at, known | dict(zip(target.arguments, [known[v] for v in last.operands]))))
+        elif last.name == "cf.cond_br":
+            condition, yes, no = last.split(last.operands)
+            taken = np.broadcast_to(np.asarray(known[condition[0]], np.bool_), at.shape)
+            for target, passed, chosen in ((last.successors[0], yes, taken), (last.successors[1], no, ~taken)):
+                if chosen.any():
+                    part = {v: x[chosen] if isinstance(x, np.ndarray) and x.ndim else x for v, x in known.items()}
+                    waiting.append((target, at[chosen], part | dict(zip(target.arguments, [part[v] for v in passed]))))
+        else:
+            raise NotImplementedError(f"the simulator has no meaning for {last.name} inside a region, at {last.location}")
+    return finished
+
+
+def combined(combine: Combine, left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
+    """The combiner on pairs of elements, of any shape."""
+    out = combine([x.reshape(-1) for x in (*left, *right)])
+    return [np.broadcast_to(np.asarray(o, x.dtype), (x.size,)).reshape(x.shape) for o, x in zip(out, left)]
+
+
+_FOLD: dict[str, Any] = {
+    "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum, "arith.addi": np.add, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or, "arith.xori": np.bitwise_xor,
+}  # fmt: skip
+_TREE: dict[str, Any] = {"arith.addf": np.add, "arith.mulf": np.multiply}
+
+
+def combiner(op: Op) -> str | None:
+    """The name of the only operation of a region, applied to the region's arguments: that is a ufunc of numpy."""
+    blocks = op.regions[0].blocks
+    if len(blocks) != 1 or len(blocks[0].operations) != 2 or len(op.operands) != 1 or element(op.operand_types[0]).name in ("i1", "f16", "bf16"):
+        return None
+    first, last = blocks[0].operations
+    return first.name if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results else None
+
+
+@pure("tt.reduce")
+def reduce(op: Op, *sources: np.ndarray) -> Any:
+    """A balanced tree over the axis; float sums come in another order than any one layout's on the hardware, with no more error."""
+    axis = op.attributes["axis"]
+    values = [array(s, t) for s, t in zip(sources, op.operand_types)]
+    name = combiner(op)
+    if name in _FOLD:
+        out: list[Any] = [_FOLD[name].reduce(values[0], axis=axis, dtype=values[0].dtype if name == "arith.addi" else None)]
+    elif name in _TREE:
+        x, fold = values[0], _TREE[name]
+
+        def part(x: np.ndarray, at: Any) -> np.ndarray:
+            return x[(slice(None),) * axis + (at,)]
+
+        while (n := x.shape[axis]) > 1:
+            half = n // 2
+            merged = fold(part(x, slice(half)), part(x, slice(half, 2 * half)))
+            x = merged if n % 2 == 0 else np.concatenate([merged, part(x, slice(2 * half, n))], axis)
+        out = [part(x, 0)]
+    else:
+        # neighbours first, in their order: a combiner need only be associative
+        combine = region_function(op)
+        parts = [np.ascontiguousarray(np.moveaxis(v, axis, 0)) for v in values]
+        while (n := len(parts[0])) > 1:
+            left = [p[0 : n - 1 : 2] for p in parts]
+            merged_parts = combined(combine, left, [p[1::2] for p in parts])
+            parts = [np.concatenate([m, p[n - 1 :]]) if n % 2 else m for m, p in zip(merged_parts, parts)]
+        out = [p[0] for p in parts]
+    settled = [settle(np.asarray(v), k) for v, k in zip(out, op.result_types)]
+    return tuple(settled) if len(settled) > 1 else settled[0]
+
+
+@pure("tt.scan")
+def scan(op: Op, *sources: np.ndarray) -> Any:
+    """Inclusive, in log2(n) steps (Hillis and Steele); from the end where `reverse`."""
+    axis = op.attributes["axis"]
+    step_back = -1 if op.attributes["reverse"] else 1
+    combine = region_function(op)
+    parts = [np.moveaxis(array(s, t), axis, 0)[::step_back] for s, t in zip(sources, op.operand_types)]
+    distance, n = 1, len(parts[0])
+    while distance < n:
+        merged = combined(combine, [p[:-distance] for p in parts], [p[distance:] for p in parts])
+        parts = [np.concatenate([p[:distance], m]) for p, m in zip(parts, merged)]
+        distance *= 2
+    out = [np.ascontiguousarray(np.moveaxis(p[::step_back], 0, axis)) for p in parts]
+    return tuple(out) if len(out) > 1 else out[0]
+
+
+@pure("tt.map_elementwise")
+def map_elementwise(op: Op, *sources: np.ndarray) -> Any:
+    """The region gets `pack` elements of every source at once: neighbours along the last dimension here; which elements meet is open in Triton."""
+    pack = op.attributes["pack"]
+    lanes = [array(s, t).reshape(-1, pack)[:, i] for s, t in zip(sources, op.operand_types) for i in range(pack)]
+    results = region_function(op)(lanes)
+    out = []
+    for r, kind in enumerate(op.result_types):
+        columns = [np.broadcast_to(np.asarray(v, dtype_of(kind)), lanes[0].shape) for v in results[r * pack : (r + 1) * pack]]
+        out.append(np.stack(columns, axis=-1).reshape(kind.shape))  # type: ignore[union-attr]
+    return tuple(out) if len(out) > 1 else out[0]
+
+
+# ---------------------------------------------------------------- products in registers
+
+
+@pure("tt.dot")
+def dot(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Any:
+    """inputPrecision: 0 tf32 rounds float32 operands; 1 (3×tf32), 2 (ieee) and 4 (6×bf16) keep float32's digits; 3 is 3×bf16. Products are exact, sums float32.
+
+    (…, M, K) · (…, K, N) + (…, M, N). Integers are exact, modulo 2^32.
+    """
+    kind = op.result_types[0]
+    a, b, c = (array(v, t) for v, t in zip((a, b, c), op.operand_types))
+    if a.dtype.kind in "iub":
+        # float64 holds every partial sum of 8-bit products, and numpy multiplies matrices of it fast
+        wide: Any = np.float64 if a.dtype.itemsize == 1 else np.int64
+        return settle(np.matmul(a.astype(wide), b.astype(wide)).astype(np.int64) + c, kind)
+    if element(op.operand_types[0]).name == "f32":
+        precision = op.attributes.get("inputPrecision", 2)
+        if precision == 0:
+            a, b = round_to("tf32", a), round_to("tf32", b)
+        elif precision == 3:  # high·high + high·low + low·high
+            (ah, al), (bh, bl) = ((h := round_to("bf16", x), round_to("bf16", x - h)) for x in (a, b))
+            return settle(np.matmul(ah, bh) + (np.matmul(ah, bl) + np.matmul(al, bh)) + c, kind)
+        elif precision not in (1, 2, 4):
+            raise NotImplementedError(f"the simulator knows no tt.dot with inputPrecision {precision}")
+    return settle(np.matmul(a, b) + c, kind)
+
+
+_SCALED_TYPES = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
+
+
+def unpack_fp4(packed: np.ndarray, axis: int) -> np.ndarray:
+    """Two e2m1 numbers a byte along `axis`, the first in the low bits."""
+    raw = np.ascontiguousarray(packed).view(np.uint8)
+    axis %= raw.ndim
+    both = np.stack([raw & 15, raw >> 4], axis=axis + 1)
+    return decode("e2m1", both.reshape(*raw.shape[:axis], 2 * raw.shape[axis], *raw.shape[axis + 1 :]))
+
+
+def scaled(values: np.ndarray, code: int, scales: tuple[Any, ...], axis: int, packed_axis: int) -> np.ndarray:
+    """An operand of a scaled product as numbers: one scale for each block along `axis` (K). Scales are (…, M or N, K / block): ue8m0 bytes or floats."""
+    name = _SCALED_TYPES[code]
+    if name == "e2m1":
+        values = unpack_fp4(values, packed_axis)
+    elif values.dtype.kind != "f":
+        values = decode(name, np.ascontiguousarray(values).view({1: np.uint8, 2: np.uint16}[values.dtype.itemsize]))
+    if not scales:
+        return values
+    raw = scales[0]
+    factors = raw if raw.dtype.kind == "f" else decode("ue8m0", np.ascontiguousarray(raw).view(np.uint8))
+    spread = np.repeat(factors, values.shape[axis] // factors.shape[-1], axis=-1)
+    return values * (spread if axis == -1 else np.swapaxes(spread, -1, -2))
+
+
+@pure("tt.dot_scaled")
+def dot_scaled(op: Op, *operands: Any) -> Any:
+    (a,), (b,), (c,), a_scale, b_scale = op.split(operands)
+    x = scaled(a, op.attributes["a_elem_type"], a_scale, -1, -1 if op.attributes.get("lhs_k_pack", True) else -2)
+    y = scaled(b, op.attributes["b_elem_type"], b_scale, -2, -2 if op.attributes.get("rhs_k_pack", True) else -1)
+    return settle(np.matmul(x, y) + c, op.result_types[0])
+
+
+@pure("ttg.fp4_to_fp")
+def fp4_to_fp(op: Op, a: np.ndarray) -> Any:
+    return settle(unpack_fp4(array(a, op.operand_types[0]), op.attributes["axis"]), op.result_types[0])
+
