@@ -1,4 +1,4 @@
-"""`python -m tritonkittens`: the demo and the inspector."""
+"""`python -m tritonkittens`: the demo, the inspector and the simulator."""
 
 import argparse
 import os
@@ -10,6 +10,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     from tritonkittens import __version__
     from tritonkittens.inspect import cli
+    from tritonkittens.sim import cli as check
 
     about = "ThunderKittens' tile abstractions as a library on Triton."
     parser = argparse.ArgumentParser(prog="python -m tritonkittens", description=about)
@@ -23,9 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "whether register reallocation took effect, spills, shared and tensor memory by buffer with ring stages and bank conflicts, "
         "tensor-core and TMA instructions, serialised wgmma, and what runs inside the main loops.",
     ))
+    checker = commands.add_parser(
+        "check",
+        help="run a kernel on the CPU under many schedules and report deadlocks, races, wrong byte counts and the like; needs no GPU",
+        description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and reports what is wrong with it.",
+    )
+    check.add_arguments(checker)
     arguments = parser.parse_args(argv)
     if arguments.command == "inspect":
         return cli.run(arguments)
+    if arguments.command == "check":
+        return check.run(arguments)
     from tritonkittens.demo import main as demo  # imports torch and every kernel: only where it is asked for
 
     demo()
