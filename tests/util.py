@@ -2,6 +2,8 @@
 
 import torch
 
+from tritonkittens.testing import has_gpu
+
 
 def poison(tensor):
     """Fills an output with what no kernel should leave behind: NaN, or the smallest value of an integer type. Returns the tensor."""
@@ -26,3 +28,17 @@ def relative_error(out, ref):
         return float("inf")
     norm = ref[torch.isfinite(ref)].norm()
     return float(error.norm() / norm) if norm > 0 else float(error.norm())
+
+
+DEVICE = "cuda" if has_gpu() else "cpu"  # where the tests of kernels put their tensors: a Hopper GPU, or, with the fixture `kernel_device`, the simulator
+
+
+def synchronize():
+    """Wait for the GPU, where there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def on_gpu_or_simulated(gpu, simulated):
+    """A size or count for a GPU, and the smaller one for the simulator."""
+    return gpu if DEVICE == "cuda" else simulated

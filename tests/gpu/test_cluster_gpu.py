@@ -4,9 +4,9 @@ import torch
 
 import tritonkittens.lang as tk
 from tests import cases_cluster as cases
-from tests.util import poison, relative_error
+from tests.util import DEVICE, poison, relative_error
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 
 
 @pytest.mark.parametrize("cols", [16, 64, 96, 128, 176])
@@ -14,16 +14,16 @@ pytestmark = pytest.mark.gpu
 def test_both_blocks_get_what_one_loads(rng, cols, dtype):
     tile = tk.st(tk.from_torch(dtype), 48, cols)
     for repeat in range(3):  # other tensors, perhaps at the same addresses
-        x = torch.randn(96, cols, device="cuda").to(dtype)
-        y = poison(torch.empty(3 * 4 * 48, cols, dtype=dtype, device="cuda"))
+        x = torch.randn(96, cols, device=DEVICE).to(dtype)
+        y = poison(torch.empty(3 * 4 * 48, cols, dtype=dtype, device=DEVICE))
         cases.shared_loads[(3,)](tk.gl(x, tile, multicast=True), tk.gl(y), tile, cluster_size=2, debug=True)
         assert torch.equal(y, x.repeat(6, 1)), repeat
 
 
 def test_static_layouts_are_told_apart(rng):
     for rows in (16, 48, 32):
-        x = torch.randn(rows, 64, device="cuda")
-        y = poison(torch.empty(16, 64, device="cuda"))
+        x = torch.randn(rows, 64, device=DEVICE)
+        y = poison(torch.empty(16, 64, device=DEVICE))
         cases.fixed_sum[(1,)](tk.gl(x, static=True), tk.gl(y))
         assert relative_error(y, x.double().view(-1, 16, 64).sum(0)) < 1e-6
 
@@ -32,11 +32,11 @@ def test_static_layouts_are_told_apart(rng):
 def test_layouts_with_some_static_dimensions_are_told_apart(rng, tiles):
     """Rows are compiled in; columns and the distance of rows change without a new kernel, and what lies past the columns reads as zero."""
     for rows, cols, pitch in ((48, 64, 64), (16, 64, 96), (48, 20, 24), (48, 64, 80), (32, 128, 128)):
-        x = torch.randn(rows, pitch, device="cuda")[:, :cols]
-        want = torch.zeros(16, 64, dtype=torch.float64, device="cuda")
+        x = torch.randn(rows, pitch, device=DEVICE)[:, :cols]
+        want = torch.zeros(16, 64, dtype=torch.float64, device=DEVICE)
         want[:, :min(cols, 64)] = x[:, :64].double().reshape(-1, 16, min(cols, 64)).sum(0)
         for static in (0, (-2,), True):
-            direct, nested = poison(torch.empty(16, 64, device="cuda")), poison(torch.empty(16, 64, device="cuda"))
+            direct, nested = poison(torch.empty(16, 64, device=DEVICE)), poison(torch.empty(16, 64, device=DEVICE))
             cases.fixed_sum[(1,)](tk.gl(x, *tiles, static=static), tk.gl(direct))
             cases.fixed_sum_of_tuple[(1,)]((tk.gl(nested), (tk.gl(x, *tiles, static=static),)))
             assert relative_error(direct, want) < 1e-6 and torch.equal(direct, nested)
@@ -46,6 +46,6 @@ def test_layouts_with_some_static_dimensions_are_told_apart(rng, tiles):
 @pytest.mark.parametrize("tiles", [(), (tk.st(tk.fp32, 16, 32),)])
 def test_extents_are_the_same_static_or_not(rng, static, tiles):
     for shape in ((1, 16, 32), (5, 48, 64), (2, 17, 36)):
-        out = torch.full((3,), -1, dtype=torch.int32, device="cuda")
-        cases.extents[(1,)](tk.gl(torch.randn(shape, device="cuda"), *tiles, static=static), out)
+        out = torch.full((3,), -1, dtype=torch.int32, device=DEVICE)
+        cases.extents[(1,)](tk.gl(torch.randn(shape, device=DEVICE), *tiles, static=static), out)
         assert tuple(out.tolist()) == shape

@@ -15,9 +15,10 @@ import torch
 import tritonkittens.lang as tk
 from tests import cases_explicit as cases
 from tests.cases_explicit import TORCH
-from tests.util import poison, relative_error
+from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error, synchronize
+from tritonkittens.launch import multiprocessor_count
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 GUARD = 0xA5
 
 
@@ -30,7 +31,7 @@ class Canvas:
         memory = [shape[i] for i in order]
         unit = max(16 // size, 1)
         memory[-1] = -(-memory[-1] // unit) * unit + unit
-        self.bytes = torch.full((math.prod(memory) * size + 512,), GUARD, dtype=torch.uint8, device="cuda")
+        self.bytes = torch.full((math.prod(memory) * size + 512,), GUARD, dtype=torch.uint8, device=DEVICE)
         inner = self.bytes[256:-256].view(dtype).view(memory)[..., : shape[order[-1]]]
         self.tensor = poison(inner.permute([order.index(i) for i in range(len(shape))]))
 
@@ -52,14 +53,14 @@ class Canvas:
             self.tensor.stride(),
         )
         inner.copy_(
-            torch.full((self.tensor.itemsize,), GUARD, dtype=torch.uint8, device="cuda").view(self.tensor.dtype).expand(self.tensor.shape)
+            torch.full((self.tensor.itemsize,), GUARD, dtype=torch.uint8, device=DEVICE).view(self.tensor.dtype).expand(self.tensor.shape)
         )
         return bool((copy.bytes == GUARD).all())
 
 
 def whole_numbers(rng, *shape, dtype=torch.bfloat16, high=9):
     """Random whole numbers that every type holds exactly, so that results can be compared for equality."""
-    return torch.from_numpy(rng.integers(-high, high + 1, shape)).cuda().to(dtype)
+    return torch.from_numpy(rng.integers(-high, high + 1, shape)).to(DEVICE).to(dtype)
 
 
 def same(out, expected):
@@ -135,7 +136,7 @@ def test_tma_fills_past_the_edge(rng, fill, row, col):
     tile = tk.st(tk.bf16, 48, 96)
     x, y = Canvas(70, 120), Canvas(48, 96)
     x.tensor.copy_(whole_numbers(rng, 70, 120))
-    expected = torch.full((48 * 4, 96 * 4), 0.0 if fill == "zero" else float("nan"), device="cuda")
+    expected = torch.full((48 * 4, 96 * 4), 0.0 if fill == "zero" else float("nan"), device=DEVICE)
     expected[:70, :120] = x.tensor
     expected = expected[48 * row : 48 * (row + 1), 96 * col : 96 * (col + 1)]
     cases.tma_to_registers[(1,)](tk.gl(x.tensor, tile, fill=fill), tk.gl(y.tensor), tile, row, col, debug=True)
@@ -169,7 +170,7 @@ def strided(rng, kind, *shape, dtype):
 def test_loads_and_stores_without_tma(rng, kind, shape, larger, tile):
     dtype = TORCH[tile.dtype]
     x = strided(rng, kind, *shape, dtype=dtype)
-    expected = torch.full(larger, 3.0, device="cuda").double()
+    expected = torch.full(larger, 3.0, device=DEVICE).double()
     expected[tuple(slice(n) for n in shape)] = x.double()
     registers = tk.rt(tile.dtype, tile.rows, tile.cols)
     for kernel, what in ((cases.through_shared, tile), (cases.through_registers, registers)):
@@ -205,8 +206,8 @@ def test_cp_async(rng, shape, tile, stages):
 def test_gather_and_scatter(rng, tile):
     dtype = TORCH[tile.dtype]
     x, y = whole_numbers(rng, 200, 100, dtype=dtype), Canvas(300, 100, dtype=dtype)
-    source = torch.from_numpy(rng.integers(-3, 203, tile.rows)).int().cuda()
-    target = torch.from_numpy(rng.permutation(310)[: tile.rows]).int().cuda()
+    source = torch.from_numpy(rng.integers(-3, 203, tile.rows)).int().to(DEVICE)
+    target = torch.from_numpy(rng.permutation(310)[: tile.rows]).int().to(DEVICE)
     target[0], source[1] = -1, 200
     expected = y.tensor.double()
     for s, t in zip(source.tolist(), target.tolist()):
@@ -221,7 +222,7 @@ def test_gather_and_scatter(rng, tile):
 )
 @pytest.mark.parametrize("warps", [1, 4])
 def test_raw_bytes(rng, vector, nbytes, warps):
-    x, y = torch.from_numpy(rng.integers(0, 256, 1024)).to(torch.uint8).cuda(), Canvas(1024, dtype=torch.uint8)
+    x, y = torch.from_numpy(rng.integers(0, 256, 1024)).to(torch.uint8).to(DEVICE), Canvas(1024, dtype=torch.uint8)
     cases.bytes_copy[(1,)](tk.gl(x), tk.gl(y.tensor), vector, nbytes or 0, nbytes is None, num_warps=warps, debug=True)
     moved = nbytes or vector.nbytes
     assert torch.equal(y.tensor[:moved], x[:moved]) and y.intact()
@@ -275,7 +276,7 @@ def test_products(rng, p):
     ids=str,
 )
 def test_products_of_random_numbers(rng, p, limit):
-    a, b = (torch.from_numpy(rng.standard_normal(s)).cuda().to(TORCH[p.dtype]) for s in p.shapes[:2])
+    a, b = (torch.from_numpy(rng.standard_normal(s)).to(DEVICE).to(TORCH[p.dtype]) for s in p.shapes[:2])
     c = Canvas(*p.shapes[2], dtype=torch.float32)
     c.tensor.zero_()
     cases.product[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), *p.arguments, debug=True)
@@ -315,9 +316,9 @@ def test_an_accumulator_kept_in_flight(rng, dtype, depth):
 @pytest.mark.parametrize(("per", "registers"), [("role", None), ("warp", (232, 40))], ids=str)
 def test_ring_of_roles_twenty_times_the_same(rng, stages, per, registers):
     a_tile, b_tile = tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, 64, 96)
-    a, b = (torch.from_numpy(rng.standard_normal(s)).cuda().bfloat16() for s in ((200, 1000), (1000, 192)))
+    a, b = (torch.from_numpy(rng.standard_normal(s)).to(DEVICE).bfloat16() for s in ((200, 1000), (1000, 192)))
     outputs = []
-    for _ in range(20):
+    for _ in range(on_gpu_or_simulated(20, 2)):
         c = Canvas(200, 192)
         cases.ring_gemm[(4, 2)](tk.gl(a, a_tile), tk.gl(b, b_tile), tk.gl(c.tensor, b_tile), 96, stages, per, registers, debug=True)
         outputs.append(c)
@@ -329,7 +330,7 @@ def test_ring_of_roles_twenty_times_the_same(rng, stages, per, registers):
 def test_named_barriers_hand_over(rng):
     x, y = whole_numbers(rng, 8 * 128, dtype=torch.float32), Canvas(8 * 128, dtype=torch.float32)
     cases.conversation[(1,)](tk.gl(x), tk.gl(y.tensor), debug=True)
-    assert same(y.tensor, x + torch.arange(8, device="cuda").repeat_interleave(128)) and y.intact()
+    assert same(y.tensor, x + torch.arange(8, device=DEVICE).repeat_interleave(128)) and y.intact()
 
 
 @pytest.mark.parametrize("per", ["role", "warp"])
@@ -340,14 +341,14 @@ def test_blocks_of_a_cluster_arrive_at_each_other(per):
 
 
 def test_marks_make_a_timeline():
-    buffer = torch.zeros(20, 4, dtype=torch.int64, device="cuda")
+    buffer = torch.zeros(20, 4, dtype=torch.int64, device=DEVICE)
     for _ in range(2):  # the second launch may start while the first is running
         cases.marks[(5,)](tk.gl(buffer), launch_pdl=True)
     events = tk.timeline(buffer, ("a", "b", "c", "d"))
     assert len(events) == 20 and sorted(e.row for e in events) == list(range(20))
     assert [e.nanoseconds for e in events] == sorted(e.nanoseconds for e in events) and events[0].nanoseconds == 0
     for e in events:
-        assert e.label == "abcd"[e.row % 4] and 0 <= e.multiprocessor < torch.cuda.get_device_properties(0).multi_processor_count
+        assert e.label == "abcd"[e.row % 4] and 0 <= e.multiprocessor < multiprocessor_count()
         assert (e.warp == 0) == (e.row % 4 < 2) and e.warp < 8
     by_row = {e.row: e.nanoseconds for e in events}
     assert all(by_row[r] <= by_row[r + 1] for r in range(0, 20, 2))
@@ -366,6 +367,7 @@ def in_a_process(code):
     return subprocess.run([sys.executable, "-c", head + code], cwd=root, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kernel", "debug", "label"),
     [
@@ -381,6 +383,7 @@ def test_a_wait_that_never_ends_traps_and_says_who(kernel, debug, label):
     assert label is None or re.search(label, done.stdout), done.stdout
 
 
+@pytest.mark.gpu
 def test_prints():
     done = in_a_process(
         "x = torch.arange(256, device='cuda').float().view(16, 16)\ncases.printer[(2,)](tk.gl(x))\ntorch.cuda.synchronize()"
@@ -394,12 +397,13 @@ def test_prints():
 def test_nothing_is_launched_after_a_refusal(rng):
     x, y = whole_numbers(rng, 64, 64, dtype=torch.float32), Canvas(64, 64, dtype=torch.float32)
     tile = tk.rt(tk.fp32, 64, 64)
-    with pytest.raises(ValueError, match="a tensor on cpu"):
-        cases.through_registers[(1, 1)](tk.gl(x.cpu()), tk.gl(y.tensor), tile, 2, 0)
+    if DEVICE == "cuda":
+        with pytest.raises(ValueError, match="a tensor on cpu"):
+            cases.through_registers[(1, 1)](tk.gl(x.cpu()), tk.gl(y.tensor), tile, 2, 0)
     with pytest.raises(tk.TileError, match="element types differ"):
         cases.through_registers[(1, 1)](tk.gl(x), tk.gl(y.tensor), tk.rt(tk.bf16, 64, 64), 2, 0)
     with pytest.raises(ValueError, match="TMA needs a multiple of 16 bytes"):
         shared = tk.st(tk.fp32, 32, 32)
         cases.tma_copy[(1, 1)](tk.gl(x[:, :33].contiguous(), shared), tk.gl(y.tensor, shared), shared, 2, "copy")
-    torch.cuda.synchronize()
+    synchronize()
     assert y.tensor.isnan().all() and y.intact()

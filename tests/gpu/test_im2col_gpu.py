@@ -5,20 +5,20 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.cases_im2col import all_taps, convolution_input, expected_taps, expected_tile, one_tile
-from tests.util import poison
+from tests.util import DEVICE, poison
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 TORCH = {tk.bf16: torch.bfloat16, tk.fp16: torch.float16, tk.fp32: torch.float32, tk.int8: torch.int8, tk.fp8e4m3: torch.float8_e4m3fn}
 
 
 def image(rng, *shape, dtype=tk.bf16):
     """Whole numbers other than 0, which every type holds exactly, so that a pixel is not mistaken for padding."""
-    return torch.from_numpy(rng.integers(1, 16, shape) * rng.choice([-1, 1], shape)).cuda().to(TORCH[dtype])
+    return torch.from_numpy(rng.integers(1, 16, shape) * rng.choice([-1, 1], shape)).to(DEVICE).to(TORCH[dtype])
 
 
 def taps_of(x, tile, filter, stride, padding, dilation, fill="zero"):
     expected, height, width = expected_taps(x, filter, stride, padding, dilation, float("nan") if fill == "nan" else 0.0)
-    out = poison(torch.empty(expected.shape, dtype=x.dtype, device="cuda"))
+    out = poison(torch.empty(expected.shape, dtype=x.dtype, device=DEVICE))
     grid = -(-expected.shape[1] // tile.rows), -(-x.shape[-1] // tile.cols)
     source = convolution_input(x, tile, filter, stride, padding, dilation, fill)
     all_taps[grid](source, tk.gl(out), tile, *filter, stride, padding, dilation, height, width, debug=True)
@@ -74,7 +74,7 @@ def test_a_view_with_strides_and_a_large_tensor(rng):
 )
 def test_one_two_and_three_spatial_dimensions(rng, shape, lower, upper, strides, coord, offsets):
     x = image(rng, *shape)
-    out = poison(torch.empty(64, 64, dtype=torch.bfloat16, device="cuda"))
+    out = poison(torch.empty(64, 64, dtype=torch.bfloat16, device=DEVICE))
     tile = tk.st(tk.bf16, 64, 64)
     one_tile[(1,)](tk.im2col(x, tile, lower, upper, strides), tk.gl(out), tile, coord, offsets, debug=True)
     assert torch.equal(out.double().cpu(), expected_tile(x, 64, 64, lower, upper, strides, coord, offsets))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.util import poison
+from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm import gemm
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 
 DTYPES = [torch.bfloat16, torch.float16]
 HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # the largest relative error of one rounding
@@ -24,7 +24,7 @@ def close(out, ref, bound, what):
 
 
 def randn(*shape, dtype):
-    return torch.randn(*shape, device="cuda", dtype=dtype)
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
 # ---------------------------------------------------------------- GEMM
@@ -47,19 +47,19 @@ def operand_b(k, n, transposed, dtype):
 def test_gemm_of_random_shapes(dtype, transposed, rng):
     """Ragged and tiny extents; rows that TMA cannot address are among them."""
     edges = [1, 8, 16, 63, 64, 65, 128, 129, 255, 256, 257, 520]
-    shapes = [(1, 1, 1), (128, 256, 64), (1, 256, 4096), (2048, 8, 8), (300, 264, 8), (1000, 1, 65)]
-    shapes += [tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, 1200)) for _ in range(3)) for _ in range(24)]
+    shapes = [(1, 1, 1), (128, 256, 64), (1, 256, on_gpu_or_simulated(4096, 512)), (on_gpu_or_simulated(2048, 400), 8, 8), (300, 264, 8), (1000, 1, 65)]
+    shapes += [tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, on_gpu_or_simulated(1200, 300))) for _ in range(3)) for _ in range(on_gpu_or_simulated(24, 4))]
     for m, n, k in shapes:
         print(m, n, k)
         a, b = randn(m, k, dtype=dtype), operand_b(k, n, transposed, dtype)
-        out = poison(torch.empty(m, n, device="cuda", dtype=dtype))
+        out = poison(torch.empty(m, n, device=DEVICE, dtype=dtype))
         assert gemm(a, b, transposed=transposed, out=out) is out
         check_gemm(a, b, transposed, out, "out=")
         check_gemm(a, b, transposed, gemm(a, b, transposed=transposed), "new")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("m, n, k", [(4096, 4096, 1024), (1536, 3000, 8192)])
+@pytest.mark.parametrize("m, n, k", on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)]))
 def test_gemm_of_many_tasks_a_block(m, n, k, transposed, rng):
     a, b = randn(m, k, dtype=torch.bfloat16), operand_b(k, n, transposed, torch.bfloat16)
     check_gemm(a, b, transposed, gemm(a, b, transposed=transposed))
@@ -76,7 +76,7 @@ def test_gemm_of_slices_writes_nothing_around_its_output(transposed, aligned, rn
             return randn(rows + 5, cols + 37 + 24 - (cols + 37) % 8, dtype=dtype)[2 : 2 + rows, start : start + cols]
 
         a, b = inside(m, k), inside(*((n, k) if transposed else (k, n)))
-        around = poison(torch.empty(m + 2 * MARGIN, n + 2 * MARGIN + 8 - n % 8, device="cuda", dtype=dtype))
+        around = poison(torch.empty(m + 2 * MARGIN, n + 2 * MARGIN + 8 - n % 8, device=DEVICE, dtype=dtype))
         out = around[MARGIN : MARGIN + m, start : start + n]
         gemm(a, b, transposed=transposed, out=out)
         check_gemm(a, b, transposed, out)
@@ -86,14 +86,14 @@ def test_gemm_of_slices_writes_nothing_around_its_output(transposed, aligned, rn
 
 def test_gemm_of_columns_first_operands(rng):
     a, b = randn(96, 200, dtype=torch.bfloat16).T, randn(160, 96, dtype=torch.bfloat16).T
-    out = poison(torch.empty(160, 200, device="cuda", dtype=torch.bfloat16)).T
+    out = poison(torch.empty(160, 200, device=DEVICE, dtype=torch.bfloat16)).T
     gemm(a, b, out=out)
     check_gemm(a, b, False, out)
 
 
 def test_gemm_of_nothing(rng):
     a, b = randn(8, 0, dtype=torch.bfloat16), randn(0, 16, dtype=torch.bfloat16)
-    out = poison(torch.empty(8, 16, device="cuda", dtype=torch.bfloat16))
+    out = poison(torch.empty(8, 16, device=DEVICE, dtype=torch.bfloat16))
     assert (gemm(a, b, out=out) == 0).all() and (gemm(a, b) == 0).all()
     assert gemm(randn(0, 8, dtype=torch.bfloat16), randn(8, 16, dtype=torch.bfloat16)).shape == (0, 16)
 
@@ -113,17 +113,17 @@ def check_attention(q, k, v, out, scale=None, what=""):
 
 
 HEADS = [(1, 1), (4, 2), (6, 3), (8, 1)]
-EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 256, 257, 1000]
+EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 256, 257, on_gpu_or_simulated(1000, 300)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 80, 96, 128])
 def test_attention_of_random_shapes(width, dtype, rng):
     shapes = [(1, 1, 1, 1, 1), (2, 2, 1, 128, 128), (1, 4, 4, 1, 300), (1, 2, 2, 300, 1)]
-    for _ in range(14):
+    for _ in range(on_gpu_or_simulated(14, 2)):
         heads, kv_heads = HEADS[rng.integers(len(HEADS))]
-        queries, keys = (int(rng.choice(EDGES)) if rng.random() < 0.6 else int(rng.integers(1, 700)) for _ in range(2))
-        shapes.append((int(rng.integers(1, 4)), heads, kv_heads, queries, keys))
+        queries, keys = (int(rng.choice(EDGES)) if rng.random() < 0.6 else int(rng.integers(1, on_gpu_or_simulated(700, 300))) for _ in range(2))
+        shapes.append((int(rng.integers(1, on_gpu_or_simulated(4, 2))), heads, kv_heads, queries, keys))
     for batch, heads, kv_heads, queries, keys in shapes:
         print(batch, heads, kv_heads, queries, keys)
         q = randn(batch, heads, queries, width, dtype=dtype)
@@ -154,7 +154,7 @@ def test_attention_of_permuted_tensors_writes_nothing_around_its_output(width, r
         q = randn(batch, queries, heads, width, dtype=dtype).transpose(1, 2)
         kv = randn(batch, keys, 2, kv_heads, width + 16, dtype=dtype)[..., 8 : 8 + width]  # K and V packed, in wider rows
         k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-        around = poison(torch.empty(batch, queries + 4, heads, width + 16, device="cuda", dtype=dtype))
+        around = poison(torch.empty(batch, queries + 4, heads, width + 16, device=DEVICE, dtype=dtype))
         out = around[:, 2:-2, :, 8 : 8 + width].transpose(1, 2)
         attention(q, k, v, out=out)
         check_attention(q, k, v, out)
@@ -165,7 +165,7 @@ def test_attention_of_permuted_tensors_writes_nothing_around_its_output(width, r
 def test_attention_of_strides_that_tma_cannot_take(rng):
     wide = randn(2, 2, 70, 67, dtype=torch.float16)
     q, k, v = wide[..., :64], wide[..., 3:], randn(2, 2, 64, 70, dtype=torch.float16).transpose(2, 3)
-    out = poison(torch.empty(2, 2, 70, 65, device="cuda", dtype=torch.float16))[..., 1:]
+    out = poison(torch.empty(2, 2, 70, 65, device=DEVICE, dtype=torch.float16))[..., 1:]
     attention(q, k, v, out=out)
     check_attention(q, k, v, out)
 
@@ -189,10 +189,11 @@ def test_attention_without_keys(rng):
 def problems():
     """(function of `out`, its inputs, an output) for both kernels, of several tasks a block."""
     dtype = torch.bfloat16
-    a, b = randn(2000, 520, dtype=dtype), randn(520, 3000, dtype=dtype)
-    q, k, v = (randn(4, 16, 700, 128, dtype=dtype) for _ in range(3))
+    m, n, heads = on_gpu_or_simulated((2000, 3000, 16), (300, 600, 2))
+    a, b = randn(m, 520, dtype=dtype), randn(520, n, dtype=dtype)
+    q, k, v = (randn(4, heads, 700, 128, dtype=dtype) for _ in range(3))
     return {
-        "gemm": (lambda out: gemm(a, b, out=out), (a, b), torch.empty(2000, 3000, device="cuda", dtype=dtype)),
+        "gemm": (lambda out: gemm(a, b, out=out), (a, b), torch.empty(m, n, device=DEVICE, dtype=dtype)),
         "attention": (lambda out: attention(q, k, v, out=out), (q, k, v), torch.empty_like(q)),
     }
 
@@ -202,10 +203,11 @@ def test_runs_are_bitwise_equal(name, rng):
     run, _, out = problems()[name]
     first = run(poison(out)).clone()
     assert not torch.isnan(first).any()
-    for repeat in range(20):
+    for repeat in range(on_gpu_or_simulated(20, 1)):
         assert torch.equal(run(poison(out)), first), f"run {repeat} differs"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gemm", "attention"])
 def test_cuda_graph_sees_new_inputs(name, rng):
     run, inputs, out = problems()[name]
@@ -223,12 +225,13 @@ def test_cuda_graph_sees_new_inputs(name, rng):
         assert torch.equal(out, expected)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gemm", "attention"])
 def test_two_streams_do_not_disturb_each_other(name, rng):
     both = [problems()[name] for _ in range(2)]
     expected = [run(torch.empty_like(out)).clone() for run, _, out in both]
     streams = [torch.cuda.Stream() for _ in both]
-    torch.cuda.synchronize()
+    synchronize()
     for repeat in range(20):
         for stream, (run, _, out) in zip(streams, both):
             with torch.cuda.stream(stream):

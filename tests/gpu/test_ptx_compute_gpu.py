@@ -16,9 +16,9 @@ from tritonkittens.inline_ptx import convert, extern, memory, timing, tma, wgmma
 from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx._asm import is_explicit
 
-from ..util import poison, relative_error
+from ..util import DEVICE, poison, relative_error, synchronize
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 
 
 @pytest.fixture(autouse=True)
@@ -191,11 +191,11 @@ def operand(kind, rows, columns):
     torch_type, _ = TYPES[kind]
     if kind in ("s8", "u8"):
         low, high = (-128, 128) if kind == "s8" else (0, 256)
-        tensor = torch.randint(low, high, (rows, columns), device="cuda").to(torch_type)
+        tensor = torch.randint(low, high, (rows, columns), device=DEVICE).to(torch_type)
     elif kind == "tf32":
-        tensor = (torch.randn(rows, columns, device="cuda").view(torch.int32) & ~0x1FFF).view(torch.float32)
+        tensor = (torch.randn(rows, columns, device=DEVICE).view(torch.int32) & ~0x1FFF).view(torch.float32)
     else:
-        tensor = torch.randn(rows, columns, device="cuda").to(torch_type)
+        tensor = torch.randn(rows, columns, device=DEVICE).to(torch_type)
     return tensor, tensor.double()
 
 
@@ -221,9 +221,9 @@ def matmul(
         a, wide_a = operand(kind_a, 64, k)
         b, wide_b = operand(kind_b, nb, k)
         start = (
-            torch.randint(-1000, 1000, (64, n), device="cuda").to(torch.int32)
+            torch.randint(-1000, 1000, (64, n), device=DEVICE).to(torch.int32)
             if kind_c == "s32"
-            else (torch.randn(64, n, device="cuda").to(TYPES[kind_c][0]))
+            else (torch.randn(64, n, device=DEVICE).to(TYPES[kind_c][0]))
         )
         inputs = a, wide_a, b, wide_b, start
     a, wide_a, b, wide_b, start = inputs
@@ -250,7 +250,7 @@ def matmul(
         sign,
         saturate,
     )
-    torch.cuda.synchronize()
+    synchronize()
     return out, sign * wide_a @ wide_b[:n].t() + start.double(), inputs
 
 
@@ -316,8 +316,8 @@ def test_wgmma_negates(rng):
 
 @pytest.mark.parametrize("saturate", [False, True])
 def test_wgmma_integer_overflow(saturate, rng):
-    a, b = torch.full((64, 64), 127, dtype=torch.int8, device="cuda"), torch.full((16, 64), 127, dtype=torch.int8, device="cuda")
-    start = torch.full((64, 8), 2**31 - 1000, dtype=torch.int32, device="cuda")
+    a, b = torch.full((64, 64), 127, dtype=torch.int8, device=DEVICE), torch.full((16, 64), 127, dtype=torch.int8, device=DEVICE)
+    start = torch.full((64, 8), 2**31 - 1000, dtype=torch.int32, device=DEVICE)
     out, reference, _ = matmul("s8", "s8", "s32", 8, 64, 64, 64, saturate=saturate, inputs=(a, a.double(), b, b.double(), start))
     expected = reference.clamp(max=2**31 - 1) if saturate else reference - 2.0**32
     assert torch.equal(out.double(), expected)
@@ -346,7 +346,7 @@ def scale_d_kernel(A, B, C, SCALE):
 def test_wgmma_scale_d_at_run_time(rng):
     (a, wide_a), (b, wide_b) = operand("bf16", 64, 64), operand("bf16", 64, 64)
     for scale in (0, 1):
-        out = poison(torch.empty(2, 64, 64, device="cuda"))
+        out = poison(torch.empty(2, 64, 64, device=DEVICE))
         launch(scale_d_kernel, a, b, out, scale)
         for result in out:
             assert relative_error(result, wide_a @ wide_b.t() + 1000.0 * scale) < 1e-5
@@ -431,7 +431,7 @@ HOPPER = [(name, kind) for name, table in ptx_math.INSTRUCTIONS.items() for kind
 def test_math(name, kind, explicit, rng):
     dtype = FLOATS[kind]
     for n in (1024, 128, 32):  # also fewer elements than threads, and an odd one a thread for the packed forms
-        x, y, z = (torch.randn(n, device="cuda").to(dtype) for _ in range(3))
+        x, y, z = (torch.randn(n, device=DEVICE).to(dtype) for _ in range(3))
         if name in ("lg2", "rcp", "rsqrt", "sqrt"):
             x = x.abs() + 0.01
         out = poison(torch.empty_like(x))
@@ -481,7 +481,7 @@ def nearest(x, bits, away):
 
 
 def run_convert(x, dtype, name, rounding, relu, explicit):
-    out = poison(torch.empty(x.shape, dtype=dtype, device="cuda"))
+    out = poison(torch.empty(x.shape, dtype=dtype, device=DEVICE))
     launch(convert_kernel, x, out, x.numel(), name, rounding, relu, explicit=explicit)
     return out
 
@@ -494,7 +494,7 @@ def run_convert(x, dtype, name, rounding, relu, explicit):
     + [(name, rounding, relu) for name in ("bf16", "f16", "tf32") for rounding in ("rn", "rz") for relu in (False, True)],
 )
 def test_convert_from_f32(name, rounding, relu, n, explicit, rng):
-    x = torch.randn(n, device="cuda")
+    x = torch.randn(n, device=DEVICE)
     x[: n // 2] = nearest(x[: n // 2], 11 if name != "bf16" else 8, True)  # half of them are ties, or representable
     bits = {"bf16": 7, "f16": 10, "tf32": 10}[name]
     expected = toward_zero(x, bits) if rounding == "rz" else nearest(x, bits, rounding == "rna")
@@ -515,14 +515,14 @@ def test_convert_from_f32(name, rounding, relu, n, explicit, rng):
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_convert_fp8(name, source, relu, n, explicit, rng):
     dtype, largest = (torch.float8_e4m3fn, 448.0) if name == "e4m3" else (torch.float8_e5m2, 57344.0)
-    x = (torch.randn(n, device="cuda") * largest / 3).to(source).clamp(-65000, 65000)
+    x = (torch.randn(n, device=DEVICE) * largest / 3).to(source).clamp(-65000, 65000)
     x[:2] = torch.tensor([65000.0, -65000.0], dtype=source)
     out = run_convert(x, dtype, name, "rn", relu, explicit)
     expected = x.float().clamp(-largest, largest).clamp(min=0 if relu else -largest).to(dtype)
     assert torch.equal(out.float(), expected.float())
     back = run_convert(out, torch.float16, "from " + name, "rn", False, explicit)
     assert torch.equal(back.float(), expected.float())
-    every = torch.arange(256, device="cuda").to(torch.uint8).view(dtype)
+    every = torch.arange(256, device=DEVICE).to(torch.uint8).view(dtype)
     back = run_convert(every, torch.float16, "from " + name, "rn", True, explicit).float()
     reference = every.float()
     torch.testing.assert_close(back, torch.where(reference < 0, 0.0, reference), rtol=0, atol=0, equal_nan=True)
@@ -564,8 +564,8 @@ def copy_kernel(X, Y, M, VEC: tl.constexpr, HOW: tl.constexpr):
     "dtype, vec", [(torch.float32, 1), (torch.float32, 2), (torch.float32, 4), (torch.int32, 4), (torch.int64, 1), (torch.float64, 2)]
 )
 def test_vector_copy(dtype, vec, how, explicit, rng):
-    x = torch.randint(-(2**31), 2**31 - 1, (256, vec), device="cuda").to(dtype)
-    mask = torch.randint(0, 2, (256,), device="cuda", dtype=torch.int32)
+    x = torch.randint(-(2**31), 2**31 - 1, (256, vec), device=DEVICE).to(dtype)
+    mask = torch.randint(0, 2, (256,), device=DEVICE, dtype=torch.int32)
     out = poison(torch.empty_like(x))
     untouched = out.clone()
     launch(copy_kernel, x, out, mask, vec, how, explicit=explicit)
@@ -593,16 +593,16 @@ def red_kernel(OUT, WIDE, PACKED, COUNTS, X):
 @both
 def test_red(explicit, rng):
     programs = 6
-    x = torch.randint(-8, 9, (512,), device="cuda").float()  # integers: the order of additions does not matter
-    out, wide = torch.full((512,), 0.5, device="cuda"), torch.zeros(8, 4, device="cuda")
-    packed, counts = torch.zeros(1024, device="cuda", dtype=torch.bfloat16), torch.zeros(4, device="cuda", dtype=torch.int32)
+    x = torch.randint(-8, 9, (512,), device=DEVICE).float()  # integers: the order of additions does not matter
+    out, wide = torch.full((512,), 0.5, device=DEVICE), torch.zeros(8, 4, device=DEVICE)
+    packed, counts = torch.zeros(1024, device=DEVICE, dtype=torch.bfloat16), torch.zeros(4, device=DEVICE, dtype=torch.int32)
     launch(red_kernel, out, wide, packed.view(torch.int32), counts, x, explicit=explicit, grid=(programs,))
     assert counts.tolist() == [128 * programs, 4 * programs, programs, programs]
-    factors = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda")
+    factors = torch.tensor([1.0, 2.0, 3.0, 4.0], device=DEVICE)
     if explicit:
         assert torch.equal(out, 0.5 + programs * x)
         assert torch.equal(wide, programs * x.view(64, 8).sum(0)[:, None] * factors)
-        assert torch.equal(packed.float(), torch.full((1024,), float(programs), device="cuda"))
+        assert torch.equal(packed.float(), torch.full((1024,), float(programs), device=DEVICE))
     else:
         assert torch.equal(wide[0], programs * factors)
 
@@ -631,11 +631,11 @@ def flag_kernel(DATA, FLAG, OUT, TURNS):
 
 @both
 def test_flags(explicit, rng):
-    data, flag = poison(torch.empty(512, dtype=torch.int32, device="cuda")), torch.zeros(1, dtype=torch.int32, device="cuda")
+    data, flag = poison(torch.empty(512, dtype=torch.int32, device=DEVICE)), torch.zeros(1, dtype=torch.int32, device=DEVICE)
     out = poison(torch.empty_like(data))
     launch(flag_kernel, data, flag, out, 1_000_000, explicit=explicit, grid=(2,))
     assert flag.item() == 1
-    assert torch.equal(out, torch.arange(512, device="cuda", dtype=torch.int32) + 7)
+    assert torch.equal(out, torch.arange(512, device=DEVICE, dtype=torch.int32) + 7)
 
 
 # --- timing and extern --------------------------------------------------------------------------------------------------------------
@@ -659,9 +659,9 @@ def timing_kernel(TIMES, LANES, WARPS, SMS):
 
 @both
 def test_timing(explicit, rng):
-    times = poison(torch.empty(3, dtype=torch.int64, device="cuda"))
-    lanes, warps = (poison(torch.empty(128, dtype=torch.int32, device="cuda")) for _ in range(2))
-    sms = poison(torch.empty(64, dtype=torch.int32, device="cuda"))
+    times = poison(torch.empty(3, dtype=torch.int64, device=DEVICE))
+    lanes, warps = (poison(torch.empty(128, dtype=torch.int32, device=DEVICE)) for _ in range(2))
+    sms = poison(torch.empty(64, dtype=torch.int32, device=DEVICE))
     launch(timing_kernel, times, lanes, warps, sms, explicit=explicit, grid=(64,))
     launch(timing_kernel, times, lanes, warps, torch.empty_like(sms), explicit=explicit, grid=(1,))  # %warpid is a physical slot: one block's are distinct
     cycles, cycles64, nanoseconds = times.tolist()
@@ -670,8 +670,8 @@ def test_timing(explicit, rng):
     assert sorted(set(lanes.tolist())) == list(range(32)) and len(set(warps.tolist())) == 4
     if explicit:
         assert lanes.tolist() == list(range(32)) * 4
-    properties = torch.cuda.get_device_properties(0)
-    assert all(0 <= sm < properties.multi_processor_count for sm in sms.tolist()) and len(set(sms.tolist())) > 1
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if DEVICE == "cuda" else 132
+    assert all(0 <= sm < multiprocessors for sm in sms.tolist()) and len(set(sms.tolist())) > 1
 
 
 @triton.jit
@@ -692,8 +692,8 @@ def extern_kernel(STAMPS, SMS, TRIES):
 
 @both
 def test_extern(explicit, rng):
-    stamps, sms = poison(torch.empty(64, dtype=torch.int64, device="cuda")), poison(torch.empty(64, dtype=torch.int32, device="cuda"))
-    tries = poison(torch.empty(3, dtype=torch.int32, device="cuda"))
+    stamps, sms = poison(torch.empty(64, dtype=torch.int64, device=DEVICE)), poison(torch.empty(64, dtype=torch.int32, device=DEVICE))
+    tries = poison(torch.empty(3, dtype=torch.int32, device=DEVICE))
     launch(extern_kernel, stamps, sms, tries, explicit=explicit, grid=(64,), **extern.link_options())
     assert torch.equal((stamps & 0xFFFF).int(), sms)
     moments = (stamps >> 16) & (2**48 - 1)

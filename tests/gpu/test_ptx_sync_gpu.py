@@ -14,11 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as gluon_mbarrier
 
-from tests.util import poison
+from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens.inline_ptx import barrier, cluster, elect, mbarrier, pdl, registers, shared, tensormap, tma
 from tritonkittens.inline_ptx._asm import asm, issued
+from tritonkittens.sim.report import SimulationError
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 THREADS = tl.constexpr(128)
 
 
@@ -28,11 +29,11 @@ def explicit(kernel):
 
 
 def words(*shape):
-    return poison(torch.empty(*shape, dtype=torch.int32, device="cuda"))
+    return poison(torch.empty(*shape, dtype=torch.int32, device=DEVICE))
 
 
 def random_words(rng, *shape, low=-(1 << 31), high=1 << 31):
-    return torch.from_numpy(rng.integers(low, high, shape).astype(np.int32)).cuda()
+    return torch.from_numpy(rng.integers(low, high, shape).astype(np.int32)).to(DEVICE)
 
 
 # One value a thread: assembly results differ between threads, whatever the compiler thinks of scalars.
@@ -141,7 +142,7 @@ def test_reductions_over_a_barrier(rng, chosen):
     votes = torch.zeros(128, dtype=torch.int32)
     votes[torch.from_numpy(rng.permutation(128)[:chosen].copy())] = 5
     out = words(3, 128)
-    votes_kernel[(1,)](votes.cuda(), out, num_warps=4)
+    votes_kernel[(1,)](votes.to(DEVICE), out, num_warps=4)
     assert (out.cpu() == torch.tensor([[chosen], [int(chosen == 128)], [int(chosen > 0)]])).all()
 
 
@@ -194,7 +195,7 @@ def message_kernel(source, data, flag, out, SEMANTICS: tl.constexpr):
 @pytest.mark.parametrize("semantics", ["acq_rel", "sc"])
 def test_fences_carry_a_message_between_ctas(rng, semantics):
     source, data, out = random_words(rng, 128), words(128), words(128)
-    message_kernel[(2,)](source, data, torch.zeros(1, dtype=torch.int32, device="cuda"), out, semantics, num_warps=4)
+    message_kernel[(2,)](source, data, torch.zeros(1, dtype=torch.int32, device=DEVICE), out, semantics, num_warps=4)
     assert torch.equal(out, source)
 
 
@@ -310,6 +311,13 @@ else:
 
 
 def test_wait_or_trap_traps_after_its_limit(pytestconfig):
+    if DEVICE == "cpu":
+        out = torch.zeros(1, dtype=torch.int32)
+        trap_kernel[(1,)](out, True, num_warps=4)
+        assert int(out) == 1
+        with pytest.raises(SimulationError, match="trap: kernel executed trap"):
+            trap_kernel[(1,)](out, False, num_warps=4)
+        return
     # a trap ends the CUDA context, so the process is thrown away
     run = subprocess.run([sys.executable, "-c", TRAP], cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=120)
     assert run.stdout.startswith("raised after"), run.stdout + run.stderr
@@ -320,7 +328,9 @@ def test_wait_or_trap_traps_after_its_limit(pytestconfig):
 
 
 def on_device(tensor_map):
-    return torch.frombuffer(bytearray(tensor_map), dtype=torch.uint8).cuda()
+    place = torch.zeros(256, dtype=torch.uint8, device=DEVICE)
+    place = place[-place.data_ptr() % 128 :][:128]  # a GPU's allocations lie on 128 bytes anyway
+    return place.copy_(torch.frombuffer(bytearray(tensor_map), dtype=torch.uint8))
 
 
 def encode(tensor, box, **options):
@@ -333,8 +343,8 @@ def padded(rng, dtype, shape):
     """A random tensor whose rows are padded to 16 bytes, the padding filled with a value that nobody may read."""
     itemsize = torch.empty(0, dtype=dtype).element_size()
     row = -(-shape[-1] * itemsize // 16) * 16 // itemsize
-    whole = torch.full((*shape[:-1], row + 16 // itemsize), 77, dtype=dtype, device="cuda")
-    values = torch.from_numpy(rng.integers(-60, 60, shape)).to(dtype).cuda()
+    whole = torch.full((*shape[:-1], row + 16 // itemsize), 77, dtype=dtype, device=DEVICE)
+    values = torch.from_numpy(rng.integers(-60, 60, shape)).to(dtype).to(DEVICE)
     whole[..., : shape[-1]] = values
     return whole[..., : shape[-1]]
 
@@ -396,7 +406,7 @@ def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
             3: [int(rng.integers(-tile, extent + 1)) for extent, tile in zip(shape, box)],
         }[place]
         corner[-1] = corner[-1] // 4 * 4  # the fastest coordinate must lie on 16 bytes
-        out = poison(torch.empty(box, device="cuda"))
+        out = poison(torch.empty(box, device=DEVICE))
         load_tensor_kernel[(1,)](map, out.view(torch.int32), tuple(corner[::-1]), out.nbytes, hint, num_warps=4)
         assert torch.equal(out, box_at(source, corner, box)), (rank, corner)
 
@@ -407,7 +417,7 @@ def test_load_tensor_of_every_type(rng, dtype):
         padded(rng, dtype, (50, 200)) if dtype != torch.uint8 else padded(rng, torch.int32, (50, 200)).to(torch.uint8)[:, :192].contiguous()
     )
     box = (16, 128 // source.element_size())
-    out = poison(torch.empty(box, dtype=dtype, device="cuda"))
+    out = poison(torch.empty(box, dtype=dtype, device=DEVICE))
     corner = (41, source.shape[1] - box[1] // 2)
     load_tensor_kernel[(1,)](on_device(encode(source, box)), out.view(torch.int32), corner[::-1], out.nbytes, None, num_warps=4)
     assert torch.equal(out, box_at(source, corner, box))
@@ -415,7 +425,7 @@ def test_load_tensor_of_every_type(rng, dtype):
 
 def test_load_tensor_fills_with_nan(rng):
     source = padded(rng, torch.float32, (40, 40))
-    out = torch.zeros(32, 32, device="cuda")
+    out = torch.zeros(32, 32, device=DEVICE)
     load_tensor_kernel[(1,)](
         on_device(encode(source, (32, 32), fill="nan")), out.view(torch.int32), (20, 30), out.nbytes, None, num_warps=4
     )
@@ -427,7 +437,7 @@ def test_load_tensor_fills_with_nan(rng):
 def test_load_tensor_swizzles(rng, swizzle):
     columns = swizzle // 4
     source = padded(rng, torch.float32, (64, columns))
-    out = poison(torch.empty(64, columns, device="cuda"))
+    out = poison(torch.empty(64, columns, device=DEVICE))
     load_tensor_kernel[(1,)](
         on_device(encode(source, (64, columns), swizzle=swizzle)), out.view(torch.int32), (0, 0), out.nbytes, None, num_warps=4
     )
@@ -480,11 +490,13 @@ def scatter(target, tile, corner, combine=lambda old, new: new):
 @pytest.mark.parametrize("rank", range(1, 6))
 def test_store_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     shape, box = BOXES[rank]
+    shape = (*shape[:-1], on_gpu_or_simulated(shape[-1], shape[-1] // 4 * 4))  # the simulator reports a store that writes past the end of a row
     for _ in range(3):
         target = padded(rng, torch.float32, shape)
-        tile = torch.from_numpy(rng.standard_normal(box, dtype=np.float32)).cuda()
+        tile = torch.from_numpy(rng.standard_normal(box, dtype=np.float32)).to(DEVICE)
         corner = [int(rng.integers(0, extent)) for extent in shape]  # a store starts inside: a negative coordinate is an illegal instruction
         corner[-1] = corner[-1] // 4 * 4  # the fastest coordinate must lie on 16 bytes
+        assert target._base is not None
         whole = target._base.clone()
         expected = scatter(target.clone(), tile, corner)
         store_tensor_kernel[(1,)](
@@ -582,7 +594,7 @@ KINDS = {
 @pytest.mark.parametrize("operation, kind", [(operation, kind) for operation, kinds in tma.BULK_REDUCTIONS.items() for kind in kinds])
 def test_reduce_bulk(rng, operation, kind):
     low = 0 if kind.startswith("u") else -60
-    source, target = (torch.from_numpy(rng.integers(low, 60, 1024)).to(KINDS[kind]).cuda() for _ in range(2))
+    source, target = (torch.from_numpy(rng.integers(low, 60, 1024)).to(KINDS[kind]).to(DEVICE) for _ in range(2))
     expected = REDUCTIONS[operation](target, source).to(target.dtype)
     bulk_kernel[(1,)](source, target, source.nbytes, operation, kind, "evict_normal" if operation == "add" else None, num_warps=4)
     assert torch.equal(target, expected)
@@ -611,8 +623,8 @@ def replace_kernel(map, address, rows, out):
 
 
 def test_tensormap_replace_points_to_another_tensor(rng):
-    old, new = torch.full((64, 64), -1.0, device="cuda"), torch.from_numpy(rng.standard_normal((40, 128), dtype=np.float32)).cuda()
-    out = poison(torch.empty(32, 32, device="cuda"))
+    old, new = torch.full((64, 64), -1.0, device=DEVICE), torch.from_numpy(rng.standard_normal((40, 128), dtype=np.float32)).to(DEVICE)
+    out = poison(torch.empty(32, 32, device=DEVICE))
     replace_kernel[(1,)](on_device(encode(old, (32, 32))), new.data_ptr(), 30, out.view(torch.int32), num_warps=4)
     assert torch.equal(out, box_at(new[:30, :64], (5, 16), (32, 32)))
 
@@ -645,7 +657,7 @@ def descriptor_kernel(map, out, corner, ROWS: tl.constexpr, COLUMNS: tl.constexp
 def test_the_shims_take_gluon_descriptors(rng, swizzle):
     columns = swizzle // 4
     source = padded(rng, torch.float32, (80, 100))
-    out = poison(torch.empty(64, columns, device="cuda"))
+    out = poison(torch.empty(64, columns, device=DEVICE))
     descriptor_kernel[(1,)](on_device(encode(source, (32, columns), swizzle=swizzle)), out, (88, 30), 32, columns, swizzle, num_warps=4)
     assert torch.equal(out, box_at(source, (30, 88), (64, columns)))
 
@@ -702,7 +714,7 @@ def neighbour_kernel(source, out, RELAXED: gl.constexpr):
 
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_mapa_and_ld_read_the_neighbours_memory(rng, relaxed):
-    source = torch.from_numpy(rng.standard_normal((2, 128), dtype=np.float32)).cuda()
+    source = torch.from_numpy(rng.standard_normal((2, 128), dtype=np.float32)).to(DEVICE)
     out = words(3, 2, 128)
     neighbour_kernel[(1,)](source.view(torch.int32), out, relaxed, num_warps=4, num_ctas=2)
     expected = torch.roll(source.flip(0), -3, 1).view(torch.int32)
@@ -887,7 +899,7 @@ def registers_kernel(out):
 
 
 def test_setmaxnreg_waits_for_the_pool():
-    waited = torch.full((2,), -1, dtype=torch.int64, device="cuda")
+    waited = torch.full((2,), -1, dtype=torch.int64, device=DEVICE)
     registers_kernel[(1,)](waited, num_warps=8, maxnreg=128)  # 256 threads of 128: inc takes 72 * 128 more
     assert int(waited[0]) > 1_000_000, "setmaxnreg.inc did not wait"
 
@@ -911,10 +923,10 @@ def second_kernel(data, out, times):
 
 def test_a_dependent_launch_starts_early_and_waits_for_the_data(rng):
     source, data, out = random_words(rng, 128), words(128), words(128)
-    times = torch.zeros(2, dtype=torch.int64, device="cuda")
+    times = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     for _ in range(2):  # the first round compiles
         poison(data), poison(out)
-        torch.cuda.synchronize()
+        synchronize()
         first_kernel[(1,)](source, data, times, num_warps=4, launch_pdl=True)
         second_kernel[(1,)](data, out, times, num_warps=4, launch_pdl=True)
         assert torch.equal(out, source)

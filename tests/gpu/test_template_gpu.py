@@ -9,9 +9,9 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.streaming import PipelinedStream, SparseStream, Stream, operands, reference
-from tests.util import poison
+from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("kernel_device")
 
 MARGIN = 16  # elements around the output that nothing may write to
 CUT = (5, 8)  # rows and columns of the last tiles that lie outside the output; TMA stores end at multiples of 16 bytes
@@ -65,7 +65,7 @@ def run(template, tensors, tasks, blocks, debug=True):
     """The output and the buffer around it, which starts as NaN."""
     x, e, s, lengths = tensors
     rows, cols = tasks * template.consumers * template.rows - CUT[0], template.cols - CUT[1]
-    around = poison(torch.empty(rows + 2 * MARGIN, template.cols + 2 * MARGIN, dtype=tk.to_torch(template.out), device="cuda"))
+    around = poison(torch.empty(rows + 2 * MARGIN, template.cols + 2 * MARGIN, dtype=tk.to_torch(template.out), device=DEVICE))
     y = around[MARGIN : MARGIN + rows, MARGIN : MARGIN + cols]
     template(x, e, s, y, lengths, tasks=tasks, blocks=blocks, debug=debug)
     return y, around
@@ -73,7 +73,7 @@ def run(template, tensors, tasks, blocks, debug=True):
 
 def check(template, tensors, expected, tasks, blocks, debug=True):
     y, around = run(template, tensors, tasks, blocks, debug)
-    torch.cuda.synchronize()
+    synchronize()
     wrong = (y.cpu() != expected[: y.shape[0], : y.shape[1]]).nonzero()
     lengths = tensors[3].tolist()
     where = {int(r) // (template.rows * template.consumers) for r in wrong[:, 0]}
@@ -88,17 +88,17 @@ def test_stream(case, rng):
     template = cls(**knobs)
     placed = template.placement(90)
     assert (placed.stages, placed.safe_stages) == placement, "the case no longer covers what it was chosen for"
-    tasks = 40
+    tasks = on_gpu_or_simulated(40, 12)
     lengths = [*LENGTHS, *rng.choice(LENGTHS, tasks - len(LENGTHS)).tolist()]
     rng.shuffle(lengths)
     print(f"lengths={lengths}")
-    tensors = operands(template, lengths, rng, "cuda")
+    tensors = operands(template, lengths, rng, DEVICE)
     expected = reference(template, *tensors)
     check(template, tensors, expected, tasks, None)  # as many blocks as the device holds: one task or none each
     check(template, tensors, expected, tasks, 3)
     check(template, tensors, expected, tasks, 1)
     first, _ = run(template, tensors, tasks, 7)
-    for repeat in range(20):
+    for repeat in range(on_gpu_or_simulated(20, 1)):
         again, _ = run(template, tensors, tasks, 7)
         assert torch.equal(again, first), f"run {repeat} differs"
 
@@ -110,7 +110,7 @@ def test_tasks_of_one_length(cls, length, rng):
     template = cls(consumers=2, extra=128, stages=4)
     assert template.placement(90).over_ring
     for tasks in (1, 9):
-        tensors = operands(template, [length] * tasks, rng, "cuda")
+        tensors = operands(template, [length] * tasks, rng, DEVICE)
         expected = reference(template, *tensors)
         check(template, tensors, expected, tasks, 2)
         check(template, tensors, expected, tasks, 2, debug=False)
@@ -120,9 +120,9 @@ def test_tasks_of_one_length(cls, length, rng):
 def test_runs_of_empty_tasks_that_store_nothing(knobs, rng):
     """Nothing but the phases keeps producer and consumers together there."""
     template = SparseStream(**knobs)
-    tasks = 600
+    tasks = on_gpu_or_simulated(600, 60)
     lengths = [int(rng.choice([1, 2, 5])) if rng.random() < 0.05 else 0 for _ in range(tasks)]
-    tensors = operands(template, lengths, rng, "cuda")
+    tensors = operands(template, lengths, rng, DEVICE)
     expected = reference(template, *tensors)[: tasks * template.consumers * template.rows - CUT[0], : -CUT[1]]
     stored = torch.tensor(lengths).repeat_interleave(template.consumers * template.rows)[: len(expected)] > 0
     for blocks in (1, 3):
@@ -133,20 +133,20 @@ def test_runs_of_empty_tasks_that_store_nothing(knobs, rng):
 
 def test_no_tasks(rng):
     template = Stream()
-    tensors = operands(template, [1], rng, "cuda")
-    y = poison(torch.empty(template.consumers * template.rows, template.cols, device="cuda"))
+    tensors = operands(template, [1], rng, DEVICE)
+    y = poison(torch.empty(template.consumers * template.rows, template.cols, device=DEVICE))
     template(*tensors[:3], y, tensors[3], tasks=0, blocks=5, debug=True)
     template(*tensors[:3], y, tensors[3], tasks=1, blocks=0, debug=True)
-    torch.cuda.synchronize()
+    synchronize()
     assert torch.isnan(y).all()
 
 
 def test_an_error_leaves_the_template_usable(rng):
     template = Stream(consumers=1)
-    x, e, s, lengths = operands(template, [2, 1], rng, "cuda")
+    x, e, s, lengths = operands(template, [2, 1], rng, DEVICE)
     expected = reference(template, x, e, s, lengths)
     check(template, (x, e, s, lengths), expected, 2, None)
-    y = torch.empty(2 * template.rows, template.cols, device="cuda")
+    y = torch.empty(2 * template.rows, template.cols, device=DEVICE)
     with pytest.raises(tk.TileError, match="element type"):
         template(x, e, s, y.bfloat16(), lengths, tasks=2)
     with pytest.raises(TypeError, match="4 tensors"):

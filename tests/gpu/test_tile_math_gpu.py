@@ -24,15 +24,16 @@ LAYOUTS = [
 ]
 
 
-def launch(rng, place, name, dtype, shape, layout="mma"):
+def launch(rng, place, name, dtype, shape, layout="mma", device="cuda"):
     shape = (shape[0], -(-shape[1] // 32) * 32) if dtype in FP8 else shape
-    args, want = inputs_of(rng, GROUPS[name], dtype, shape, device="cuda")
+    args, want = inputs_of(rng, GROUPS[name], dtype, shape, device=device)
     fn, tile = kernel_of(name, dtype), tk.rt(dtype, *shape, layout)
     if place == "plain":
         fn[(1,)](*arguments(args), tile, num_warps=4)
     else:
         tk.kernel(fn)[(1,)](*(tk.gl(v) if isinstance(v, torch.Tensor) else v for v in args), tile, debug=True)
-    torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
     check(name, dtype, args[3], want)
 
 

@@ -65,6 +65,9 @@ def encode(name: str, values, rounding: str = "rn", satfinite: bool = False, ran
     if name == "f32" and rounding == "rn" and not satfinite:
         with np.errstate(all="ignore"):
             return np.where(np.isnan(values), np.uint32(0x7FFFFFFF), values.astype(np.float32).view(np.uint32))
+    if name == "f16" and rounding == "rn" and not satfinite:
+        with np.errstate(all="ignore"):
+            return np.where(np.isnan(values), np.uint16(0x7FFF), values.astype(np.float16).view(np.uint16))
     if name == "f64":
         if rounding != "rn":
             raise ValueError(f"rounding {rounding} to f64 has no meaning here")
@@ -74,7 +77,7 @@ def encode(name: str, values, rounding: str = "rn", satfinite: bool = False, ran
     f = FORMATS[name]
     x = values.astype(np.float64)
     size = np.where(np.isfinite(x), np.abs(x), 1.0)
-    exponent = np.maximum(np.frexp(size)[1] - 1, 1 - f.bias)
+    exponent = np.where(size == 0, 1 - f.bias, np.maximum(np.frexp(size)[1] - 1, 1 - f.bias))
     scaled = np.ldexp(size, f.mantissa - exponent)
     whole = np.floor(scaled)
     rest = scaled - whole
@@ -118,14 +121,19 @@ def decode(name: str, bits) -> np.ndarray:
     bits = np.asarray(bits)
     if name == "f64":
         return np.ascontiguousarray(bits, np.uint64).view(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN that is widened
+        return _decode(name, bits)
+
+
+def _decode(name: str, bits: np.ndarray) -> np.ndarray:
     if name in ("f32", "tf32"):
-        words = bits.astype(np.uint32)
+        words: np.ndarray = bits.astype(np.uint32)
         return (words & np.uint32(0xFFFFE000) if name == "tf32" else words).view(np.float32).astype(np.float64)
     if name == "f16":
         return bits.astype(np.uint16).view(np.float16).astype(np.float64)
     if name == "bf16":
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    whole = bits.astype(np.int64)
+    whole: np.ndarray = bits.astype(np.int64)
     if name == "ue8m0":
         return np.where(whole == 255, np.nan, np.ldexp(1.0, np.minimum(whole, 254) - 127))
     f = FORMATS[name]

@@ -216,7 +216,7 @@ def _bar_warp(t: Machine, i: Instruction, mask):
 
 @meaning("activemask.b32")
 def _activemask(t: Machine, i: Instruction):
-    out = np.zeros(len(t.lane), np.uint32)
+    out: np.ndarray = np.zeros(len(t.lane), np.uint32)
     for warp in warps(t, i.active):
         out[warp] = np.bitwise_or.reduce(np.uint32(1) << t.lane[warp].astype(np.uint32))
     return out
@@ -239,7 +239,8 @@ def _vote(t: Machine, i: Instruction, p, mask):
 def _shfl(t: Machine, i: Instruction, a, b, c, mask):
     """`c`: bits 0-4 clamp, 8-12 the mask of the segment (PTX ISA "shfl.sync"). Out of the segment, a thread keeps its own value."""
     a = np.broadcast_to(unsigned(a, 32), i.active.shape)
-    lane, b, c = t.lane.astype(np.int64), signed(b, 32).astype(np.int64) & 31, signed(c, 32).astype(np.int64)
+    lane: np.ndarray = t.lane.astype(np.int64)
+    b, c = signed(b, 32).astype(np.int64) & 31, signed(c, 32).astype(np.int64)
     segment, clamp = c >> 8 & 31, c & 31
     last, first = (lane & segment) | (clamp & ~segment), lane & segment
     mode = i.fields["mode"] or ""
@@ -259,7 +260,7 @@ def _shfl(t: Machine, i: Instruction, a, b, c, mask):
 def elected(t: Machine, i: Instruction, mask) -> np.ndarray:
     """bool [T]: the lowest executing lane of each warp."""
     uniform(mask, i.active, "the mask of elect.sync")
-    out = np.zeros(len(i.active), bool)
+    out: np.ndarray = np.zeros(len(i.active), bool)
     for warp in warps(t, i.active):
         out[int(np.argmax(warp))] = True
     return out

@@ -96,8 +96,8 @@ class MBarrier(Protocol):
 class Machine(Protocol):
     """The threads of one role and what they reach. T is their number; addresses are arrays of unsigned integers.
 
-    Spaces: "shared" (32-bit addresses, the CTA's rank in the bits from 24 up; those below 2**24 of rank 0 mean rank 0's), "global" (64 bits), "generic" (64 bits,
-    either), "tensor" (lane << 16 | 32-bit column). `active` (bool [T]) names the threads that act; what lies in the others must be ignored.
+    Spaces: "shared" (32-bit addresses, the CTA's rank in the bits from 24 up), "global" (64 bits), "generic" (64 bits, either), "tensor" (lane << 16 | 32-bit
+    column). `active` (bool [T]) names the threads that act; what lies in the others must be ignored.
     """
 
     tid: np.ndarray  # int [T]: %tid.x
@@ -108,7 +108,7 @@ class Machine(Protocol):
         """A special register, "%cluster_ctarank", "%globaltimer", "%clock64", "%ctaid.x", "%smid", …: an int or an array [T]."""
 
     def static_shared(self, name: str, nbytes: int, align: int) -> int:
-        """The address of a `.shared` variable of the block that is being executed: the same at each execution of the same operation, its own for each operation."""
+        """The address of a `.shared` variable of the block that is being executed: one for each operation of the program, at every execution."""
 
     def load(self, space: str, addresses: Bits, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
         """uint8 [*addresses.shape, nbytes]; addresses have T as their first axis. `order`: "weak", "relaxed", "acquire", "volatile"."""
@@ -167,8 +167,8 @@ class Machine(Protocol):
         multicast: int | None = None,
         reduction: tuple[str, str] | None = None,
     ) -> None:
-        """cp.async.bulk of one thread, (space, address) to (space, address). With `barrier` (a shared address) it completes bytes there, else it belongs to the
-        thread's open bulk group. `multicast`: bit mask of CTAs. `reduction`: (operation, format), as in `atomic`, instead of overwriting."""
+        """cp.async.bulk of one thread, (space, address) to (space, address). With `barrier` (a shared address) it completes bytes there, else it belongs to
+        the thread's open bulk group. `multicast`: bit mask of CTAs. `reduction`: (operation, format), as in `atomic`, instead of overwriting."""
 
     def tensor_copy(
         self,
@@ -195,7 +195,7 @@ class Machine(Protocol):
         """tensormap.replace: `field` "global_address", "rank" (minus 1), "box_dim", "global_dim", "global_stride", "element_stride"."""
 
     def wgmma(self, product: Any) -> np.ndarray:
-        """Issue a `wgmma.Product` of one warpgroup and return the accumulator's new values; the operands in shared memory are read by `product.compute`."""
+        """Issue a `wgmma.Product` of one warpgroup and return the accumulator's new words [64, n]: `product.compute(read)`."""
 
     def wgmma_fence(self) -> None: ...
 
@@ -214,8 +214,8 @@ class Machine(Protocol):
         """tcgen05.wait::ld or ::st."""
 
     def tcgen05_issue(self, operation: Any, thread: int) -> None:
-        """Put a `tcgen05.Product`, `tcgen05.Copy` or `tcgen05.Shift` of one thread under way: asynchronous, in order with each other; `operation.run(read, write)`
-        does its work with `read(space, addresses, nbytes)` and `write(space, addresses, data)` of the machine (as `load`, `store`, without threads)."""
+        """Put a `tcgen05.Product` or `tcgen05.Copy` of one thread under way: asynchronous, in order with each other. `operation.run(read, write)` does its
+        work with `read(space, addresses, nbytes)` and `write(space, addresses, data)` of the machine (as `load` and `store`, without threads)."""
 
     def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
         """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are done."""
@@ -241,6 +241,7 @@ class Meaning:
     pattern: str
     function: Registered
     destinations: int
+    updates: bool
     expression: "re.Pattern[str]"
 
 
@@ -260,16 +261,17 @@ def _compile(pattern: str) -> "re.Pattern[str]":
     return re.compile(text)
 
 
-def meaning(*patterns: str, destinations: int = 1) -> Callable[[Registered], Registered]:
-    """Registers what the instructions of `patterns` do; `destinations`: how many leading operands they write.
+def meaning(*patterns: str, destinations: int = 1, updates: bool = False) -> Callable[[Registered], Registered]:
+    """Registers what the instructions of `patterns` do; `destinations`: how many leading operands they write;
+    `updates`: these are also read, and come first among the sources.
 
-    A pattern is a mnemonic whose dot-separated words may be fields: `{type}` any word, `{type:f32|f64}` one of these, with `?` behind it none or one, with `*` any
-    number of words. `i.fields` has what they matched.
+    A pattern is a mnemonic whose dot-separated words may be fields: `{type}` any word, `{type:f32|f64}` one of these, with `?` behind it none or one, with `*`
+    any number of words. `i.fields` has what they matched.
     """
 
     def register(function: Registered) -> Registered:
         for pattern in patterns:
-            _MEANINGS.setdefault(pattern.split(".")[0].split("{")[0], []).append(Meaning(pattern, function, destinations, _compile(pattern)))
+            _MEANINGS.setdefault(pattern.split(".")[0].split("{")[0], []).append(Meaning(pattern, function, destinations, updates, _compile(pattern)))
         return function
 
     return register

@@ -5,14 +5,12 @@ numbers.
 """
 
 import numpy as np
-import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning, uniform, warps
-from tritonkittens.inline_ptx._meaning import meaning
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
@@ -91,23 +89,6 @@ def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
     asm(fence_text(semantics, scope, arch()), "", [])
 
 
-@meaning("bar.sync", "bar.arrive", "barrier.sync", "barrier.arrive", outputs=0)
-def _named(t, i, number, threads=None):
-    yield from t.named_barrier(int(number[0]), t.count if threads is None else int(threads[0]), i.parts[1] == "sync")
-
-
-@meaning(r"bar\.red\.popc\.u32", r"bar\.red\.(and|or)\.pred")
-def _reduce(t, i, number, threads, vote):
-    votes = yield from t.named_vote(int(number[0]), int(threads[0]), vote.astype(bool))
-    result = {"popc": votes.sum(), "and": votes.all(), "or": votes.any()}[i.parts[2]]
-    return np.full(t.count, result, bool if i.type == "pred" else np.uint64)
-
-
-@meaning("bar.warp.sync", r"fence\.(acq_rel|sc)\.(cta|cluster|gpu|sys)", r"membar\.(cta|gl|sys)", outputs=0)
-def _in_order(t, i, *mask):
-    """Threads of a role are in lockstep, and ordinary memory is in order."""
-
-
 # --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
 
 
@@ -122,7 +103,8 @@ _HEAD = ("bar.{cta:cta}?", "barrier.{cta:cta}?")
 
 @meaning(*(f"{head}.{{verb:sync|arrive}}.{{aligned:aligned}}?" for head in _HEAD), destinations=0)
 def _sync_meaning(t: Machine, i: Instruction, number, threads=None):
-    wait = t.named_barrier(*_coming(t, i, number, threads), i.fields["verb"] == "arrive")
+    number, total, arriving = _coming(t, i, number, threads)
+    wait = t.named_barrier(number, total, arriving, i.fields["verb"] == "arrive")
     if wait is not None:
         yield wait
 

@@ -3,11 +3,13 @@
 `result` is 16 bytes of shared memory, 16-byte aligned; the answer arrives there asynchronously and counts 16 bytes on an mbarrier.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning
 
 RESULT_BYTES = 16
 
@@ -64,3 +66,28 @@ def first_ctaid(result, axis: tl.constexpr = 0):
     """
     require("clusterlaunchcontrol.query_cancel", 100)
     return asm(first_ctaid_text(axis), "=r,r", [result], tl.int32)
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+def encode_answer(first_ctaid: "tuple[int, int, int] | None") -> np.ndarray:
+    """uint8 [16]: the answer of a try_cancel as the simulator writes it (the hardware's format is not documented): x, y, z of the cancelled cluster's first CTA
+    and 1, or zeros."""
+    return np.array([*first_ctaid, 1] if first_ctaid is not None else [0] * 4, np.uint32).view(np.uint8)
+
+
+@meaning("clusterlaunchcontrol.try_cancel.async.{space:shared::cta}?.mbarrier::complete_tx::bytes.{multicast:multicast::cluster::all}?.b128", destinations=0)
+def _try_cancel(t: Machine, i: Instruction, results, barriers):
+    for result, bar in zip(lanes(results, i.active), lanes(barriers, i.active)):
+        t.clc_try_cancel(result, bar, i.fields["multicast"] is not None)
+
+
+@meaning("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128")
+def _is_canceled(t: Machine, i: Instruction, answer):
+    return answer[:, 1] >> np.uint64(32) != 0
+
+
+@meaning("clusterlaunchcontrol.query_cancel.{what:get_first_ctaid::x|get_first_ctaid::y|get_first_ctaid::z}.b32.b128")
+def _first_ctaid(t: Machine, i: Instruction, answer):
+    return np.ascontiguousarray(answer).view(np.uint32)[:, "xyz".index((i.fields["what"] or "")[-1])]

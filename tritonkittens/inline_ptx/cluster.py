@@ -4,11 +4,13 @@ A remote address is an i32 in the shared::cluster window: `mapa` makes it from a
 memory: end with `arrive` and `wait`.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, data_bytes, meaning, unsigned
 from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
 
 _AXES = ("x", "y", "z")
@@ -127,3 +129,34 @@ def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexp
     """
     require("st.async", 90)
     asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@meaning("barrier.cluster.arrive.{order:release|relaxed}?.{aligned:aligned}?", destinations=0)
+def _arrive_meaning(t: Machine, i: Instruction):
+    t.cluster_arrive(i.fields["order"] or "release", i.active)
+
+
+@meaning("barrier.cluster.wait.{order:acquire}?.{aligned:aligned}?", destinations=0)
+def _wait_meaning(t: Machine, i: Instruction):
+    wait = t.cluster_wait(i.active)
+    if wait is not None:
+        yield wait
+
+
+@meaning("mapa.shared::cluster.u32")
+def _mapa(t: Machine, i: Instruction, address, cta):
+    """The window of a CTA's shared memory starts at its rank << 24."""
+    return unsigned(address, 32) & np.uint32(0xFFFFFF) | unsigned(cta, 32) << np.uint32(24)
+
+
+@meaning("getctarank.shared::cluster.u32")
+def _getctarank(t: Machine, i: Instruction, address):
+    return unsigned(address, 32) >> np.uint32(24)
+
+
+@meaning("st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{type:b32|b64|u32|u64|s32|s64|f32|f64}", destinations=0)
+def _st_async(t: Machine, i: Instruction, addresses, value, barriers):
+    t.store_async(addresses, data_bytes(value, int((i.fields["type"] or "")[1:]), i.active), barriers, i.active)

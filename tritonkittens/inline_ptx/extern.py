@@ -58,3 +58,20 @@ def spin_try_wait(barrier, phase, limit):
 def time_and_place():
     """int64: %globaltimer (nanoseconds) modulo 2**48 in bits 16 to 63, and %smid in bits 0 to 15: one word for a timeline. PTX ISA 10."""
     return _time_and_place()
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+# What the functions of extern.ll do, as blocks with the same instructions: symbol -> (PTX, constraints: the result, then the arguments).
+PTX = {
+    "tritonkittens_spin_try_wait": (
+        "{ .reg .pred p; .reg .b32 n; mov.b32 n, 1; mov.b32 $0, -1; TRY: setp.gt.s32 p, n, $3; @p bra END; "
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @p mov.b32 $0, n; @p bra END; add.s32 n, n, 1; bra TRY; END: }",
+        "=r,r,r,r",
+    ),
+    "tritonkittens_time_and_place": (
+        "{ .reg .b64 time, place; .reg .b32 sm; mov.u64 time, %globaltimer; mov.u32 sm, %smid; shl.b64 time, time, 16; cvt.u64.u32 place, sm; "
+        "or.b64 $0, time, place; }",
+        "=l",
+    ),
+}

@@ -5,11 +5,13 @@ arrivals and all expected bytes have come; `phase` is the parity of the phase th
 `issuer` names the threads that execute: see `_asm.issued`. The compiler knows nothing of these operations and adds no barrier around them.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, MBarrier, NoMeaning, lanes, meaning
 
 MAX_COUNT = (1 << 20) - 1
 _SCOPES = ("cta", "cluster")
@@ -191,3 +193,89 @@ def fence_init():
     """
     require("fence.mbarrier_init", 90)
     asm("fence.mbarrier_init.release.cluster;", "", [])
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+TIME_LIMIT_NS = 10_000_000  # of a try_wait without a hint: the hardware's own limit, which the PTX ISA leaves open
+
+
+def _together(t: Machine, i: Instruction, addresses, values=0):
+    """(barrier, number of threads, sum of their values) for each barrier that the active threads name."""
+    totals: dict[int, list[int]] = {}
+    for address, value in zip(lanes(addresses, i.active), lanes(values, i.active)):
+        total = totals.setdefault(address, [0, 0])
+        total[0] += 1
+        total[1] += value
+    for address, (threads, total_of_values) in totals.items():
+        yield t.barrier(address), threads, total_of_values
+
+
+_SPACE = "{space:shared|shared::cta|shared::cluster}?"
+_ORDER = "{order:release|relaxed}?.{scope:cta|cluster}?"
+
+
+def _remote(i: Instruction) -> bool:
+    return i.fields["space"] == "shared::cluster"
+
+
+@meaning(f"mbarrier.init.{_SPACE}.b64", destinations=0)
+def _init(t: Machine, i: Instruction, addresses, count):
+    for address, threads in zip(lanes(addresses, i.active), lanes(count, i.active)):
+        t.barrier(address).init(threads)
+
+
+@meaning(f"mbarrier.inval.{_SPACE}.b64", destinations=0)
+def _inval(t: Machine, i: Instruction, addresses):
+    for address in lanes(addresses, i.active):
+        t.barrier(address).invalidate()
+
+
+def _no_state(i: Instruction):
+    if i.destination_bits != (0,):
+        raise NoMeaning("an arrival that returns the phase's state: write _ and wait for the parity")
+
+
+@meaning(f"mbarrier.arrive.{_ORDER}.{_SPACE}.b64")
+def _arrive(t: Machine, i: Instruction, addresses, count=1):
+    _no_state(i)
+    for barrier, _, arrivals in _together(t, i, addresses, count):
+        barrier.arrive(arrivals, _remote(i))
+
+
+@meaning(f"mbarrier.arrive.expect_tx.{_ORDER}.{_SPACE}.b64")
+def _arrive_expect_tx(t: Machine, i: Instruction, addresses, nbytes):
+    _no_state(i)
+    for barrier, threads, total in _together(t, i, addresses, nbytes):
+        barrier.expect(total)
+        barrier.arrive(threads, _remote(i))
+
+
+@meaning(f"mbarrier.expect_tx.{_ORDER}.{_SPACE}.b64", destinations=0)
+def _expect_tx(t: Machine, i: Instruction, addresses, nbytes):
+    for barrier, _, total in _together(t, i, addresses, nbytes):
+        barrier.expect(total)
+
+
+@meaning(f"mbarrier.complete_tx.{_ORDER}.{_SPACE}.b64", destinations=0)
+def _complete_tx(t: Machine, i: Instruction, addresses, nbytes):
+    for barrier, _, total in _together(t, i, addresses, nbytes):
+        barrier.complete(total)
+
+
+@meaning(f"mbarrier.{{kind:test_wait|try_wait}}.parity.{{order:acquire|relaxed}}?.{{scope:cta|cluster}}?.{_SPACE}.b64")
+def _wait_meaning(t: Machine, i: Instruction, addresses, parity, hint_ns=0):
+    """A try_wait sleeps until the phase completes or its time is over. In a loop that does nothing else the time makes no difference: it is left out, and a
+    phase that never completes is then a deadlock that the machine sees. So it is for test_wait in such a loop; elsewhere it answers at once.
+    """
+    done = np.zeros(i.active.shape, bool)
+    pairs = list(zip(i.threads, lanes(addresses, i.active), lanes(parity, i.active)))
+    for address, phase in dict.fromkeys((address, phase) for _, address, phase in pairs):
+        barrier: MBarrier = t.barrier(address)
+        if i.spins or i.fields["kind"] == "try_wait":
+            wait = barrier.wait(phase, None if i.spins else max(lanes(hint_ns, i.active)) or TIME_LIMIT_NS)
+            if wait is not None:
+                yield wait
+        done[[thread for thread, at, of in pairs if (at, of) == (address, phase)]] = barrier.completed(phase)
+    return done

@@ -6,11 +6,13 @@ consecutive words in one instruction: vec=4 turns a tile of pointers into a tupl
 of its size in bytes. Every thread that holds an element executes the instruction for it, and a tile may be held by several threads.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.experimental.gluon.language._semantic import GluonSemantic
 
 from ._asm import arch, asm, builtin, issued, require, unwrap
+from ._meaning import Instruction, Machine, NoMeaning, data_bytes, from_bytes, meaning
 
 CACHE = {"load": ("ca", "cg", "cs", "lu", "cv"), "load_nc": ("ca", "cg", "cs"), "store": ("wb", "cg", "cs", "wt")}
 PRIORITY = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
@@ -362,3 +364,102 @@ def red_add(
     Tiles are for explicit kernels, in layouts that hold each element once. PTX ISA 9.7.14 `red.global.add`.
     """
     _red_add(pointer, values, kind, order, scope, issuer)
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+_SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared"}
+_ORDERS = ("weak", "relaxed", "acquire", "release", "volatile")
+# How caches keep the data: no effect on what is read or written.
+_HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "mmio", "L2::cache_hint", *(f"L2::{size}" for size in PREFETCH)}
+_HINTS |= {f"{level}::{how}" for level in ("L1", "L2") for how in PRIORITY}
+_WORDS = "{words:" + "|".join([*_SPACES, *_ORDERS, *SCOPES, *sorted(_HINTS), "v2", "v4", "v8"]) + "}*"
+
+
+def _access(i: Instruction):
+    """(space, order, scope, number of words, type) from the words of ld, st, red and atom."""
+    space, order, scope, count = "generic", "weak", "", 1
+    for part in (i.fields["words"] or "").split(".")[1:]:
+        if part in _SPACES:
+            space = _SPACES[part]
+        elif part in _ORDERS:
+            order = part
+        elif part in SCOPES:
+            scope = part
+        elif part in ("v2", "v4", "v8"):
+            count = int(part[1])
+    return space, order, scope, count, i.fields["type"] or ""
+
+
+def _bits(kind: str) -> int:
+    return int(kind.lstrip("usbf"))
+
+
+_TYPES = "|".join(f"{k}{n}" for k in "usb" for n in (8, 16, 32, 64)) + "|f32|f64|b128"
+
+
+@meaning(f"ld.{_WORDS}.{{type:{_TYPES}}}")
+def _ld(t: Machine, i: Instruction, addresses, policy=None):
+    """A vector is one access; a word narrower than its register is extended, by its sign where the type is signed."""
+    space, order, scope, count, kind = _access(i)
+    bits = _bits(kind)
+    data = t.load(space, addresses, count * bits // 8, i.active, order, scope)
+    parts = [from_bytes(data[:, n * bits // 8 : (n + 1) * bits // 8], bits) for n in range(count)]
+    if kind[0] == "s":
+        parts = [part.view(f"i{bits // 8}").astype(np.int64).view(np.uint64) for part in parts]
+    return tuple(parts) if isinstance(i.destination_bits[0], tuple) else parts[0]
+
+
+@meaning(f"st.{_WORDS}.{{type:{_TYPES}}}", destinations=0)
+def _st(t: Machine, i: Instruction, addresses, values, policy=None):
+    space, order, scope, count, kind = _access(i)
+    values = values if isinstance(values, tuple) else (values,)
+    if len(values) != count:
+        raise NoMeaning(f"{len(values)} values")
+    data = np.concatenate([data_bytes(value, _bits(kind), i.active) for value in values], axis=1)
+    t.store(space, addresses, data, i.active, order, scope)
+
+
+_ATOMIC_TYPES = "u32|s32|u64|s64|b32|b64|f32|f64|f16|bf16|f16x2|bf16x2"
+_OPERATIONS = "add|min|max|inc|dec|and|or|xor|exch|cas"
+
+
+def _atomic(t: Machine, i: Instruction, addresses, *values):
+    """Element by element of a vector; .noftz is how 16-bit floats are added anyway."""
+    space, order, scope, count, kind = _access(i)
+    bits = 32 if kind.endswith("x2") else _bits(kind.removeprefix("b") if kind == "bf16" else kind)
+    operation = i.fields["operation"] or ""
+    *compare, value = values if operation == "cas" else (None, values[0])
+    parts = value if isinstance(value, tuple) else (value,)
+    if len(parts) != count:
+        raise NoMeaning(f"{len(parts)} values")
+    old = []
+    for n, part in enumerate(parts):
+        words = from_bytes(data_bytes(part, bits, i.active), bits)
+        expected = None if compare[0] is None else from_bytes(data_bytes(compare[0], bits, i.active), bits)
+        place = addresses + addresses.dtype.type(n * bits // 8)
+        old.append(t.atomic(space, operation, kind, place, words, i.active, "relaxed" if order == "weak" else order, scope or "gpu", expected))
+    return tuple(old) if isinstance(value, tuple) else old[0]
+
+
+@meaning(f"red.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}", destinations=0)
+def _red(t: Machine, i: Instruction, addresses, value, policy=None):
+    _atomic(t, _with_vector(i), addresses, value)
+
+
+@meaning(f"atom.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}")
+def _atom(t: Machine, i: Instruction, addresses, *values):
+    return _atomic(t, _with_vector(i), addresses, *values)
+
+
+def _with_vector(i: Instruction) -> Instruction:
+    """Here the vector's size stands behind the operation."""
+    if i.fields["vector"]:
+        i.fields = {**i.fields, "words": f"{i.fields['words'] or ''}.{i.fields['vector']}"}
+    return i
+
+
+@meaning("prefetch.{space:global}?.{level:L1|L2|L2::evict_last|L2::evict_normal}", "prefetchu.L1", destinations=0)
+def _prefetch_meaning(t: Machine, i: Instruction, addresses):
+    """Caches are no part of what a kernel computes."""

@@ -6,6 +6,7 @@ It acts only where the launch asks for it (Triton: `launch_pdl=True`); elsewhere
 import triton
 
 from tritonkittens.inline_ptx._asm import asm, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning
 
 
 @triton.jit
@@ -20,3 +21,13 @@ def launch_dependents():
     """`griddepcontrol.launch_dependents`: this CTA lets the dependent grid start; it does so once all CTAs have said so or ended. sm_90."""
     require("griddepcontrol.launch_dependents", 90)
     asm("griddepcontrol.launch_dependents;", "", [])
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@meaning("griddepcontrol.{action:wait|launch_dependents}", destinations=0)
+def _griddepcontrol(t: Machine, i: Instruction):
+    wait = t.grid_dependency(i.fields["action"] or "")
+    if wait is not None:
+        yield wait

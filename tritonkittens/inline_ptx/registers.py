@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, asm, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning, uniform
 
 TARGETS = tl.constexpr((90, 100, 103))
 
@@ -38,3 +39,13 @@ def dec(count: tl.constexpr):
     """
     require("setmaxnreg", only=TARGETS)
     asm(setmaxnreg_text("dec", count), "", [])
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@meaning("setmaxnreg.{direction:inc|dec}.sync.aligned.u32", destinations=0)
+def _setmaxnreg(t: Machine, i: Instruction, count):
+    wait = t.set_max_registers(i.fields["direction"] or "", uniform(count, i.active, "the count of setmaxnreg"))
+    if wait is not None:
+        yield wait

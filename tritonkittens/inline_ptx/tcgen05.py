@@ -11,14 +11,18 @@ Three kinds of instructions, by who executes them:
    only.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
 from ._asm import arch, asm, builtin, issued, require, unwrap
+from ._meaning import Instruction, Machine, NoMeaning, PtxFault, data_bytes, from_bytes, lanes, meaning, uniform, unsigned, warps
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tiles_of
-from .wgmma import descriptor_asm
+from .wgmma import MatrixDescriptor, accumulator_values, descriptor_asm, multiply_add, operand_values
 
 TARGETS = (100, 103)
 # ld/st shape -> 32-bit registers of a thread for .x1
@@ -348,3 +352,251 @@ def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
             ".reg .b16 mask; cvt.u16.u32 mask, $1;",
             (100, 103),
         )
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+LANES = 128
+_ARCHITECTURE_BITS = 0b001  # bits 46-48 of every shared-memory descriptor
+
+
+def decode_descriptor(descriptor: int) -> MatrixDescriptor:
+    """The 64-bit shared-memory descriptor (PTX ISA 9.7.16.4.1). Errors: PtxFault for what it excludes; the 128-byte swizzle of 32-byte units and absolute
+    leading addresses are not known here.
+    """
+    modes = {code: size for size, code in SWIZZLES.items()}
+    if descriptor >> 46 & 7 != _ARCHITECTURE_BITS or descriptor >> 61 not in modes or descriptor >> 52 & 1:
+        raise PtxFault(f"shared-memory descriptor {descriptor:#x}: bits 46-48 are 1, the swizzle mode (bits 61-63) one of {sorted(modes)}, bit 52 is 0")
+    fields = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
+    return MatrixDescriptor(*fields, modes[descriptor >> 61], descriptor >> 49 & 7)
+
+
+def cells(address: int, rows: int, columns: int) -> np.ndarray:
+    """uint32 [rows, columns]: tensor-memory addresses (lane << 16 | column) of a matrix with one element a cell. 128 rows lie in 128 lanes; 64 rows in the
+    first 16 lanes of each warp's 32 (PTX ISA 9.7.16.10.5, "Layout F").
+    """
+    row = np.arange(rows)
+    lane: np.ndarray = (address >> 16) + (row if rows == LANES else row % 16 + row // 16 * 32)
+    return (lane[:, None] << 16 | (address & 0xFFFF) + np.arange(columns)[None, :]).astype(np.uint32)
+
+
+# Bits of an operand in memory. fp4 and fp6 are missing: they lie in padded units of 16 elements, which nothing here decodes.
+OPERAND_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One tcgen05.mma of one thread: D (tensor memory, `d` uint32 [m, n] addresses) = A B (+ D).
+
+    a  int64 [m, k] byte addresses in the CTA's shared window, or with `a_in_tmem` uint32 [m, 8] addresses of the 32-bit columns that hold a row of 32 bytes
+    b  int64 [n, k] byte addresses
+    """
+
+    d: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    a_in_tmem: bool
+    types: tuple[str, str, str]  # of a, b and d
+    signs: tuple[int, int]
+    accumulate: bool
+    saturate: bool
+
+    def run(self, read, write) -> None:
+        """`read(space, addresses, nbytes)` gives uint8 [*addresses.shape, nbytes], `write(space, addresses, data)` takes such."""
+        a_type, b_type, d_type = self.types
+        bits = OPERAND_BITS[a_type]
+        if self.a_in_tmem:
+            a = from_bytes(np.asarray(read("tensor", self.a, 4)).reshape(len(self.a), -1, bits // 8), bits)
+        else:
+            a = from_bytes(np.asarray(read("shared", self.a, bits // 8)), bits)
+        b = from_bytes(np.asarray(read("shared", self.b, bits // 8)), bits)
+        old = None
+        if self.accumulate:
+            words = from_bytes(np.asarray(read("tensor", self.d, 4)), 32)
+            old = accumulator_values(unsigned(words, 16 if d_type == "f16" else 32), d_type)
+        new = multiply_add(operand_values(a_type, a) * self.signs[0], operand_values(b_type, b) * self.signs[1], old, d_type, self.saturate)
+        write("tensor", self.d, np.ascontiguousarray(unsigned(new, 32)).view(np.uint8).reshape(*self.d.shape, 4))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One tcgen05.cp of one thread: 32-bit words from byte addresses `source` int64 [words] of the CTA's shared window to `targets` uint32 [copies, words]."""
+
+    source: np.ndarray
+    targets: np.ndarray
+
+    def run(self, read, write) -> None:
+        """`read` and `write` as in `Product.run`."""
+        data = np.asarray(read("shared", self.source, 4))
+        for target in self.targets:
+            write("tensor", target, data)
+
+
+def decode_instruction(descriptor: int, kind: str) -> dict:
+    """The fields of `instruction_descriptor`'s 32 bits, by its parameters' names. Errors: PtxFault for what it would refuse."""
+    operands, accumulators = ({code: name for name, code in table.items()} for table in KINDS[kind])
+    a, b, d = descriptor >> 7 & 7, descriptor >> 10 & 7, descriptor >> 4 & 3
+    if descriptor & 7 or a not in operands or b not in operands or d not in accumulators:
+        raise PtxFault(f"instruction descriptor {descriptor:#x} of kind {kind}: sparsity {descriptor & 7}, types {a} and {b}, accumulator {d}")
+    fields = dict(
+        kind=kind, m=(descriptor >> 24 & 31) << 4, n=(descriptor >> 17 & 63) << 3, a=operands[a], b=operands[b], d=accumulators[d],
+        trans_a=bool(descriptor >> 15 & 1), trans_b=bool(descriptor >> 16 & 1), negate_a=bool(descriptor >> 13 & 1), negate_b=bool(descriptor >> 14 & 1),
+        saturate=bool(descriptor >> 3 & 1),
+    )  # fmt: skip
+    try:
+        again = instruction_descriptor(**fields)
+    except ValueError as error:
+        raise PtxFault(str(error)) from None
+    if again != descriptor:
+        raise PtxFault(f"instruction descriptor {descriptor:#x}: bits {descriptor ^ again:#x} belong to no field of a dense product")
+    return fields
+
+
+@meaning("tcgen05.mma.cta_group::1.{kind:kind::f16|kind::tf32|kind::f8f6f4|kind::i8}", destinations=0)
+def _mma_meaning(t: Machine, i: Instruction, d, a, b, instruction, accumulate, *rest):
+    if rest:
+        raise NoMeaning("tcgen05.mma with disabled lanes or a scale of its input")
+    kind = (i.fields["kind"] or "").removeprefix("kind::")
+    in_tmem = np.asarray(a).dtype == np.uint32  # [an address] has 32 bits, a descriptor 64
+    flags = np.broadcast_to(np.asarray(accumulate, bool), i.active.shape)
+    for thread, to, left, right, code in zip(i.threads, *(lanes(x, i.active) for x in (d, a, b, instruction))):
+        f = decode_instruction(code, kind)
+        if f["a"] not in OPERAND_BITS or f["b"] not in OPERAND_BITS:
+            raise NoMeaning(f"tcgen05.mma of {f['a']} x {f['b']}: fp4 and fp6 operands")
+        size = OPERAND_BITS[f["a"]] // 8
+        k = 32 // size
+        rows = cells(left, f["m"], 8) if in_tmem else decode_descriptor(left).addresses(f["m"], k, size, not f["trans_a"])
+        columns = decode_descriptor(right).addresses(f["n"], k, size, not f["trans_b"])
+        signs = (-1 if f["negate_a"] else 1, -1 if f["negate_b"] else 1)
+        types = (f["a"], f["b"], f["d"])
+        t.tcgen05_issue(Product(cells(to, f["m"], f["n"]), rows, columns, bool(in_tmem), types, signs, bool(flags[thread]), f["saturate"]), thread)
+
+
+# cp shape -> (rows, bytes of a row, for each copy the lane of each row)
+_ROWS32, _ROWS64 = np.arange(32), np.arange(64)
+_COPY_LANES: dict[str, tuple[int, int, list[np.ndarray]]] = {
+    "128x256b": (128, 32, [np.arange(128)]),
+    "128x128b": (128, 16, [np.arange(128)]),
+    "4x256b": (4, 32, [np.arange(4) * 32]),
+    "64x128b.warpx2::02_13": (64, 16, [_ROWS64, _ROWS64 + 64]),
+    "64x128b.warpx2::01_23": (64, 16, [_ROWS64 % 32 + _ROWS64 // 32 * 64 + second for second in (0, 32)]),
+    "32x128b.warpx4": (32, 16, [_ROWS32 + 32 * warp for warp in range(4)]),
+}
+
+
+@meaning(
+    "tcgen05.cp.cta_group::1.{shape:128x256b|4x256b|128x128b|64x128b|32x128b}.{multicast:warpx2::02_13|warpx2::01_23|warpx4}?.{expand}*", destinations=0
+)
+def _cp_meaning(t: Machine, i: Instruction, address, descriptor):
+    if i.fields["expand"]:
+        raise NoMeaning(f"{i.fields['expand']}: where the bits of expanded elements go")
+    shape = ".".join(x for x in (i.fields["shape"], i.fields["multicast"]) if x)
+    if shape not in _COPY_LANES:
+        raise NoMeaning(f"tcgen05.cp.{shape}")
+    rows, nbytes, copies = _COPY_LANES[shape]
+    for thread, to, matrix in zip(i.threads, lanes(address, i.active), lanes(descriptor, i.active)):
+        source = decode_descriptor(matrix).addresses(rows, nbytes, 1, True)[:, ::4]
+        targets = [(to >> 16) + lane[:, None] << 16 | (to & 0xFFFF) + np.arange(nbytes // 4)[None, :] for lane in copies]
+        t.tcgen05_issue(Copy(source.reshape(-1), np.stack(targets).astype(np.uint32).reshape(len(copies), -1)), thread)
+
+
+@meaning("tcgen05.shift.cta_group::1.down", destinations=0)
+def _shift_meaning(t: Machine, i: Instruction, address):
+    raise NoMeaning("which lanes tcgen05.shift moves where is not known here")
+
+
+@meaning("tcgen05.commit.cta_group::1.mbarrier::arrive::one.{space:shared::cluster}?.{multicast:multicast::cluster}?.b64", destinations=0)
+def _commit_meaning(t: Machine, i: Instruction, barriers, masks=None):
+    for thread, bar, mask in zip(i.threads, lanes(barriers, i.active), lanes(masks, i.active) if masks is not None else [None] * len(i.active)):
+        t.tcgen05_commit([bar] if mask is None else [bar & 0xFFFFFF | rank << 24 for rank in range(16) if mask >> rank & 1], thread)
+
+
+@meaning("tcgen05.alloc.cta_group::1.sync.aligned.{space:shared::cta}?.b32", destinations=0)
+def _alloc_meaning(t: Machine, i: Instruction, destination, columns):
+    for warp in warps(t, i.active):
+        address = yield from t.tcgen05_alloc(uniform(columns, warp, "the columns of tcgen05.alloc"))
+        first: np.ndarray = np.zeros(len(warp), bool)
+        first[int(np.argmax(warp))] = True
+        t.store("shared", destination, data_bytes(address, 32, first), first)
+
+
+@meaning("tcgen05.dealloc.cta_group::1.sync.aligned.b32", destinations=0)
+def _dealloc_meaning(t: Machine, i: Instruction, address, columns):
+    for warp in warps(t, i.active):
+        t.tcgen05_dealloc(uniform(address, warp, "the address of tcgen05.dealloc"), uniform(columns, warp, "the columns of tcgen05.dealloc"))
+
+
+@meaning("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned", destinations=0)
+def _relinquish_meaning(t: Machine, i: Instruction):
+    for _ in warps(t, i.active):
+        t.tcgen05_relinquish()
+
+
+def transfer_cells(shape: str, words: int, lane: np.ndarray, split: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(row, column) [threads, words]: the 32-bit cell, from the instruction's address, of each register of a thread of lane `lane` (PTX ISA 9.7.16.8.2,
+    "Matrix fragments"). `split`: the distance in columns of the second half of 16x32bx2.
+    """
+    lane, word = np.asarray(lane).astype(np.int64)[:, None], np.arange(words)[None, :]
+    zero = 0 * lane + 0 * word
+    if shape == "32x32b":
+        return lane + zero, word + zero
+    if shape == "16x32bx2":
+        return lane % 16 + zero, word + lane // 16 * split
+    if shape == "16x64b":
+        return lane % 2 * 8 + lane // 4 + zero, 2 * word + lane // 2 % 2
+    if shape == "16x128b":
+        return lane // 4 + 8 * (word % 2), 4 * (word // 2) + lane % 4
+    return lane // 4 + 8 * (word // 2 % 2), 8 * (word // 4) + 2 * (lane % 4) + word % 2
+
+
+def _transfer(t: Machine, i: Instruction, address, words: int, split: int, half: bool) -> np.ndarray:
+    """uint32 [T, cells]: the tensor-memory addresses of a load or store; with `half` two cells, of 16 bits each, for every register."""
+    base = np.broadcast_to(unsigned(address, 32), i.active.shape).astype(np.int64)
+    warp: np.ndarray = t.warp.astype(np.int64)
+    outside = i.active & ((base >> 16) // 32 != warp % 4)
+    if outside.any():
+        thread = int(np.argmax(outside))
+        first = 32 * (int(warp[thread]) % 4)
+        raise PtxFault(f"warp {int(warp[thread])} reaches lanes {first} to {first + 31}, not {int(base[thread]) >> 16}")
+    row, column = transfer_cells(i.fields["shape"] or "", words, t.lane, split)
+    if half:
+        row, column = np.repeat(row, 2, axis=1), np.stack([2 * column, 2 * column + 1], axis=2).reshape(len(column), -1)
+    return ((base[:, None] >> 16) + row << 16 | (base[:, None] & 0xFFFF) + column).astype(np.uint32)
+
+
+_SHAPE = "{shape:" + "|".join(SHAPES) + "}.{count:x1|x2|x4|x8|x16|x32|x64|x128}"
+
+
+@meaning(f"tcgen05.ld.sync.aligned.{_SHAPE}.{{half:pack::16b}}?.b32")
+def _ld_meaning(t: Machine, i: Instruction, address, split=0):
+    """Values are there at once; that they may be used only after tcgen05.wait::ld is the machine's to check."""
+    single = not isinstance(i.destination_bits[0], tuple)
+    words, half = 1 if single else len(i.destination_bits[0]), i.fields["half"] is not None
+    bits = from_bytes(np.asarray(t.load("tensor", _transfer(t, i, address, words, split, half), 4, i.active)), 32)
+    if half:
+        bits = bits[:, 0::2] & np.uint32(0xFFFF) | bits[:, 1::2] << np.uint32(16)
+    return bits[:, 0] if single else tuple(bits.T)
+
+
+@meaning(f"tcgen05.st.sync.aligned.{_SHAPE}.{{half:unpack::16b}}?.b32", destinations=0)
+def _st_meaning(t: Machine, i: Instruction, address, *rest):
+    *split, values = rest
+    values, half = values if isinstance(values, tuple) else (values,), i.fields["half"] is not None
+    bits = np.stack([np.broadcast_to(unsigned(x, 32), i.active.shape) for x in values], axis=1)
+    if half:
+        bits = np.stack([bits & np.uint32(0xFFFF), bits >> np.uint32(16)], axis=2).reshape(len(bits), -1)
+    places = _transfer(t, i, address, len(values), split[0] if split else 0, half)
+    t.store("tensor", places, np.ascontiguousarray(bits).view(np.uint8).reshape(*places.shape, 4), i.active)
+
+
+@meaning("tcgen05.{what:wait::ld|wait::st}.sync.aligned", destinations=0)
+def _wait_meaning(t: Machine, i: Instruction):
+    wait = t.tcgen05_wait((i.fields["what"] or "").removeprefix("wait::"))
+    if wait is not None:
+        yield wait
+
+
+@meaning("tcgen05.{what:fence::before_thread_sync|fence::after_thread_sync}", destinations=0)
+def _fence_meaning(t: Machine, i: Instruction):
+    t.fence("tcgen05." + (i.fields["what"] or "").removeprefix("fence::"), i.active)

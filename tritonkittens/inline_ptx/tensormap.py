@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning, uniform
 
 NBYTES = 128  # size of a tensor map; its address is a multiple of 64 for the driver, of 128 for tensormap.replace
 
@@ -58,13 +59,18 @@ _FIELDS = {
 }
 
 
-def dtype_entry(dtype):
-    """(CUtensorMapDataType, bytes, floating) of a dtype given by name, as a `tl.dtype` or as a `torch.dtype`."""
+def dtype_name(dtype):
+    """The key in _DTYPES of a dtype given by name, as a `tl.dtype` or as a `torch.dtype`."""
     name = str(dtype).removeprefix("torch.").removeprefix("tl.")
     name = _ALIASES.get(name, name)
     if name not in _DTYPES:
         raise ValueError(f"encode_tiled(dtype={dtype}): a tensor map holds one of {', '.join(_DTYPES)} or an 8-bit float")
-    return _DTYPES[name]
+    return name
+
+
+def dtype_entry(dtype):
+    """(CUtensorMapDataType, bytes, floating) of such a dtype."""
+    return _DTYPES[dtype_name(dtype)]
 
 
 def _choice(name, value, table):
@@ -135,6 +141,13 @@ def driver():
         raise RuntimeError(f"encode_tiled needs NVIDIA's driver library libcuda.so.1, which this machine does not have ({error})") from None
 
 
+def _simulator():
+    """The simulated device that launches go to now, or None."""
+    from tritonkittens.launch.target import simulator  # the launch path stands on this package
+
+    return simulator.get()
+
+
 def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fill="zero", l2_promotion=128, element_strides=None):
     """The 128 bytes of a tensor map (tiled mode), by the driver's `cuTensorMapEncodeTiled`.
 
@@ -154,6 +167,11 @@ def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, f
     """
     check_tiled(address, dtype, shape, strides, box, swizzle, interleave, fill, l2_promotion, element_strides)
     rank = len(shape)
+    simulated = _simulator()
+    if simulated is not None:
+        if interleave or any(step != 1 for step in element_strides or ()):
+            raise NotImplementedError(f"encode_tiled(interleave={interleave}, element_strides={element_strides}): the simulator knows neither")
+        return simulated.encode_tiled(address, dtype_name(dtype), shape, strides, box, swizzle, fill)
     storage = ctypes.create_string_buffer(NBYTES + 64)
     start = -ctypes.addressof(storage) % 64
     steps = element_strides if element_strides is not None else (1,) * rank
@@ -230,3 +248,14 @@ def replace(
     """
     require("tensormap.replace", only=TARGETS)
     asm(replace_text(field, ordinal, space, issuer, arch()), replace_constraints(field, space), [tensor_map, value])
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@meaning(f"tensormap.replace.tile.{{field:{'|'.join(_FIELDS)}}}.{{space:global|shared::cta}}.b1024.{{type:b32|b64}}", destinations=0)
+def _replace(t: Machine, i: Instruction, addresses, *operands):
+    *ordinal, value = operands
+    for address, word in zip(lanes(addresses, i.active), lanes(value, i.active)):
+        ordinal_of = uniform(ordinal[0], i.active, "the dimension of tensormap.replace") if ordinal else 0
+        t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", ordinal_of, word)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ._asm import asm, builtin, require, unwrap
+from ._meaning import Instruction, Machine, lanes, meaning
 
 
 @builtin
@@ -62,3 +63,11 @@ def laneid(like=None):
 def nanosleep(nanoseconds):
     """Suspends every thread that gets here for 0 to 2 * `nanoseconds` (uint32, at most 1_000_000). PTX ISA 9.7.20 `nanosleep.u32`."""
     asm("nanosleep.u32 $0;", "r", (nanoseconds,))
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@meaning("nanosleep.u32", destinations=0)
+def _nanosleep(t: Machine, i: Instruction, nanoseconds):
+    yield t.sleep(max(lanes(nanoseconds, i.active)))

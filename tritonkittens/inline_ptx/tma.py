@@ -9,11 +9,13 @@ Loads count their bytes on an mbarrier. Stores read shared memory behind the pro
 it, a barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
 """
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning
 from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -353,3 +355,99 @@ def create_policy(priority: tl.constexpr, fraction: tl.constexpr = 1.0):
     """
     require("createpolicy", 80)
     return asm(policy_text(priority, fraction), "=l", [], tl.uint64, is_pure=True)
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+def _each(i: Instruction, *operands):
+    """(thread, values of the operands) for each active thread; None stays."""
+    columns = [lanes(x, i.active) if x is not None else [None] * int(i.active.sum()) for x in operands]
+    return zip(i.threads, *columns)
+
+
+def _coordinates(i: Instruction, coordinates):
+    """One tuple of signed element offsets for each active thread."""
+    parts = [np.broadcast_to(np.asarray(x).astype(np.uint32) if not isinstance(x, int) else np.uint32(x & 0xFFFFFFFF), i.active.shape) for x in coordinates]
+    return list(zip(*(part.view(np.int32)[i.active].tolist() for part in parts)))
+
+
+_RANK = "{rank:1d|2d|3d|4d|5d}"
+_HINT = "{hint:L2::cache_hint}?"
+
+
+@meaning(
+    f"cp.async.bulk.tensor.{_RANK}.{{to:shared::cluster|shared::cta}}.global.{{mode:tile}}?.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}",
+    destinations=0,
+)
+def _load_tensor(t: Machine, i: Instruction, shared, place, bar, *rest):
+    tensor_maps, coordinates = place
+    masks = rest[0] if i.fields["multicast"] else None
+    for (thread, address, tensor_map, at, mask), where in zip(_each(i, shared, tensor_maps, bar, masks), _coordinates(i, coordinates)):
+        t.tensor_copy("load", tensor_map, where, address, thread=thread, barrier=at, multicast=mask)
+
+
+@meaning(
+    f"cp.async.bulk.tensor.{_RANK}.global.shared::cta.{{mode:tile}}?.bulk_group.{_HINT}",
+    f"cp.reduce.async.bulk.tensor.{_RANK}.global.shared::cta.{{operation:{'|'.join(_REDUCTIONS)}}}.{{mode:tile}}?.bulk_group.{_HINT}",
+    destinations=0,
+)
+def _store_tensor(t: Machine, i: Instruction, place, shared, policy=None):
+    tensor_maps, coordinates = place
+    for (thread, tensor_map, address), where in zip(_each(i, tensor_maps, shared), _coordinates(i, coordinates)):
+        t.tensor_copy("store", tensor_map, where, address, thread=thread, reduction=i.fields.get("operation"))
+
+
+@meaning(
+    f"cp.async.bulk.prefetch.tensor.{_RANK}.L2.global.{{mode:tile}}?.{_HINT}", f"cp.async.bulk.prefetch.L2.global.{_HINT}", "prefetch.tensormap", destinations=0
+)
+def _prefetch(t: Machine, i: Instruction, *operands):
+    """Caches are no part of what a kernel computes."""
+
+
+@meaning(f"cp.async.bulk.{{to:shared::cluster|shared::cta}}.global.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}", destinations=0)
+def _load_bulk(t: Machine, i: Instruction, shared, source, nbytes, bar, *rest):
+    masks = rest[0] if i.fields["multicast"] else None
+    for thread, to, start, size, at, mask in _each(i, shared, source, nbytes, bar, masks):
+        t.bulk_copy(("shared", to), ("global", start), size, thread=thread, barrier=at, multicast=mask)
+
+
+def _reduction(i: Instruction):
+    return (i.fields["operation"] or "", i.fields["type"] or "") if i.fields.get("operation") else None
+
+
+_REDUCTION = f"{{operation:{'|'.join(_REDUCTIONS)}}}.{{noftz:noftz}}?.{{type:u32|s32|u64|s64|f16|bf16|f32|f64|b32|b64}}"
+
+
+@meaning(f"cp.async.bulk.global.shared::cta.bulk_group.{_HINT}", f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{_HINT}.{_REDUCTION}", destinations=0)
+def _store_bulk(t: Machine, i: Instruction, destination, shared, nbytes, policy=None):
+    for thread, to, start, size in _each(i, destination, shared, nbytes):
+        t.bulk_copy(("global", to), ("shared", start), size, thread=thread, reduction=_reduction(i))
+
+
+@meaning(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
+    f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{_REDUCTION}",
+    destinations=0,
+)
+def _copy_cluster(t: Machine, i: Instruction, remote, shared, nbytes, bar):
+    for thread, to, start, size, at in _each(i, remote, shared, nbytes, bar):
+        t.bulk_copy(("shared", to), ("shared", start), size, thread=thread, barrier=at, reduction=_reduction(i))
+
+
+@meaning("cp.async.bulk.commit_group", destinations=0)
+def _commit_group(t: Machine, i: Instruction):
+    t.commit_bulk_group(i.active)
+
+
+@meaning("cp.async.bulk.wait_group.{read:read}?", destinations=0)
+def _wait_group(t: Machine, i: Instruction, pending):
+    wait = t.wait_bulk_group(max(lanes(pending, i.active)), i.fields["read"] is not None, i.active)
+    if wait is not None:
+        yield wait
+
+
+@meaning(f"createpolicy.fractional.{{primary:{'|'.join('L2::' + name for name in _PRIORITIES)}}}.{{secondary:L2::evict_first|L2::evict_unchanged}}?.b64")
+def _createpolicy(t: Machine, i: Instruction, fraction=1.0):
+    """A policy is only handed to cache hints, which have no effect here: any number does."""
+    return _PRIORITIES.index((i.fields["primary"] or "").removeprefix("L2::")) + 1

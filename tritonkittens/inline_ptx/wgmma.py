@@ -14,14 +14,19 @@ Register tiles (explicit kernels only: a plain Triton tile has no layout that a 
 Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_descriptor` from an address, `operand_descriptor` from a tile.
 """
 
+import re
+from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
 from ._asm import asm, builtin, require, unwrap
+from ._formats import decode, encode
+from ._meaning import Instruction, Machine, NoMeaning, PtxFault, from_bytes, join, meaning, split, uniform, unsigned
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tied, tiles_of
 
 # Triton's element type -> PTX's. float32 operands are read as tf32 (the low 13 mantissa bits are ignored).
@@ -639,3 +644,203 @@ def pack(tile):
 def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
     """The 16-bit tile of type `dtype` in `layout` whose `pack` is `words`, e.g. a float16 accumulator after the wait. Explicit kernels."""
     return _unpack(words, dtype, layout)
+
+
+# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MatrixDescriptor:
+    """Where an operand lies in shared memory: byte address in the CTA's window, byte offsets, swizzle width in bytes, base offset in rows of 128 bytes."""
+
+    start: int
+    leading: int
+    stride: int
+    swizzle: int
+    base_offset: int
+
+    def addresses(self, rows: int, k: int, element_bytes: int, k_major: bool) -> np.ndarray:
+        """int64 [rows, k]: the byte address in the CTA's shared window of each element (`rows`: the axis that is not K).
+
+        The canonical layouts of PTX ISA 9.7.15.5.1: groups of 8 rows of 16, 32, 64 or 128 contiguous bytes. K-major: `stride` leads to the next 8 rows, and
+        without swizzling `leading` to the next 16 bytes of K. MN-major with swizzling: a row is `swizzle` bytes along MN, `leading` apart from the next such,
+        and K runs over the rows, 8 of them `stride` apart; without swizzling the two change their parts. The swizzle exchanges 16-byte units by the address
+        bits 7 to 9.
+        """
+        row: np.ndarray = np.arange(rows, dtype=np.int64)[:, None]
+        column: np.ndarray = np.arange(k, dtype=np.int64)[None, :]
+        along: np.ndarray
+        width = self.swizzle or 16
+        if k_major:
+            along = column * element_bytes
+            offsets = row % 8 * width + row // 8 * self.stride + (along if self.swizzle else along // 16 * self.leading + along % 16)
+        else:
+            along = row * element_bytes
+            panel, group = (self.leading, self.stride) if self.swizzle else (self.stride, self.leading)
+            offsets = along % width + along // width * panel + column % 8 * width + column // 8 * group
+        places = self.start + offsets
+        units = {0: 0, 32: 1, 64: 3, 128: 7}[self.swizzle]
+        return places ^ ((places - 128 * self.base_offset) >> 7 & units) << 4
+
+
+def decode_descriptor(descriptor: int) -> MatrixDescriptor:
+    """wgmma's 64-bit matrix descriptor (PTX ISA 9.7.15.5.1)."""
+    swizzle = {code: size for size, code in SWIZZLES.items()}[descriptor >> 62 & 3]
+    return MatrixDescriptor((descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4, swizzle, descriptor >> 49 & 7)
+
+
+def accumulator_places(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row, column) [128, n / 2]: which element of the 64 x n accumulator each thread's i-th element is (PTX ISA 9.7.15.5.2, "Register fragments")."""
+    thread, i = np.arange(128)[:, None], np.arange(n // 2)[None, :]
+    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (i // 2 % 2)
+    return row + 0 * i, 8 * (i // 4) + 2 * (thread % 4) + i % 2
+
+
+def fragment_places(per_word: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row, column) [128, 4, per_word] of the elements of A in the four registers of each thread: 64 rows, 8 per_word columns."""
+    thread, register, element = np.arange(128)[:, None, None], np.arange(4)[None, :, None], np.arange(per_word)[None, None, :]
+    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register % 2) + 0 * element
+    return row, per_word * (thread % 4) + 4 * per_word * (register // 2) + element
+
+
+_INTEGER = {"s8": np.int8, "u8": np.uint8}
+
+
+def operand_values(name: str, bits: np.ndarray) -> np.ndarray:
+    """float64 (int64 for s8, u8) of an operand's words."""
+    return unsigned(bits, 8).view(_INTEGER[name]).astype(np.int64) if name in _INTEGER else decode(name, bits)
+
+
+def multiply_add(a: np.ndarray, b: np.ndarray, c: "np.ndarray | None", d_type: str, saturate: bool = False) -> np.ndarray:
+    """Bits of a [m, k] b [n, k]ᵀ + c in the accumulator's type `d_type`; c: values, or None for 0.
+
+    Floats: the sum of the exact products and c, in float64, rounded once to nearest. The tensor core aligns and truncates its partial sums, by an amount that
+    the PTX ISA does not state; the difference is of the order of one unit in the last place of the largest term. Integers: exact, wrapped or clamped.
+    """
+    total = a @ b.T
+    if d_type == "s32":
+        total = total + (c if c is not None else 0)
+        return unsigned(np.clip(total, -(2**31), 2**31 - 1) if saturate else total, 32)
+    with np.errstate(all="ignore"):
+        return encode(d_type, total + (c if c is not None else 0.0))
+
+
+def accumulator_values(bits: np.ndarray, d_type: str) -> np.ndarray:
+    return unsigned(bits, 32).view(np.int32).astype(np.int64) if d_type == "s32" else decode(d_type, bits)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One wgmma.mma_async of one warpgroup.
+
+    warpgroup   its index in the role: threads 128 warpgroup … + 127
+    multiply    types and sizes; D is 64 x n, A 64 x k, B n x k
+    a           int64 [64, k] byte addresses in the CTA's shared window, or None: A is in registers
+    a_bits      [64, k] words, or None
+    b           int64 [n, k] byte addresses
+    accumulator [64, n] words of D's type (uint16 for f16, else uint32), or None: D = A B
+    """
+
+    warpgroup: int
+    multiply: Multiply
+    a: "np.ndarray | None"
+    a_bits: "np.ndarray | None"
+    b: np.ndarray
+    accumulator: "np.ndarray | None"
+
+    @property
+    def element_bytes(self) -> int:
+        return OPERANDS[self.multiply.a][0] // 8
+
+    def compute(self, read) -> np.ndarray:
+        """[64, n] words of D. `read(addresses)` gives uint8 [*addresses.shape, element_bytes] of the CTA's shared memory."""
+        m = self.multiply
+
+        def operand(addresses):
+            return from_bytes(np.asarray(read(addresses)), 8 * self.element_bytes)
+
+        left = operand(self.a) if self.a is not None else self.a_bits
+        assert left is not None
+        a = operand_values(m.a, left)
+        b = operand_values(m.b, operand(self.b))
+        c = accumulator_values(self.accumulator, m.d) if self.accumulator is not None else None
+        return multiply_add(a * m.scale_a, b * m.scale_b, c, m.d, m.saturate)
+
+
+_TYPES = "|".join(OPERANDS)
+
+
+def _warpgroups(i: Instruction):
+    """(index, slice of the threads) of each warpgroup that executes. Errors: PtxFault where it is not whole."""
+    if len(i.active) % 128:
+        raise PtxFault(f"{len(i.active)} threads are no whole warpgroups")
+    for group in range(len(i.active) // 128):
+        threads = slice(128 * group, 128 * group + 128)
+        if i.active[threads].all():
+            yield group, threads
+        elif i.active[threads].any():
+            raise PtxFault("some threads of a warpgroup do not execute it")
+
+
+def _stack(registers, i: Instruction, threads: slice) -> np.ndarray:
+    """uint32 [128, registers] of one warpgroup."""
+    return np.stack([np.broadcast_to(unsigned(x, 32), i.active.shape)[threads] for x in registers], axis=1)
+
+
+@meaning(f"wgmma.mma_async.sync.aligned.{{shape}}.{{saturate:satfinite}}?.{{d:f16|f32|s32}}.{{a:{_TYPES}}}.{{b:{_TYPES}}}", updates=True)
+def _mma_async_meaning(t: Machine, i: Instruction, accumulators, a, b, scale_d, *rest):
+    f = {name: value or "" for name, value in i.fields.items()}
+    shape = re.fullmatch(r"m64n(\d+)k(\d+)", f["shape"])
+    if shape is None:
+        raise NoMeaning(f"the shape {f['shape']}")
+    in_registers = isinstance(a, tuple)
+    flags = list(rest)
+    scale_a, scale_b = (flags.pop(0), flags.pop(0)) if f["d"] != "s32" else (1, 1)
+    transposed = (flags if not in_registers else [0, *flags]) if OPERANDS[f["a"]][0] == 16 else [0, 0]
+    transposed_a, transposed_b = (bool(flag) for flag in transposed)
+    m = check(Multiply(int(shape[1]), f["d"], f["a"], f["b"], in_registers, transposed_a, transposed_b, scale_a, scale_b, bool(f["saturate"])))
+    if m.k != int(shape[2]) or len(accumulators) != m.accumulators:
+        raise PtxFault(f"{f['shape']} with {len(accumulators)} accumulator registers: K is {m.k}, and there are {m.accumulators}")
+    out: np.ndarray = np.zeros((len(accumulators), len(i.active)), np.uint32)
+    size = OPERANDS[m.a][0] // 8
+    places = accumulator_places(m.n)
+    for group, threads in _warpgroups(i):
+        here = np.zeros(i.active.shape, bool)
+        here[threads] = True
+        matrix = None
+        if uniform(scale_d, here, "scale-d of wgmma.mma_async"):
+            words = _stack(accumulators, i, threads)
+            if m.d == "f16":
+                words = np.stack(split(words, 32, 2), axis=2).reshape(128, -1)
+            matrix = np.zeros((64, m.n), words.dtype)
+            matrix[places] = words
+        fragment = left = None
+        if in_registers:
+            per_word = 4 // size
+            words = _stack(a, i, threads)
+            parts = np.stack(split(words, 32, per_word), axis=2)
+            fragment = np.zeros((64, m.k), parts.dtype)
+            fragment[fragment_places(per_word)] = parts
+        else:
+            left = decode_descriptor(uniform(a, here, "A's matrix descriptor")).addresses(64, m.k, size, not m.trans_a)
+        right = decode_descriptor(uniform(b, here, "B's matrix descriptor")).addresses(m.n, m.k, size, not m.trans_b)
+        result = np.asarray(t.wgmma(Product(group, m, left, fragment, right, matrix)))[places]
+        out[:, threads] = (join([result[:, 0::2], result[:, 1::2]], 32) if m.d == "f16" else result).T
+    return tuple(out)
+
+
+@meaning("wgmma.fence.sync.aligned", destinations=0)
+def _fence_meaning(t: Machine, i: Instruction):
+    t.wgmma_fence()
+
+
+@meaning("wgmma.commit_group.sync.aligned", destinations=0)
+def _commit_meaning(t: Machine, i: Instruction):
+    t.wgmma_commit()
+
+
+@meaning("wgmma.wait_group.sync.aligned", destinations=0)
+def _wait_meaning(t: Machine, i: Instruction, pending):
+    wait = t.wgmma_wait(uniform(pending, i.active, "the number of groups of wgmma.wait_group"))
+    if wait is not None:
+        yield wait

@@ -42,8 +42,9 @@ def _ways(accesses: list[tuple[int, int]]) -> int:
 
 def _nvmma(layout: Layout, row: int, column: int, columns: int, size: int) -> int:
     """TMA's and wgmma's layout: panels as wide as the swizzle, in which 16-byte chunks are exchanged by row (PTX ISA, Swizzling modes)."""
-    swizzle = layout.integer("swizzlingByteWidth") or 0
-    width = max(swizzle, 16)
+    width = layout.integer("swizzlingByteWidth") or 0
+    if not width:  # rows as they are; a box of TMA is at most 256 elements wide
+        return row * min(columns, 256) * size + column % 256 * size
     byte = column * size % width
     # 128 bytes of addresses hold 128 / width rows; the chunk is exchanged by the row of 128 bytes it lies in
     chunk = (byte // 16) ^ (row * width // 128 % (width // 16))

@@ -1,5 +1,6 @@
 """Where kernels run: on a GPU, or, within `tritonkittens.sim.device(...)`, on CPU tensors in the simulator."""
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ class Simulator(Protocol):
 
     def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
         """Descriptors of a tensor that lie in global memory, 128 bytes each from the start of `buffer`."""
+
+    def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
+        """The bytes of a tensor map, dimensions from the fastest (`inline_ptx.tensormap.encode_tiled`)."""
 
 
 simulator: ContextVar[Simulator | None] = ContextVar("simulator", default=None)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tritonkittens.launch import check_tensor_map
 from tritonkittens.launch.arguments import GlobalArg
 from tritonkittens.launch.im2col import Im2colSpec
 
@@ -19,7 +20,7 @@ from .values import TensorMap
 _ELEMENTS = {
     torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2",
     torch.uint8: "i8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i8", torch.float8_e8m0fnu: "i8",
-    torch.uint16: "i16", torch.uint32: "i32", torch.uint64: "i64",
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",  # a reduction by TMA asks for the sign
 }  # fmt: skip
 
 
@@ -73,6 +74,7 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Sequence[str], m
         if isinstance(value, GlobalArg):
             memory.add_tensor(value.tensor, name)
             for spec in value.specs:
+                check_tensor_map(tuple(value.tensor.shape), value.tensor.stride(), value.tensor.itemsize, value.tensor.data_ptr(), spec, name, value.tensor.dtype)
                 yield tensor_map(value.tensor, spec, name)
                 yield from value.tensor.shape
                 yield from (s if n > 1 else 1 for n, s in zip(value.tensor.shape, value.tensor.stride()))

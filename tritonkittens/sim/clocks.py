@@ -86,6 +86,12 @@ class Shadow:
         self.starts = [0]
         self.segments = [_Segment(0, size, None, ())]
 
+    def grow(self, size: int) -> None:
+        """More bytes behind the end, which nobody has touched."""
+        end = self.segments[-1].end
+        self.starts.append(end)
+        self.segments.append(_Segment(end, size, None, ()))
+
     def _cut(self, at: int) -> int:
         """Make `at` a boundary; the index of the segment that starts there."""
         i = bisect_right(self.starts, at) - 1

@@ -1,71 +1,270 @@
 """The modelled time of operations, in cycles of one multiprocessor: a stated model for timelines, never a measurement.
 
-Each level and unit has a rate and a latency, as in the cost model of ThunderKittens (section 2: cost is the maximum over memory levels and units, plus setup and
-synchronisation). Figures are of an H100/H200 at about 1.7 GHz: 132 multiprocessors, 4.8 TB/s of HBM shared evenly, 4096 bf16 multiply-adds a cycle.
+ThunderKittens (arXiv:2410.20399, section 2) takes a kernel's cost as the maximum over memory levels and units, plus setup and synchronisation. Here the maximum
+comes about by itself: each level and unit has a rate and works beside the others, a role waits for what it waits for, and latencies and synchronisation are added.
+An operation of a role takes the role's own time, and time of a unit that all roles of the CTA share (`Unit`), so that two consumers share the special-function
+units as they share the tensor cores.
+
+Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow from
+data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, and are what an uncontended access takes.
+
+What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share, wgmma's
+own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global memory holds its
+role until it arrives (the hardware would go on to the first use).
 """
 from __future__ import annotations
 
+import functools
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .ttgir import MemDesc, Op, Tensor
+import numpy as np
 
-TMA_LATENCY = 650.0  # issue to arrival of the first bytes, from L2 or HBM
-GLOBAL_LATENCY = 550.0
-WGMMA_LATENCY = 30.0
-TCGEN05_LATENCY = 60.0
-GLOBAL_BYTES = 22.0  # a cycle, of one multiprocessor's share
-SHARED_BYTES = 128.0
-BARRIER = 20.0
-ISSUE = 1.0  # warp instructions a scheduler starts in a cycle; four schedulers
-SPECIAL = 4.0  # lanes a scheduler's special-function unit handles in a cycle
+from .layouts import bases, registers
+from .ttgir import MemDesc, Op, Tensor, Type
 
-_SPECIAL_OPERATIONS = {"math.exp2", "math.exp", "math.log2", "math.log", "math.sin", "math.cos", "math.sqrt", "math.rsqrt", "arith.divf", "tt.precise_sqrt", "tt.precise_divf"}
-_FREE = {"arith.constant", "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "ttg.convert_layout", "cf.br", "cf.cond_br", "tt.return"}
+CLOCK_GHZ = 1.7  # an H200 under load; turns cycles into the microseconds of a trace
+
+# latencies, cycles: Luo et al., "Dissecting the NVIDIA Hopper Architecture through Microbenchmarking" (arXiv:2501.12084; tables of memory latency, TMA, wgmma)
+GLOBAL_LATENCY = 480.0  # a load that misses L2 (L2 hit: about 260)
+TMA_LATENCY = 650.0  # about 170 over an ordinary load: issue, descriptor, boxes, complete_tx
+SHARED_LATENCY = 29.0
+WGMMA_LATENCY = 32.0  # from the last multiply to the accumulator in registers: m64n8k16 takes this long, m64n256k16 128
+TCGEN05_LATENCY = 60.0  # the pipeline is deeper than wgmma's and a commit signals an mbarrier
+TENSOR_MEMORY_LATENCY = 30.0
+SHUFFLE_LATENCY = 23.0  # one round of shfl and the operation after it
+BARRIER = 20.0  # bar.sync, a fence, or one try_wait that succeeds
+# bytes a cycle, of one multiprocessor
+L2_BYTES = 48.0  # 12 TB/s of L2 shared by 132 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) at 1.7 GHz is 53; a tenth is lost. Tiles are taken to be in L2:
+#                  of a persistent kernel's loads all but the first of each tile are
+HBM_BYTES = 21.4  # 4.8 TB/s (H200 data sheet) shared by 132 at 1.7 GHz: loads and stores of threads, which mostly stream
+SHARED_BYTES = 128.0  # 32 banks of 4 bytes
+TENSOR_MEMORY_BYTES = 512.0  # tcgen05.ld: 128 lanes of 4 bytes
+# multiply-adds of 16-bit numbers a cycle, of one multiprocessor
+WGMMA_RATE = 2048.0  # 989.4 TFLOP/s dense / 2 / 132 / 1.83 GHz (H100 SXM data sheet and boost clock): m64n256k16 in 128 cycles
+TCGEN05_RATE = 4096.0  # 2.25 PFLOP/s dense / 2 / 148 / 1.85 GHz (B200)
+MMA_SYNC_RATE = 1024.0  # an A100's mma.sync; on Hopper it reaches 62% of wgmma's (arXiv:2402.13499), 1270
+# results a cycle, of one multiprocessor (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0)
+FMA_RESULTS = 128.0  # 32-bit float add, multiply, fused multiply-add
+ALU_RESULTS = 64.0  # integers, comparisons, minimum and maximum, selects, conversions; 64-bit floats
+SPECIAL_RESULTS = 16.0  # exp2, log2, reciprocal, (reciprocal) square root, sine, cosine
+SHUFFLE_RESULTS = 32.0
+SCHEDULERS = 4  # of a multiprocessor, each with a quarter of its units: fewer warps than that reach only so many quarters
+ISSUE = 2.0  # an instruction of one warp, behind another of it
+TMA_ISSUE = 12.0  # elect one thread, coordinates, the instruction
+WGMMA_ISSUE = 4.0  # one m64nNk16: descriptors and the instruction
+
+_FREE = {
+    "arith.constant", "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "cf.br", "cf.cond_br", "tt.return", "tt.call", "ub.poison",
+    "ttg.warp_yield", "ttg.warp_return", "tt.func", "tt.bitcast", "arith.bitcast", "tt.unsplat", "tt.join", "tt.split", "tt.cat", "tt.assume", "llvm.intr.assume",
+    "ttg.local_dealloc", "tt.reduce.return", "tt.scan.return", "ttng.arrive_barrier_register",
+}  # fmt: skip
+_SPECIAL_OPERATIONS = {
+    "math.exp2": 1, "math.exp": 1, "math.log2": 1, "math.log": 1, "math.sin": 1, "math.cos": 1, "math.sqrt": 1, "math.rsqrt": 1, "arith.divf": 1, "tt.precise_sqrt": 2,
+    "tt.precise_divf": 2, "math.tanh": 2, "math.erf": 1,
+}  # fmt: skip
+_FMA_OPERATIONS = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf", "math.absf"}
+_SPECIAL_MNEMONICS = re.compile(r"\b(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos|div)\.")
+_INSTRUCTION = re.compile(r"^\s*(?:[\w$]+:\s*)?(?:@!?[\w$%{}]+\s+)?([a-z][a-z0-9]*(?:[.:]+[a-z0-9]+)+)", re.M)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation takes: `cycles` of its role's time if it is alone, of which the shared `unit` is busy for `load`. `kind` is for pictures."""
+
+    cycles: float
+    kind: str = "arithmetic"
+    unit: str = ""
+    load: float = 0.0
+
+
+FREE = Cost(0.0)
+
+
+class Unit:
+    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is left free, in pieces, as warps' instructions interleave."""
+
+    __slots__ = ("starts", "ends")
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+
+    def take(self, at: float, load: float) -> float:
+        """Have the unit for `load` cycles from `at` on; the time at which that much was had."""
+        starts, ends = self.starts, self.ends
+        first = bisect_left(ends, at)
+        index, time, left = first, at, load
+        begin = at
+        while index < len(starts):
+            gap = starts[index] - time
+            if gap >= left:
+                break
+            if gap > 0:
+                left -= gap
+            time = max(time, ends[index])
+            index += 1
+        finish = time + left
+        if first < index:
+            begin = min(begin, starts[first])
+        ends_at = finish
+        if index < len(starts) and starts[index] <= finish:
+            ends_at = ends[index]
+            index += 1
+        starts[first:index] = [begin]
+        ends[first:index] = [ends_at]
+        return finish
 
 
 def tma_cycles(nbytes: int) -> float:
-    return nbytes / GLOBAL_BYTES
+    return nbytes / L2_BYTES
 
 
 def global_cycles(nbytes: int) -> float:
-    return nbytes / GLOBAL_BYTES
+    return nbytes / HBM_BYTES
 
 
 def wgmma_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """4096 16-bit multiply-adds a cycle and multiprocessor (dense), twice that with 8 bits."""
-    return m * n * k / (4096 * 16 / max(bits, 8))
+    """Twice the rate with 8 bits, half with tf32."""
+    return m * n * k / (WGMMA_RATE * 16 / max(bits, 8))
 
 
 def tcgen05_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """8192 16-bit multiply-adds a cycle and multiprocessor."""
-    return m * n * k / (8192 * 16 / max(bits, 4))
+    """Twice the rate with 8 bits, four times with 4."""
+    return m * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
 
 
 def elements(kind: Any) -> int:
     return prod(kind.shape) if isinstance(kind, (Tensor, MemDesc)) else 1
 
 
-def operation_cycles(op: Op, warps: int) -> float:
-    """What an operation takes of its role's own time."""
-    if op.name in _FREE:
-        return 0.0
-    size = max([elements(t) for t in (*op.result_types, *op.operand_types)], default=1)
-    instructions = size / 32 / max(warps, 1)  # of each warp
-    if op.name in _SPECIAL_OPERATIONS:
-        return max(1.0, instructions * 32 / SPECIAL / 4)
-    if op.name in ("ttg.local_load", "ttg.local_store"):
-        kind = next(t for t in (*op.operand_types, *op.result_types) if isinstance(t, MemDesc))
-        return 25.0 + size * kind.element.nbytes / SHARED_BYTES
-    if op.name in ("tt.load", "tt.store"):
-        kind_ = next((t for t in (*op.result_types, *op.operand_types[1:]) if isinstance(t, Tensor)), None)
-        nbytes = size * (kind_.element.nbytes if kind_ is not None else 4)
-        return (GLOBAL_LATENCY if op.name == "tt.load" else 0.0) + nbytes / GLOBAL_BYTES
-    if op.name == "tt.reduce":
-        return max(1.0, instructions) + 30.0
-    if op.name == "tt.dot":
-        shape = op.operand_types[0].shape  # type: ignore[union-attr]
-        return elements(op.result_types[0]) * shape[-1] / 2048
-    if op.name in ("ttng.tmem_load", "ttng.tmem_store"):
-        return 30.0 + size * 4 / 512
-    return max(1.0, instructions)
+def _largest(types: tuple[Type, ...]) -> Tensor | None:
+    return max((t for t in types if isinstance(t, Tensor)), key=elements, default=None)
+
+
+def _work(results: float, rate: float, warps: int, kind: str, unit: str, latency: float = 0.0) -> Cost:
+    """So many results of a unit by a role of so many warps."""
+    load = results / rate
+    return Cost(latency + max(ISSUE, load * SCHEDULERS / min(max(warps, 1), SCHEDULERS)), kind, unit, load)
+
+
+def operation_cost(op: Op, warps: int) -> Cost:
+    """What an operation takes of its role's own time, and of which unit. Asynchronous work (TMA, wgmma, tcgen05, cp.async) is timed where it starts."""
+    name = op.name
+    if name in _FREE or name.startswith("ttg.memdesc_") or name.endswith("_id") or name == "ttng.tmem_subslice":
+        return FREE
+    tensor = _largest((*op.result_types, *op.operand_types))
+    size = elements(tensor)
+    if name in ("ttg.local_load", "ttg.local_store", "ttg.local_gather", "ttg.local_scatter") or name == "ttg.local_alloc" and op.operands:
+        return _shared(op, warps)
+    if name in ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_gather"):
+        values = _largest((*op.result_types, *op.operand_types[1:]))
+        nbytes = elements(values) * (values.element.nbytes if values is not None else 4)
+        return Cost((0.0 if name == "tt.store" else GLOBAL_LATENCY) + nbytes / HBM_BYTES, "global memory", "HBM", nbytes / HBM_BYTES)
+    if name in ("ttng.tmem_load", "ttng.tmem_store") or name == "ttng.tmem_alloc" and tensor is not None:
+        nbytes = size * 4
+        return Cost(TENSOR_MEMORY_LATENCY + nbytes / TENSOR_MEMORY_BYTES, "tensor memory", "tensor memory", nbytes / TENSOR_MEMORY_BYTES)
+    if name == "ttng.warp_group_dot":
+        m, n = op.result_types[0].shape[-2:]  # type: ignore[union-attr]
+        a = op.operand_types[0]
+        products = -(-m // 64) * -(-n // 256) * -(-a.shape[-1] * a.element.bits // 256)  # type: ignore[union-attr]
+        return Cost(WGMMA_ISSUE * products * 4 / max(warps, 4), "issue")
+    if name.startswith(("ttng.async_tma", "ttng.tc_gen5", "ttng.tmem_copy")) and "wait" not in name:
+        return Cost(TMA_ISSUE, "issue")
+    if name == "ttg.async_copy_global_to_local":
+        assert tensor is not None
+        return _work(size / max(1, 16 // op.operand_types[1].element.nbytes), SHUFFLE_RESULTS, warps, "issue", "shared memory")  # type: ignore[union-attr]
+    if name in ("ttng.init_barrier", "ttng.inval_barrier", "ttng.barrier_expect", "ttng.arrive_barrier", "ttng.async_copy_mbarrier_arrive"):
+        return Cost(2 * ISSUE, "synchronisation")  # sent to shared memory; nothing waits for an answer
+    if name in ("ttg.barrier", "gpu.barrier", "ttg.local_barrier") or "fence" in name or "barrier" in name or "wait" in name or "cluster" in name or name == "ttg.warp_specialize":
+        return Cost(0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER, "synchronisation")
+    if name in ("tt.elementwise_inline_asm", "ttg.inline_asm"):
+        return _assembly(op, warps, size)
+    if name == "tt.dot":
+        a = op.operand_types[0]
+        cycles = elements(op.result_types[0]) * a.shape[-1] / (MMA_SYNC_RATE * 16 / max(a.element.bits, 8))  # type: ignore[union-attr]
+        return Cost(WGMMA_LATENCY + cycles * SCHEDULERS / min(warps, SCHEDULERS), "product", "tensor core", cycles)
+    if tensor is None:
+        return Cost(ISSUE, "arithmetic")
+    if name in ("tt.reduce", "tt.scan"):
+        return _reduction(op, warps)
+    if name == "ttg.convert_layout":
+        return _conversion(op, warps)
+    if name in _SPECIAL_OPERATIONS:
+        return _work(size * _SPECIAL_OPERATIONS[name], SPECIAL_RESULTS, warps, "special functions", "special functions")
+    return _work(size, FMA_RESULTS if name in _FMA_OPERATIONS else ALU_RESULTS, warps, "arithmetic", "arithmetic")
+
+
+def _shared(op: Op, warps: int) -> Cost:
+    """As many cycles as wavefronts, bank conflicts included."""
+    from .bank_conflicts import access_cost, tensor_and_memory
+
+    found = tensor_and_memory(op)
+    assert found is not None, op.name
+    cost = access_cost(op, warps)
+    wavefronts = cost.wavefronts if cost is not None else elements(found[0]) * 4 / SHARED_BYTES  # indices known only at run time: as if free of conflicts
+    return Cost(SHARED_LATENCY + wavefronts, "shared memory", "shared memory", wavefronts)
+
+
+def _assembly(op: Op, warps: int, size: int) -> Cost:
+    """Each instruction once for the elements it handles, or once for the warp where there are no tensors."""
+    text = str(op.attributes.get("asm_string", ""))
+    instructions = _INSTRUCTION.findall(re.sub(r"[;{}]", "\n", text))
+    if "mbarrier" in text or "barrier" in text or "fence" in text:
+        return Cost(ISSUE * len(instructions) + (BARRIER if "wait" in text or "bar." in text or "fence" in text else 0.0), "synchronisation")
+    if op.name == "ttg.inline_asm" or _largest((*op.result_types, *op.operand_types)) is None:
+        return Cost(ISSUE * len(instructions), "issue" if "cp." in text or "tcgen05" in text else "arithmetic")
+    packed = max(1, int(op.attributes.get("packed_element", 1)))
+    special = sum(1 for i in instructions if _SPECIAL_MNEMONICS.match(i))
+    others = len(instructions) - special
+    arithmetic = _work(size / packed * others, FMA_RESULTS, warps, "arithmetic", "arithmetic")
+    if not special:
+        return arithmetic
+    return max(arithmetic, _work(size / packed * special, SPECIAL_RESULTS, warps, "special functions", "special functions"), key=lambda c: c.load)
+
+
+def _reduction(op: Op, warps: int) -> Cost:
+    """Within threads as arithmetic, then a round of shuffles for each bit of the lane along the axis, then through shared memory where warps divide it."""
+    kind = next(t for t in op.operand_types if isinstance(t, Tensor))
+    combines = [inner.name for region in op.regions for block in region.blocks for inner in block.operations if not inner.name.endswith(".return")]
+    rate = FMA_RESULTS if combines and all(c in _FMA_OPERATIONS for c in combines) else ALU_RESULTS
+    size = elements(kind) * max(1, len(combines))
+    if kind.layout is None:
+        return _work(size, rate, warps, "arithmetic", "arithmetic")
+    axis = op.attributes["axis"]
+    found = bases(kind.layout, "tensor", kind.shape)
+    lane = sum(1 for b in found.inputs["lane"] if b[axis])
+    across = sum(1 for b in found.inputs["warp"] if b[axis])
+    latency = lane * SHUFFLE_LATENCY + (2 * SHARED_LATENCY + 2 * BARRIER if across else 0.0)
+    return _work(size, rate, warps, "arithmetic", "arithmetic", latency)
+
+
+def _conversion(op: Op, warps: int) -> Cost:
+    """Free where every thread keeps its elements, shuffles where every warp does, else through shared memory and back."""
+    before, after = op.operand_types[0], op.result_types[0]
+    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+    if before.layout is None or after.layout is None:
+        return FREE
+    size = elements(after)
+    reach = _reach(before.layout, after.layout, after.shape, warps)
+    if reach == "thread":
+        return FREE
+    if reach == "warp":
+        return _work(size, SHUFFLE_RESULTS, warps, "arithmetic", "arithmetic", SHUFFLE_LATENCY)
+    wavefronts = 2 * size * after.element.nbytes / SHARED_BYTES
+    return Cost(2 * SHARED_LATENCY + BARRIER + wavefronts, "shared memory", "shared memory", wavefronts)
+
+
+@functools.cache
+def _reach(before: str, after: str, shape: tuple[int, ...], warps: int) -> str:
+    """From how far a thread needs elements: its own registers, its warp's, or others'."""
+    source, target = registers(before, shape, warps)[: 32 * warps], registers(after, shape, warps)[: 32 * warps]
+    for reach, threads in (("thread", 1), ("warp", 32)):
+        # (group of threads, element) as one number
+        group = np.arange(32 * warps)[:, None] // threads * prod(shape)
+        if np.isin(target + group, source + group).all():
+            return reach
+    return "block"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from tritonkittens.launch import simulator
 from tritonkittens.launch.arguments import argument_types
 from tritonkittens.launch.device import Device as Facts
 
+from ..launch.tensormap import hardware_box
+from . import tensormaps
 from .arguments import as_tensor, convert, flatten, tensor_map
 from .lowering import compiling_for_simulation, load_lowered, load_ttgir
 from .memory import Global
@@ -124,9 +127,16 @@ class SimulatedDevice:
     def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
         for i, spec in enumerate(specs):
             made = tensor_map(tensor, spec, "tensor with multicast")
-            made.owner = (tensor, buffer)[0]
+            made.box, made.swizzle = hardware_box(spec, made.nbytes), spec.swizzle
+            made.owner = tensor
             self.maps[buffer.data_ptr() + 128 * i] = made
         self._buffers = [*getattr(self, "_buffers", []), buffer]
+
+    def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
+        """What cuTensorMapEncodeTiled makes, dimensions from the fastest as it takes them."""
+        element, size = tensormaps.FORMATS[dtype]
+        nan = math.nan if fill == "nan" else 0.0
+        return tensormaps.pack(TensorMap(address, element, size, tuple(shape[::-1]), (*strides[::-1], size), tuple(box[::-1]), nan, swizzle=swizzle))
 
     # ---- Triton's driver interface
 
@@ -155,7 +165,9 @@ class _Utilities:
         self.device = device
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple:
-        return None, load_lowered(kernel.decode()), 0, 0, 1024
+        program = load_lowered(kernel.decode())
+        # registers of a thread: as many as it can have, for hosts that compute an occupancy from them
+        return None, program, min(255, self.device.facts.registers_per_multiprocessor // (32 * program.total_warps)), 0, 1024
 
     def unload_module(self, module: Any) -> None:
         """Nothing was loaded."""

@@ -95,8 +95,10 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
     """The linear layout of a tile of `shape`. Raises LayoutError for a layout that is not linear (padded shared memory)."""
     layout = gluon_layout(text, kind, shape, bits)
     builder = gluon_ir.GluonOpBuilder(_context())
-    if int(np.prod(shape)) == 1 and kind == "shared":
-        return Bases(shape, {"offset": [], "block": [list(b) for b in getattr(layout, "cga_layout", [])]})
+    if kind == "shared":
+        blocks = [list(b) for b in getattr(layout, "cga_layout", [])]
+        if int(np.prod(shape)) == 1 << sum(any(b) for b in blocks):  # one element in each CTA: such a layout has no linear form of its own
+            return Bases(shape, {"offset": [], "block": blocks})
     try:
         made = builder.to_linear_layout(layout._to_ir(builder), list(shape))
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -105,6 +107,10 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
         "reg_bases": "register", "lane_bases": "lane", "warp_bases": "warp", "block_bases": "block", "offset_bases": "offset", "rows": "row", "cols": "column",
     }  # fmt: skip
     found = {name: [list(b) for b in getattr(made, attribute)] for attribute, name in names.items() if hasattr(made, attribute)}
+    if kind == "tmem" and not found.get("block"):  # Gluon's form of these leaves the CTAs out: each holds a tile of its own
+        cga = [list(b) for b in getattr(layout, "cga_layout", ())]
+        tile = [n >> sum(bool(b[d]) for b in cga) for d, n in enumerate(shape)]
+        found["block"] = [[b * n for b, n in zip(vector, tile)] for vector in cga]
     return Bases(shape, found)
 
 
@@ -156,11 +162,13 @@ def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.n
         raise LayoutError(f"layout {text} leaves elements of a tile {shape} without a place")
     replicas = None
     if blocks and len(flat) > out.size:
-        copies = [np.full(out.size, -1, np.int64) for _ in range(1 << len(blocks))]
+        copies = np.full((1 << len(blocks), out.size), -1, np.int64)
         for block in range(1 << len(blocks)):
             part = slice(block * elements, (block + 1) * elements)
-            copies[block][flat[part][::-1]] = places[part][::-1]
-        replicas = np.stack([c.reshape(shape) for c in copies])
+            copies[block, flat[part][::-1]] = places[part][::-1]
+        holders = copies >= 0  # every element is in the same number of CTAs
+        order = np.argsort(~holders, axis=0, kind="stable")[: int(holders.sum(axis=0).max())]
+        replicas = np.take_along_axis(copies, order, axis=0).reshape(-1, *shape)
     return out.reshape(shape), replicas
 
 
@@ -186,7 +194,7 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
     """
     found = bases(text, "tmem", shape, bits)
     rank = len(shape)
-    rows, columns, blocks = found.inputs["row"], found.inputs["column"], found.inputs.get("block", [])
+    rows, columns, blocks = found.inputs["row"], found.inputs["column"], found.inputs["block"]
     across = evaluate(columns, rank)
     down = evaluate(rows, rank)
     coordinates = (down[:, None, :] ^ across[None, :, :]).reshape(-1, rank)
@@ -204,6 +212,14 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
         replicas = places[order].reshape(out.size, -1).T.reshape(-1, *shape)
     taken = -(-len(across) * bits // 32)
     return out.reshape(shape), replicas, taken
+
+
+@functools.cache
+def free_ranks(kind: MemDesc) -> int:
+    """The bits of a CTA's rank that do not matter for what it holds of a view in shared memory: the CTAs that differ in them hold copies."""
+    rank = min(layout_rank(kind), len(kind.shape))
+    blocks = bases(kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits).inputs.get("block", [])
+    return sum(1 << i for i, vector in enumerate(blocks) if not any(vector))
 
 
 def layout_rank(kind: Type) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .barriers import MAX_COUNT, Barrier
 from .clocks import ASYNC, GENERIC, Access, Clock
+from .costs import Unit
 from .layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from .memory import Bytes
 from .numbers import decode, encode
@@ -43,7 +44,7 @@ class Async:
     `effect` runs at completion: it touches memory (as this agent) and signals. `after`: an operation of the same in-order unit that completes first.
     """
 
-    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "unit", "gate", "registers")
+    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "phase", "unit", "gate", "registers")
 
     def __init__(self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], after: Async | None, unit: str, number: int):
         self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = kind, role, op, effect, after, unit, number
@@ -54,6 +55,7 @@ class Async:
         self.finish = role.time
         self.who = f"{kind} of {role.name}"
         self.barrier: Barrier | None = None  # that it will signal
+        self.phase = 0  # of that barrier when it started
         self.gate: Callable[[], bool] | None = None
         self.registers: Any = None  # a matrix operand in registers, which must live until the product is waited for
 
@@ -85,6 +87,8 @@ class Role:
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
         self.on_return: Callable[[], None] | None = None
+        self.mask: Any = None  # bool for each thread: those that took a branch which divides the role (`divergence`); None is all
+        self.meets: Block | None = None  # where a part of a divided role ends
 
     @property
     def ready(self) -> bool:
@@ -103,7 +107,8 @@ class Cta:
         self.shared = Bytes(shared_bytes)
         self.tensor = Bytes(LANES * TENSOR_LANE_BYTES) if tensor else None
         self.allocations: dict[str, list[Allocation]] = {"shared": [], "tensor": []}
-        self.tensor_live: dict[int, Allocation] = {}
+        self.tensor_live: dict[int, Allocation] = {}  # of tcgen05.alloc, by column
+        self.tensor_relinquished = False
         self.static_top = 0
 
 
@@ -120,9 +125,11 @@ class Machine:
         self.barriers: dict[int, Barrier] = {}
         self.dead_barriers: dict[int, Op] = {}
         self.operations = 0
-        self.units: dict[str, float] = {}  # modelled time at which an engine is free
+        self.units: dict[tuple[str, int], float] = {}  # modelled time at which an engine of a CTA is free
+        self.shared_units: dict[tuple[str, int], Unit] = {}  # units that the roles of a CTA share
         self.queues: dict[Any, Async] = {}  # last operation of an in-order unit
         self.named: dict[tuple[int, int], Any] = {}
+        self.words: dict[tuple[str, int], Clock] = {}  # what releasing stores to a word handed on
         self.cluster_barrier = ClusterBarrier(self)
         self.time = 0.0
         self.steps = 0
@@ -276,13 +283,23 @@ class Machine:
             operation.clock.fenced_operations |= after.clock.fenced_operations | after.bit
         if queue is not None:
             self.queues[queue] = operation
-        begin = max(role.time, self.units.get(operation.unit, 0.0))
+        engine = (operation.unit, role.rank)
+        begin = max(role.time, self.units.get(engine, 0.0))
         operation.started = begin
         operation.finish = begin + cost + latency
-        self.units[operation.unit] = begin + cost
+        self.units[engine] = begin + cost
         role.clock.roles[role.index] += 1  # what the role does after the start is not ordered before the operation
         self.flying.append(operation)
+        if self.simulation.recorder is not None:
+            self.simulation.recorder.issued(self, operation, cost)
         return operation
+
+    def shared_unit(self, name: str, rank: int) -> Unit:
+        """A unit that the roles of a CTA share, for modelled time."""
+        found = self.shared_units.get((name, rank))
+        if found is None:
+            found = self.shared_units[name, rank] = Unit()
+        return found
 
     def complete(self, operation: Async) -> None:
         self.flying.remove(operation)
@@ -296,9 +313,15 @@ class Machine:
     def acquire(self, role: Role, operations: list[Async]) -> None:
         """The role has waited for these."""
         for operation in operations:
-            role.clock.operations |= operation.bit
-            role.clock.fenced_operations |= operation.bit
+            role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
+            role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
             role.time = max(role.time, operation.finish)
+
+    def idle_but_for(self, timer: Async) -> bool:
+        """Can nothing happen but that a timer runs out? Of several the first does."""
+        if any(role.ready for role in self.roles):
+            return False
+        return all(o is timer or (o.kind == "timer" and o.finish >= timer.finish) or (o.kind != "timer" and not o.can_complete()) for o in self.flying)
 
     # ---- barriers
 
@@ -381,9 +404,17 @@ class Machine:
             self.report("bytes", f"{barrier.name}: a tx-count of {barrier.tx}; the hardware counts to {MAX_COUNT}", role, op, buffer=barrier.name)
         self._advance(barrier)
 
+    def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
+        """mbarrier.complete_tx by a thread: as if a copy had delivered."""
+        barrier.history[f"{role.name} (complete_tx)"] = (f"completes {nbytes} bytes", op)
+        barrier.gathering.join(role.release())
+        barrier.tx -= nbytes
+        barrier.delivered += nbytes
+        self._advance(barrier)
+
     def promise(self, operation: Async, barrier: Barrier) -> int:
         """A copy under way will deliver to the phase that is open now; call when it starts, and give the result to `deliver`."""
-        operation.barrier = barrier
+        operation.barrier, operation.phase = barrier, barrier.phase
         return barrier.phase
 
     def deliver(self, operation: Async, barrier: Barrier, phase: int, nbytes: int) -> None:

@@ -52,6 +52,17 @@ class Bytes:
                 return base + start + int(np.argmin(part))
         return None
 
+    def grow(self, size: int) -> None:
+        """More room behind the end, unwritten."""
+        size += -size % 16
+        if size <= self.size:
+            return
+        more = size - self.size
+        self.bytes = np.concatenate([self.bytes, np.full(more, POISON_BYTE, np.uint8)])
+        self.written = np.concatenate([self.written, np.zeros(more, bool)])
+        self.shadow.grow(size)
+        self.size = size
+
     def forget(self, start: int, end: int) -> None:
         """A new allocation: what was there is gone."""
         self.written[start:end] = False

@@ -12,7 +12,10 @@ import numpy as np
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ALIASES = {"f4E2M1FN": "e2m1", "f6E2M3FN": "e2m3", "f6E3M2FN": "e3m2", "f8E8M0FNU": "ue8m0", "e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
-_INTEGERS = {"i1": np.int8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64}
+_INTEGERS = {
+    "i1": np.int8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64,
+    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,  # not MLIR's, which has no signs: elements of tensor maps
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def decode(name: str, bits: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(bits, np.uint64).view(np.float64).reshape(bits.shape)
     if name in SMALL or name == "ue8m0":
         values = table(name)
-        return values[bits.astype(np.int64) & (len(values) - 1)]
+        return values.take(bits if len(values) == 256 and bits.dtype == np.uint8 else bits.astype(np.int64) & (len(values) - 1))
     if name == "i1":
         return bits.astype(bool)
     if name in _INTEGERS:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tritonkittens.inline_ptx import extern
 from tritonkittens.inspect._ttgir import enclosing_function
 
-from .costs import operation_cycles
+from .costs import Cost, operation_cost
 from .operations import EFFECTS, VIEWS
+from .operations.inline_asm import extern_function
 from .pure_operations import PURE
+from .pure_tensor import sink_constants
 from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
@@ -27,7 +30,7 @@ class Step:
     kind: int
     function: Callable[..., Any] | None
     op: Op
-    cost: float
+    cost: Cost
 
 
 @dataclass(eq=False)
@@ -54,9 +57,11 @@ class Program:
 
 
 def resolve(op: Op, warps: int) -> Step:
-    cost = operation_cycles(op, warps)
+    cost = operation_cost(op, warps)
     if op.name in CONTROL:
         return Step(CONTROL_KIND, None, op, cost)
+    if op.name == "tt.extern_elementwise" and op.attributes["symbol"] in extern.PTX:
+        return Step(GENERATOR_KIND, extern_function, op, cost)
     if op.name in PURE:
         return Step(PURE_KIND, PURE[op.name], op, cost)
     if op.name in VIEWS:
@@ -116,6 +121,7 @@ def function_of(blocks: list[Block], kernel: str) -> str | None:
 
 
 def prepare(module: Module, name: str | None = None) -> Program:
+    sink_constants(module)
     names, first = role_names(module)
     target = str(module.attributes.get("ttg.target", "cuda:90"))
     columns = module.integer("ttg.tensor_memory_size", 0)

@@ -3,9 +3,9 @@
     block = parse(asm_string, constraints)                     # of ttg.inline_asm or tt.elementwise_inline_asm
     outputs = yield from execute(block, machine, inputs)       # a generator: yields the machine's Waits, and None where others may run
 
-What an instruction does is registered beside the shim that emits it (`tritonkittens/inline_ptx/_meaning.py`); here are the syntax (PTX ISA 4 and 6, LLVM's operand
-references) and the flow of control: registers are numpy arrays of the threads' bits, a branch that divides the threads is executed for the lowest place first,
-which lets them meet again behind loops and conditions.
+What an instruction does is registered beside the shim that emits it (`tritonkittens/inline_ptx/_meaning.py`); here are the syntax (PTX ISA 4 and 6, LLVM's
+operand references) and the flow of control: registers are numpy arrays of the threads' bits, and a branch that divides the threads is executed for the lowest
+place first, which lets them meet again behind loops and conditions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tritonkittens.inline_ptx._meaning import Instruction, Machine, Meaning, NoM
 STEP_LIMIT = 1_000_000  # taken back edges
 _UNWRITTEN = 0xABABABABABABABAB  # what a register holds that nothing has written: a wrong result shows
 _LETTERS = {"r": 32, "f": 32, "h": 16, "c": 16, "l": 64, "d": 64, "q": 128, "b": 1, "n": 0, "i": 0}
-_TYPES = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "f64": 64} | {f"{k}{n}": n for k in "bus" for n in (8, 16, 32, 64)} | {"b128": 128}
+_TYPES = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "f64": 64, "b128": 128}
+_TYPES |= {f"{k}{n}": n for k in "bus" for n in (8, 16, 32, 64)}
 _DTYPES: dict[int, Any] = {1: bool, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.uint64}
 
 
@@ -104,6 +105,17 @@ class Block:
     outputs: list[int]
     inputs: list[int]
     variables: list[Variable]
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Which outputs (by number) a wgmma.mma_async writes that the block does not wait for: nothing but a further wgmma and a wait may use them."""
+        pending: set[int] = set()
+        for step in self.steps:
+            if step.mnemonic.startswith("wgmma.mma_async"):
+                pending |= {register.slot for register in step.operands[0].items}
+            elif step.mnemonic.startswith("wgmma.wait_group"):
+                pending.clear()
+        return [number for number, slot in enumerate(self.outputs) if slot in pending]
 
     @property
     def mnemonics(self) -> list[str]:
@@ -228,7 +240,7 @@ class _Parser:
             if match is None or _TYPES.get(match.group(2), 1) < 8:
                 raise self.error(f"declaration {text!r}")
             size = _TYPES[match.group(2)] // 8
-            variable = Variable(match.group(3), size * int(match.group(4) or 1, 0), int(match.group(1) or size))
+            variable = Variable(match.group(3), size * int(match.group(4) or "1", 0), int(match.group(1) or size))
             scope.names[variable.name] = variable
             self.variables.append(variable)
             return
@@ -286,9 +298,9 @@ class _Parser:
             if not isinstance(register, Register) or register.bits != 1:
                 raise self.error(f"{text!r}: no predicate")
             return Register(register.slot, 1, True)
-        number = _number(text)
-        if number is not None:
-            return number
+        immediate = _number(text)
+        if immediate is not None:
+            return immediate
         text = re.sub(r"^\$\{(\d+)(?::\w+)?\}$", r"$\1", text)
         if not re.fullmatch(rf"{_NAME}(?:\.\w+)?", text):
             raise self.error(f"operand {text!r}")
@@ -438,11 +450,12 @@ class _Thread:
 def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT) -> Generator[Any, None, list[np.ndarray]]:
     """Runs a block for the len(t.tid) threads of `t`; a generator that yields Waits, and None where others may run, and returns the outputs' bits.
 
-    inputs: an array [T] or a scalar for each input (bits, or a float array whose bits are meant; tied ones included). Outputs: uint16, uint32 or uint64 [T] each.
+    inputs: an array [T] or a scalar for each input (bits, or a float array whose bits are meant; tied ones
+    included). Outputs: uint16, uint32 or uint64 [T] each.
     Errors: NoMeaning, PtxFault (both name the instruction and the block), and whatever the machine raises. `step_limit`: taken back edges.
     """
     state = _Thread(block, t, inputs)
-    everybody = np.ones(state.threads, bool)
+    everybody: np.ndarray = np.ones(state.threads, bool)
     at: dict[int, np.ndarray] = {0: everybody}  # where the threads are
     edges = 0
     end = len(block.steps)
@@ -473,7 +486,7 @@ def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = S
             many = step.meaning.destinations
             instruction = Instruction(step.mnemonic, tuple(step.mnemonic.split(".")[1:]), step.fields, step.destination_bits, step.spins, active)
             try:
-                result = step.meaning.function(t, instruction, *(state.read(operand) for operand in step.operands[many:]))
+                result = step.meaning.function(t, instruction, *(state.read(operand) for operand in step.operands[0 if step.meaning.updates else many :]))
                 if isinstance(result, GeneratorType):
                     result = yield from result
                 if many:

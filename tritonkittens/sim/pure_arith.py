@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .numbers import decode, encode, round_to
-from .pure_registry import PURE, SIGNED, UNSIGNED, array, dtype_of, element, pure, settle, wrap
+from .pure_registry import BITS, PURE, SIGNED, UNSIGNED, array, dtype_of, element, pure, settle, width, wrap
 from .ttgir import Dense, Op, Pointer, Tensor, Type
 
 # ---------------------------------------------------------------- constants
@@ -39,7 +39,7 @@ def constant(op: Op) -> Any:
 
 def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
     """Integers of a literal, which may be written without a sign, in their type."""
-    return values.astype(np.bool_) if element(kind).bits == 1 else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
+    return values.astype(np.bool_) if width(element(kind)) == 1 else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
 
 
 # ---------------------------------------------------------------- integers
@@ -47,14 +47,14 @@ def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
 
 def read_signed(value: Any, kind: Type) -> Any:
     """The numbers that the bits stand for with a sign: an i1 that is set is -1."""
-    if element(kind).bits != 1:
+    if width(element(kind)) != 1:
         return value if isinstance(value, int) else array(value, kind)
     return -value if isinstance(value, int) else -array(value, kind).astype(np.int8)
 
 
 def read_unsigned(value: Any, kind: Type) -> Any:
     """The numbers that the bits stand for without a sign."""
-    bits = element(kind).bits
+    bits = width(element(kind))
     if isinstance(value, int):
         return value & ((1 << bits) - 1)
     out = array(value, kind)
@@ -63,7 +63,7 @@ def read_unsigned(value: Any, kind: Type) -> Any:
 
 def back(value: Any, kind: Type) -> Any:
     """Computed integers, of either reading, as values of their type."""
-    bits = element(kind).bits
+    bits = width(element(kind))
     if isinstance(value, int):
         return wrap(value, bits)
     return (value & 1).astype(np.bool_) if bits == 1 else value.astype(SIGNED[bits], copy=False)
@@ -74,9 +74,14 @@ def _integer(name: str, read: Callable[[Any, Type], Any], scalar: Callable[[int,
 
     def run(op: Op, a: Any, b: Any) -> Any:
         kind = op.result_types[0]
+        if type(a) is int and type(b) is int:  # most of what a kernel runs: kept short
+            bits = BITS[kind.name]  # type: ignore[union-attr]
+            try:
+                out = scalar(a, b) if read is read_signed and bits > 1 else scalar(read(a, kind), read(b, kind))
+            except ZeroDivisionError:  # what tiles give; code may divide in vain, for a tile past the last
+                out = -1
+            return out if -128 <= out < 128 and bits > 1 else wrap(out, bits)
         x, y = read(a, kind), read(b, kind)
-        if isinstance(x, int) and isinstance(y, int):
-            return wrap(scalar(x, y), kind.bits)  # type: ignore[union-attr]
         if isinstance(x, int) or isinstance(y, int):  # a constant inside a region
             x, y = (np.asarray(x, y.dtype), y) if isinstance(x, int) else (x, np.asarray(y, x.dtype))
         return back(tile(x, y), kind)
@@ -127,7 +132,7 @@ _integer("arith.minui", read_unsigned, min, np.minimum)
 def shift(op: Op, a: Any, b: Any) -> Any:
     """A shift by the width or more leaves zeros, or copies of the sign, as shl and shr do (PTX ISA "shr": amounts are clamped to the width)."""
     kind = op.result_types[0]
-    bits = element(kind).bits
+    bits = width(element(kind))
     by = read_unsigned(b, kind)
     x = read_signed(a, kind) if op.name == "arith.shrsi" else read_unsigned(a, kind)
     if isinstance(x, int) and isinstance(by, int):
@@ -141,7 +146,7 @@ def shift(op: Op, a: Any, b: Any) -> Any:
 
 def high_product(a: Any, b: Any, kind: Type, read: Callable[[Any, Type], Any]) -> Any:
     """The upper half of the product of twice the width."""
-    bits = element(kind).bits
+    bits = width(element(kind))
     x, y = read(a, kind), read(b, kind)
     if isinstance(x, int) and isinstance(y, int):
         return wrap(x * y >> bits, bits)
@@ -297,7 +302,7 @@ def integer_to_float(op: Op, a: Any) -> Any:
     if element(kind).name in ("f32", "f64"):
         return settle(x.astype(dtype_of(kind)), kind)
     wide = x.astype(np.float64)
-    if element(source).bits == 64:  # 53 bits may not hold it: what is cut off is kept as an odd last bit
+    if width(element(source)) == 64:  # 53 bits may not hold it: what is cut off is kept as an odd last bit
         low = x & x.dtype.type(0xFFF)
         wide = np.where(np.abs(wide) >= 2.0**52, (x - low).astype(np.float64) + np.where(low != 0, 2048.0, 0.0), wide)
     return settle(wide, kind)
@@ -308,14 +313,14 @@ def float_to_integer(op: Op, a: Any) -> Any:
     """Toward zero. What does not fit becomes the nearest end of the range, NaN becomes 0 (64-bit: the top bit alone), as cvt.rzi does (PTX ISA "cvt");
     there is no 8-bit cvt, so an i8 is the low byte of 16 bits."""
     kind = op.result_types[0]
-    bits = element(kind).bits
+    bits = width(element(kind))
     x = np.trunc(array(a, op.operand_types[0]).astype(np.float64))
     signed = op.name == "arith.fptosi"
-    width = max(bits, 16)
-    low, high = (-(2.0 ** (width - 1)), 2.0 ** (width - 1)) if signed else (0.0, 2.0**width)
+    at_least = max(bits, 16)
+    low, high = (-(2.0 ** (at_least - 1)), 2.0 ** (at_least - 1)) if signed else (0.0, 2.0**at_least)
     inside = (x >= low) & (x < high)
     whole = np.where(inside, x, 0).astype(np.int64 if signed else np.uint64)
-    limits = np.iinfo((SIGNED if signed else UNSIGNED)[width])
+    limits = np.iinfo((SIGNED if signed else UNSIGNED)[at_least])
     whole = np.where(x >= high, whole.dtype.type(limits.max), np.where(x < low, whole.dtype.type(limits.min), whole))
     if bits == 64:
         whole = np.where(np.isnan(x), whole.dtype.type(limits.min if signed else 1 << 63), whole)

@@ -111,9 +111,11 @@ _erf, _erfc = _torch(torch.erf), _torch(torch.erfc)
 # float64 → float64; float32 arguments are widened and the result is rounded once
 ONE: dict[str, Callable[[Any], Any]] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
-    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "cbrt": np.cbrt, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "rcbrt": lambda x: 1 / np.cbrt(x), "erf": _erf, "erfc": _erfc, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "round": _round_away, "fabs": np.abs,
+    "rcbrt": lambda x: 1 / np.cbrt(x), "erf": _erf, "erfc": _erfc,
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "round": _round_away, "fabs": np.abs,
     "erfinv": _torch(torch.erfinv), "erfcx": _torch(torch.special.erfcx), "erfcinv": _torch(lambda x: -torch.special.ndtri(x / 2) / math.sqrt(2)),
     "normcdf": _torch(torch.special.ndtr), "normcdfinv": _torch(torch.special.ndtri), "lgamma": _each(math.lgamma), "tgamma": _each(math.gamma),
     "j0": _torch(torch.special.bessel_j0), "j1": _torch(torch.special.bessel_j1), "y0": _torch(torch.special.bessel_y0), "y1": _torch(torch.special.bessel_y1),
@@ -274,8 +276,8 @@ def _converted(source: str, target: str, mode: str, op: Op, a: Any) -> Any:
     if source in ("double", "float"):
         x = array(a, op.operand_types[0])
         if target == "float":
-            near = x.astype(np.float32)
-            return settle(directed(near, np.where(np.isinf(x), 0.0, x - near), mode), kind)
+            single: np.ndarray = x.astype(np.float32)
+            return settle(directed(single, np.where(np.isinf(x), 0.0, x - single), mode), kind)
         rounded = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}[mode](x)
         return float_to_integer(_as(op, "arith.fptoui" if target[0] == "u" else "arith.fptosi"), rounded if rounded.ndim else rounded[()])
     if mode == "rn":
@@ -335,11 +337,11 @@ def _byte_permute(x: Any, y: Any, selector: Any) -> Any:
 
 
 _INTEGER_NAMES = dict(
-    pair.split(":") if ":" in pair else (pair, pair)
+    (pair.split(":")[0], pair.split(":")[-1])
     for pair in (
-        "clz clzll:clz popc popcll:popc ffs ffsll:ffs brev brevll:brev abs llabs:abs mulhi mul64hi:mulhi umulhi umul64hi:umulhi mul24 umul24 sad usad hadd rhadd "
-        "uhadd urhadd byte_perm isnanf:isnan isnand:isnan isinff:isinf isinfd:isinf finitef:finite isfinited:finite signbitf:signbit signbitd:signbit ilogb "
-        "ilogbf:ilogb double2hiint:hiint double2loint:loint"
+        "clz clzll:clz popc popcll:popc ffs ffsll:ffs brev brevll:brev abs llabs:abs mulhi mul64hi:mulhi umulhi umul64hi:umulhi mul24 umul24 sad "
+        "usad hadd rhadd uhadd urhadd byte_perm isnanf:isnan isnand:isnan isinff:isinf isinfd:isinf finitef:finite "
+        "isfinited:finite signbitf:signbit signbitd:signbit ilogb ilogbf:ilogb double2hiint:hiint double2loint:loint"
     ).split()
 )
 _REINTERPRET = {"float_as_int", "float_as_uint", "int_as_float", "uint_as_float", "double_as_longlong", "longlong_as_double"}

@@ -1,7 +1,7 @@
 """The meaning of every TTGIR operation without side effects: `PURE[name](op, *operand values) -> result`, a tuple where there are several."""
 from __future__ import annotations
 
-from . import pure_arith, pure_math, pure_tensor
+from . import pure_arith, pure_math, pure_packed, pure_tensor
 from .pure_registry import PURE, pure
 
-__all__ = ["PURE", "pure", "pure_arith", "pure_math", "pure_tensor"]
+__all__ = ["PURE", "pure", "pure_arith", "pure_math", "pure_packed", "pure_tensor"]

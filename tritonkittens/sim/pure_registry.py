@@ -16,6 +16,7 @@ from .ttgir import Pointer, Scalar, Tensor, Type
 PURE: dict[str, Callable[..., Any]] = {}
 SIGNED: dict[int, Any] = {1: np.bool_, 8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 UNSIGNED: dict[int, Any] = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
 
 
 def pure(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -35,14 +36,19 @@ def element(kind: Type) -> Scalar | Pointer:
     return kind.element if isinstance(kind, Tensor) else kind  # type: ignore[return-value]
 
 
+def width(number: Scalar | Pointer) -> int:
+    """The bits of an integer or pointer."""
+    if number.name not in BITS:
+        raise NotImplementedError(f"the simulator knows no integers of type {number.name}")
+    return BITS[number.name]
+
+
 def dtype_of(kind: Type) -> Any:
     """The numpy type that holds numbers of a type: float32 for every float format but f64, int64 for pointers."""
     number = element(kind)
     if number.is_float:
         return np.float64 if number.name == "f64" else np.float32
-    if number.bits not in SIGNED:
-        raise NotImplementedError(f"the simulator knows no integers of type {number.name}")
-    return SIGNED[number.bits]
+    return SIGNED[width(number)]
 
 
 def wrap(value: int, bits: int) -> int:
@@ -66,8 +72,8 @@ def settle(value: Any, kind: Type) -> Any:
         out = value if name == "f32" and value.dtype == np.float32 else round_to(name, value)
         return out if out.ndim else out[()]
     if isinstance(value, int):
-        return wrap(value, number.bits)
+        return wrap(value, width(number))
     out = np.asarray(value)
     if not out.ndim:
-        return wrap(int(out), number.bits)
-    return (out & 1).astype(np.bool_) if number.bits == 1 and out.dtype != np.bool_ else out.astype(dtype_of(kind), copy=False)
+        return wrap(int(out), width(number))
+    return (out & 1).astype(np.bool_) if number.name == "i1" and out.dtype != np.bool_ else out.astype(dtype_of(kind), copy=False)

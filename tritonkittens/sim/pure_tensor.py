@@ -9,7 +9,7 @@ import numpy as np
 
 from .numbers import decode, round_to
 from .pure_registry import PURE, array, dtype_of, element, pure, settle
-from .ttgir import Block, Op, Tensor
+from .ttgir import Block, Module, Op
 
 # ---------------------------------------------------------------- shapes
 
@@ -96,6 +96,23 @@ def histogram(op: Op, values: np.ndarray, *mask: Any) -> Any:
 
 Combine = Callable[[list[Any]], list[Any]]
 _FUNCTIONS: weakref.WeakKeyDictionary[Block, Combine] = weakref.WeakKeyDictionary()
+
+
+def sink_constants(module: Module) -> None:
+    """Put the constants that a combiner uses back into its region, out of which MLIR's folder moves them; to be called once, before the module is run.
+
+    Raises NotImplementedError for a region that uses anything else from outside.
+    """
+    constants = {op.results[0]: op for op in module.walk() if op.name == "arith.constant"}
+    for op in module.walk():
+        if op.name not in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
+            continue
+        inside = [o for block in op.regions[0].blocks for o in block.operations]
+        defined = {v for block in op.regions[0].blocks for v in block.arguments} | {v for o in inside for v in o.results}
+        for value in sorted({v for o in inside for v in o.operands} - defined):
+            if value not in constants:
+                raise NotImplementedError(f"{op.name} uses %{module.value_names.get(value, value)} from outside its region, at {op.location}")
+            op.regions[0].blocks[0].operations.insert(0, constants[value])
 
 
 def meaning(op: Op) -> Callable[..., Any]:
@@ -304,4 +321,3 @@ def dot_scaled(op: Op, *operands: Any) -> Any:
 @pure("ttg.fp4_to_fp")
 def fp4_to_fp(op: Op, a: np.ndarray) -> Any:
     return settle(unpack_fp4(array(a, op.operand_types[0]), op.attributes["axis"]), op.result_types[0])
-

@@ -32,6 +32,7 @@ KINDS = {
     "nondeterministic": "the result depends on the schedule",
     "assert": "a device_assert of the kernel failed",
     "trap": "the kernel executed trap",
+    "illegal": "an instruction with operands that the hardware rejects or gives no meaning",
     "unknown": "an operation or instruction without a meaning in the simulator",
 }
 

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from . import divergence, tensormaps
 from .clocks import Clock
 from .machine import Async, Machine, Role, Wait
+from .operations import EFFECTS
 from .memory import Global
-from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, partitions
+from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
 from .schedule import Schedule
-from .ttgir import Op
+from .ttgir import Op, Tensor
 from .values import InFlight, Poison, TensorMap
 
 STEP_LIMIT = 20_000_000  # operations of one launch
 SLICE = 4_000  # operations of one cluster before another may start: clusters that wait for each other through global memory
 MAX_FINDINGS = 25
+FIRST_THREAD = {"tt.store"}  # of a scalar: the compiler lets one thread do it
 SHARED_LIMITS = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}
 TENSOR_COLUMNS = 512
 MAX_WARPS = 32
@@ -58,6 +61,17 @@ class Simulation:
         self.findings.append(finding)
         if len(self.findings) >= MAX_FINDINGS:
             raise Stop(finding)
+
+    def tensor_map(self, address: int) -> TensorMap | None:
+        """The tensor map at an address: one that was made there, or one whose bytes lie there."""
+        known = self.tensor_maps.get(address)
+        found = None if known is not None else self.memory.find(address)
+        if found is None or address + tensormaps.NBYTES > found[0] + found[1]:
+            return known
+        made = tensormaps.unpack(found[2][address - found[0] :][: tensormaps.NBYTES].tobytes(), "")
+        if made is not None:
+            made.name = f"the tensor at {self.memory.name(made.address)}"
+        return made
 
     def scratch(self, role: Role, nbytes: int, alignment: int, op: Op) -> int:
         """Global memory of the compiler's own, for one program."""
@@ -218,7 +232,8 @@ class Simulation:
             self.steps += 1
             if self.steps > self.step_limit:
                 self.endless(machine, role, op)
-            role.time += step.cost
+            if step.cost.cycles:
+                self.spend(machine, role, step)
             kind = step.kind
             if kind == CONTROL_KIND:
                 if self.control(role, op):
@@ -226,6 +241,8 @@ class Simulation:
                 environment = role.environment
                 continue
             role.at += 1
+            if role.mask is not None and kind in (EFFECT_KIND, GENERATOR_KIND):
+                divergence.check(role, op)
             values = [environment[i] for i in op.operands]
             try:
                 if kind == PURE_KIND:
@@ -247,9 +264,16 @@ class Simulation:
                 for slot, value in zip(op.results, result):
                     environment[slot] = value
             if kind == EFFECT_KIND:
-                if self.recorder is not None:
-                    self.recorder.step(machine, role, step)
                 return
+
+    def spend(self, machine: Machine, role: Role, step: Step) -> None:
+        """The operation's modelled time: the role's own, and what it has to wait for a unit that other roles of its CTA use."""
+        cost, begin = step.cost, role.time
+        role.time = begin + cost.cycles
+        if cost.unit:
+            role.time += machine.shared_unit(cost.unit, role.rank).take(begin, cost.load) - begin - cost.load
+        if self.recorder is not None:
+            self.recorder.work(machine, role, step, begin)
 
     def failed(self, role: Role, op: Op, values: list[Any], error: Exception) -> Any:
         """An operation that met a value that is not there: poison spreads, a product in flight is a finding; anything else is a fault of the simulator."""
@@ -272,6 +296,12 @@ class Simulation:
         poison = next((v for v in values if isinstance(v, Poison)), None)
         if poison is not None:
             return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
+        if any(isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)):
+            if op.name in FIRST_THREAD:
+                first = [v.reshape(-1)[0].item() if isinstance(v, np.ndarray) and not isinstance(kind, Tensor) else v for v, kind in zip(values, op.operand_types)]
+                return EFFECTS[op.name](role, op, *first)
+            place = Place(role.machine.where(role), op.name, op.location)
+            raise Stop(Finding("unknown", f"{op.name} of a scalar that differs between the threads of its role", (place,))) from error
         note = f"the simulator failed in {op.name} at {op.location}"
         raise RuntimeError(f"{note}: {type(error).__name__}: {error}") from error
 
@@ -315,7 +345,12 @@ class Simulation:
             if isinstance(condition, Poison):
                 role.machine.stop("uninitialized", "a branch on a value that was never computed", role, op, computed=str(condition.op.location))
             first, yes, no = op.segments
-            taken = bool(condition)
+            if divergence.differs(role, condition):
+                ways = [(op.successors[0], op.operands[yes]), (op.successors[1], op.operands[no])]
+                role.pending, role.pending_results = divergence.diverge(self, role, op, condition, ways), ()
+                self._resume(role)
+                return True
+            taken = bool(divergence.first(role, condition))
             self.jump(role, op.successors[0 if taken else 1], op.operands[yes if taken else no])
             return False
         if name == "cf.switch":
@@ -364,6 +399,8 @@ class Simulation:
                 lambda: all(c.done for c in children), lambda: "the partitions " + ", ".join(c.name for c in children if not c.done) + " to end",
                 time=lambda: max(c.time for c in children),
             )  # fmt: skip
+            if self.recorder is not None:
+                self.recorder.waits(role.machine, role)
             return True
         role.frames.pop()
         for child in children:
@@ -382,6 +419,7 @@ class Simulation:
         for slot, value in zip(block.arguments, values):
             environment[slot] = value
         role.block, role.at = block, 0
+        role.done = block is role.meets  # a part of a divided role ends where the parts meet
 
     def specialize(self, role: Role, op: Op) -> None:
         """Start the partitions; the role itself goes on with the default region."""

@@ -140,3 +140,4 @@ class TensorMap:
     name: str = "tensor"
     im2col: dict[str, Any] | None = None
     owner: Any = field(default=None, repr=False)
+    swizzle: int = 0  # bytes; where the map itself places the box (copies by inline PTX), not a layout

@@ -12,23 +12,25 @@ from .registry import effect
 
 
 def addresses(role: Role, bar: View) -> list[int]:
-    """The barrier in every CTA that the role stands for: one where CTAs are programs of their own."""
+    """The barriers that a view names: one where CTAs are programs of their own; else one of each CTA, or of each group of CTAs that share one.
+
+    Of a group only the CTA of the lowest rank, the leader, has the barrier: it initialises it and waits for it; the others arrive at it across the cluster.
+    """
     if role.machine.simulation.program.num_ctas == 1:
         return [bar.base + int(bar.map.offsets.reshape(-1)[0])]
-    if bar.map.replicas is not None:
-        return sorted({bar.base + int(o) for o in bar.map.replicas.reshape(-1)})
-    return sorted({bar.base + int(o) for o in bar.map.offsets.reshape(-1)})
+    return sorted(bar.base + int(o) for o in bar.map.offsets.reshape(-1))
 
 
-def leader_only(role: Role, bar: View) -> bool:
-    """A barrier that only some CTAs hold (two-CTA products signal the even one's)."""
-    return len(addresses(role, bar)) < len(role_ranks(role))
+def sharers(role: Role, bar: View) -> int:
+    """CTAs that share each barrier of the view: pairs for a barrier made with `two_ctas`."""
+    return len(role_ranks(role)) // len(addresses(role, bar))
 
 
 @effect("ttng.init_barrier")
 def init_barrier(role: Role, op: Op, bar: View) -> None:
+    """The count is what one CTA contributes."""
     for address in addresses(role, bar):
-        role.machine.init_barrier(role, address, op.attributes["count"], op)
+        role.machine.init_barrier(role, address, op.attributes["count"] * sharers(role, bar), op)
 
 
 @effect("ttng.inval_barrier")
@@ -39,15 +41,16 @@ def inval_barrier(role: Role, op: Op, bar: View) -> None:
 
 @effect("ttng.barrier_expect")
 def barrier_expect(role: Role, op: Op, bar: View, predicate: Any) -> None:
-    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase."""
+    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase. The leader expects the bytes of all that share the barrier; the others arrive only."""
     if not predicate:
         return
-    size = op.attributes["size"]
+    count = sharers(role, bar)
+    size = op.attributes["size"] * count
     for address in addresses(role, bar):
         barrier = role.machine.barrier(role, address, op, f"expects {size} bytes")
         if barrier is not None:
             role.machine.expect(role, barrier, size, op)
-            role.machine.arrive(role, barrier, 1, op, f"arrives, expecting {size} bytes")
+            role.machine.arrive(role, barrier, count, op, f"arrives, expecting {size} bytes")
 
 
 @effect("ttng.arrive_barrier")
@@ -58,11 +61,12 @@ def arrive_barrier(role: Role, op: Op, bar: View, *predicate: Any) -> None:
         barrier = role.machine.barrier(role, address, op, "arrives")
         if barrier is not None:
             count = op.attributes["count"] * (32 * role.warps if op.attributes.get("perThread") else 1)
-            role.machine.arrive(role, barrier, count, op)
+            role.machine.arrive(role, barrier, count * sharers(role, bar), op)
 
 
 @effect("ttng.wait_barrier")
 def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
+    """Leaders wait. Triton's program for a cluster runs in lockstep here, so the other CTAs of a group do not run ahead of their leader as they may on hardware."""
     segments = op.attributes.get("operandSegmentSizes")
     if rest and (segments is None or segments[2]) and not rest[0]:
         return

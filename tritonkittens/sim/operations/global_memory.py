@@ -1,10 +1,12 @@
 """Loads, stores and atomics of threads on global memory, and scratch memory of the compiler."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from ..costs import CLOCK_GHZ, GLOBAL_LATENCY
 from ..machine import Role, poisoned
 from ..numbers import decode, encode, round_to
 from ..ttgir import Op, Pointer, Scalar, Tensor
@@ -185,6 +187,36 @@ def atomic_store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> 
 
     _atomic(role, op, pointers, mask[0] if mask else None, change)
     yield None
+
+
+@effect("tt.atomic_poll")
+def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any) -> Any:
+    """Waits until every address holds what is expected there; with a timeout (ns) until then at most, by modelled time. Which ones do."""
+    if poison := poisoned(pointers, expected, *timeout):
+        role.machine.stop("uninitialized", "a poll whose address, value or timeout was never computed", role, op, details=str(poison.op.location))
+    kind = op.operand_types[0]
+    element = element_of(kind)
+    shape = kind.shape if isinstance(kind, Tensor) else ()
+    addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
+    check_address(role, op, addresses, element.nbytes)
+    wanted = np.broadcast_to(np.asarray(expected), shape).reshape(-1)
+
+    def equal() -> np.ndarray:
+        words, bad = role.machine.simulation.memory.gather(addresses, element.nbytes)
+        if bad is not None:
+            outside(role, op, bad, element.nbytes, "a poll")
+        return decode(element.name, words) == wanted
+
+    simulation = role.machine.simulation
+    end = role.time + int(timeout[0]) * CLOCK_GHZ if timeout else math.inf
+    while not equal().all() and role.time < end:
+        yield None  # others go on between two looks, also other CTAs
+        role.time += GLOBAL_LATENCY
+        role.steps += 1
+        simulation.steps += 1
+        if simulation.steps > simulation.step_limit:
+            simulation.endless(role.machine, role, op)
+    return int(equal()[0]) if shape == () else equal().reshape(shape)
 
 
 @effect("ttg.global_scratch_alloc")

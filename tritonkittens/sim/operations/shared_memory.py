@@ -1,6 +1,7 @@
 """Allocations in shared memory, views of them, and accesses by threads."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from ..layouts import SHARED_STRIDE, TENSOR_LANE_BYTES, layout_rank, shared_offsets, tensor_offsets
 from ..machine import Role
 from ..numbers import decode, encode
+from ..report import Finding, Place, Stop
 from ..ttgir import MemDesc, Op
 from ..values import AddressMap, Allocation, View
 from .registry import effect, view
@@ -27,7 +29,9 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
         nbytes = kind.element.nbytes
         offsets, replicas = shared_offsets(kind.layout, tail, nbytes)
         within = offsets & (SHARED_STRIDE - 1)
-        stride = int(within.max()) + nbytes if "padded" in kind.layout else int(np.prod(tail)) * nbytes // max(1, int(offsets.max() >> 24) + 1)
+        stride = int(within.max()) + nbytes if "padded" in kind.layout else int(np.prod(tail)) * nbytes // len(np.unique(offsets >> 24))
+        if "fp4Padded = true" in kind.layout:
+            stride *= 2  # every 8 bytes lie in 16
     else:
         nbytes = max(kind.element.bits, 8) // 8
         offsets, replicas, columns = tensor_offsets(kind.layout, tail, kind.element.bits)
@@ -36,14 +40,17 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
         cut = tuple(slice(0, n) for n in kind.shape[len(lead) :])
         offsets = offsets[cut]
         replicas = None if replicas is None else replicas[(slice(None), *cut)]
-    for n in lead[::-1]:
-        pass
     if lead:
         steps = np.arange(int(np.prod(lead)), dtype=np.int64).reshape(*lead, *[1] * rank) * stride
         replicas = None if replicas is None else np.stack([r + steps for r in replicas])
         offsets = offsets + steps
     _MAPS[key] = AddressMap(np.ascontiguousarray(offsets), nbytes, replicas), stride
     return _MAPS[key]
+
+
+def idle(role: Role) -> bool:
+    """Is nothing in flight that the role, or one that has ended, has started? Else what it reads may still lie where an allocation is made again (in a loop)."""
+    return not any(o.role is role or o.role.done for o in role.machine.flying)
 
 
 def allocate(role: Role, op: Op, kind: MemDesc, base: int, size: int, name: str, stage: int | None) -> View:
@@ -74,7 +81,8 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
     lead = len(kind.shape) - min(layout_rank(kind), len(kind.shape))
     made = allocate(role, op, kind, base, size, op.result_name or "shared", stride if lead else None)
     for cta in machine.ctas if machine.simulation.program.num_ctas > 1 else [machine.ctas[role.rank]]:
-        cta.shared.forget(base, base + size)
+        if idle(role):
+            cta.shared.forget(base, base + size)
         for address in [a for a in machine.barriers if a >> 24 == cta.rank and base <= a & (SHARED_STRIDE - 1) < base + size]:
             barrier = machine.barriers[address]
             machine.report("barrier-life", f"{barrier.name}: its memory is allocated again without mbarrier.inval", role, op)
@@ -127,18 +135,40 @@ def local_scatter(role: Role, op: Op, buffer: View, values: np.ndarray, indices:
 # ---- views
 
 
+class Outside:
+    """A view of a buffer that does not exist. An address may be computed in vain (an arrival that is predicated off), so only its use is reported."""
+
+    def __init__(self, finding: Finding):
+        self.finding = finding
+
+    def __getattr__(self, name: str) -> Any:
+        raise Stop(self.finding)
+
+
+def of_view(fn: Callable[..., View]) -> Callable[..., View]:
+    """A view of a view that does not exist does not exist either."""
+
+    def derived(role: Role, op: Op, source: View, *rest: Any) -> View:
+        return source if isinstance(source, Outside) else fn(role, op, source, *rest)
+
+    return derived
+
+
 @view("ttg.memdesc_index")
-def memdesc_index(role: Role, op: Op, source: View, index: Any) -> View:
+@of_view
+def memdesc_index(role: Role, op: Op, source: View, index: Any) -> Any:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
     if not 0 <= int(index) < source.map.shape[0]:
-        role.machine.stop("out-of-bounds", f"{source.name}: index {index} of {source.map.shape[0]} buffers", role, op, buffer=source.name)
+        message = f"{source.name}: index {index} of {source.map.shape[0]} buffers"
+        return Outside(Finding("out-of-bounds", message, (Place(role.machine.where(role), op.name, op.location),), {"buffer": source.name}))
     step = int(source.map.offsets.reshape(source.map.shape[0], -1)[:2, 0][-1] - source.map.offsets.reshape(-1)[0]) if source.map.shape[0] > 1 else 0
     inner = source.map.derive("index", lambda offsets: offsets[0])
     return View(source.space, source.base + int(index) * step, inner, kind, source.allocation)
 
 
 @view("ttg.memdesc_subslice")
+@of_view
 def memdesc_subslice(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
@@ -148,21 +178,26 @@ def memdesc_subslice(role: Role, op: Op, source: View) -> View:
 
 
 @view("ttng.tmem_subslice")
+@of_view
 def tmem_subslice(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
-    start = op.attributes["N"]
-    columns = kind.shape[-1]
-    return View(source.space, source.base, source.map.derive(("columns", start, columns), lambda a: a[..., start : start + columns]), kind, source.allocation)
+    axis, start = op.attributes["dim"], op.attributes["offset"]
+    axis -= len(kind.shape)
+    width = kind.shape[axis]
+    cut = (..., slice(start, start + width), *[slice(None)] * (-1 - axis))
+    return View(source.space, source.base, source.map.derive(("part", axis, start, width), lambda a: a[cut]), kind, source.allocation)
 
 
 @view("ttg.memdesc_trans")
+@of_view
 def memdesc_trans(role: Role, op: Op, source: View) -> View:
     order = tuple(op.attributes["order"])
     return View(source.space, source.base, source.map.derive(("trans", order), lambda a: a.transpose(order)), op.result_types[0], source.allocation)
 
 
 @view("ttg.memdesc_reshape")
+@of_view
 def memdesc_reshape(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
@@ -170,6 +205,7 @@ def memdesc_reshape(role: Role, op: Op, source: View) -> View:
 
 
 @view("ttg.memdesc_reinterpret")
+@of_view
 def memdesc_reinterpret(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)

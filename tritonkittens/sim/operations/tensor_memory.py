@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..costs import TCGEN05_LATENCY, tcgen05_cycles
-from ..layouts import LANES, TENSOR_LANE_BYTES
+from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..machine import ASYNC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..ttgir import MemDesc, Op, Tensor
@@ -15,7 +15,7 @@ from .barriers import addresses
 from .control import role_ranks
 from .products import accumulate
 from .registry import effect, view
-from .shared_memory import address_map, allocate
+from .shared_memory import address_map, allocate, idle
 
 # tt::ScaleDotElemType, by its value in the attribute
 _SCALED = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
@@ -31,7 +31,7 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
         machine.stop("unknown", "tmem_alloc without an offset: the allocation pass has not run", role, op)
     map, stride = address_map(kind)
     made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, op.result_name or "tensor memory", stride)
-    for rank, base, runs in machine._pieces(made.base, made.map):
+    for rank, base, runs in machine._pieces(made.base, made.map) if idle(role) else ():
         memory = machine.memory("tensor", rank)
         for start, end in runs:
             memory.forget(base + start, base + end)
@@ -82,14 +82,35 @@ def queue(role: Role) -> Any:
     return ("tcgen05", role.index)
 
 
-def signal(role: Role, op: Op, operation: Async, bars: list[View]) -> None:
+def pairs(role: Role) -> bool:
+    """Do the kernel's tcgen05 operations work on pairs of CTAs (cta_group::2)? Then the CTA of even rank issues them for both."""
+    return bool(role.machine.simulation.program.module.attributes.get("ttng.two-ctas"))
+
+
+def committed(role: Role, shared: tuple[View, ...]) -> list[int]:
+    """The ranks at whose barriers a commit of every issuing CTA arrives, once each time: its own, its pair's, and those that multicast gives the same `shared` data."""
+    machine = role.machine
+    if machine.simulation.program.num_ctas == 1:
+        return [role.rank]
+    ranks = role_ranks(role)
+    masks = {free_ranks(view.type) | pairs(role) for view in shared} or {int(pairs(role))}
+    out = []
+    for issuer in ranks:
+        if not (pairs(role) and issuer & 1):
+            out += [rank for rank in ranks if any(rank & ~mask == issuer & ~mask for mask in masks)]
+    return out
+
+
+def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple[View, ...] = ()) -> None:
+    """tcgen05.commit, without or with .multicast::cluster."""
     machine = role.machine
     clock = operation.clock.copy()
     clock.operations |= operation.bit
     clock.fenced_operations |= operation.bit
     for bar in bars:
-        for address in addresses(role, bar):
-            barrier = machine.barrier(role, address, op, "tcgen05.commit")
+        place = addresses(role, bar)[0] & (SHARED_STRIDE - 1)
+        for rank in committed(role, shared):
+            barrier = machine.barrier(role, rank * SHARED_STRIDE + place, op, "tcgen05.commit")
             if barrier is not None:
                 barrier.pending_time = max(barrier.pending_time, operation.finish)
                 machine.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)")
@@ -100,7 +121,7 @@ def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
     return round_to("tf32", values) if value.type.element.name == "f32" else values
 
 
-def product(role: Role, op: Op, d: View, use: bool, bars: list[View], operands: Any, cost: float) -> Any:
+def product(role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float) -> Any:
     """Start D = A·B (+ D); `operands(operation)` reads A and B."""
     machine = role.machine
 
@@ -113,9 +134,13 @@ def product(role: Role, op: Op, d: View, use: bool, bars: list[View], operands: 
         machine.touch(operation, d, True, ASYNC, op)
         machine.write(d, np.broadcast_to(encode(d.type.element.name, accumulate(a, b, old, d.type.element)), d.map.shape))
         if bars:
-            signal(role, op, operation, bars)
+            signal(role, op, operation, bars, shared if op.attributes.get("multicast") else ())
 
     return machine.start("tcgen05.mma", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=cost, latency=TCGEN05_LATENCY)
+
+
+def in_shared(*views: View) -> tuple[View, ...]:
+    return tuple(v for v in views if v.space == "shared")
 
 
 def finish(role: Role, op: Op, operation: Async) -> Any:
@@ -138,7 +163,7 @@ def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
             x, y = (v.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[v.dtype.itemsize]) if v.dtype.kind == "i" else v for v in (x, y))
         return x, y
 
-    operation = product(role, op, d, bool(use), chosen, read, tcgen05_cycles(m, n, a.map.shape[-1], a.type.element.bits))
+    operation = product(role, op, d, bool(use), chosen, in_shared(a, b), read, tcgen05_cycles(m, n, a.map.shape[-1], a.type.element.bits))
     if not op.attributes.get("is_async") and not bars and "is_async" in op.attributes:
         yield from finish(role, op, operation)
     yield None
@@ -183,7 +208,7 @@ def tc_gen5_mma_scaled(role: Role, op: Op, *operands: Any) -> Any:
         y = scaled_operand(machine.load(operation, b, op, ASYNC), b_type, 0, k)
         return x * scales(operation, a_scale)[: x.shape[0]], y * scales(operation, b_scale)[: y.shape[1]].T
 
-    operation = product(role, op, d, bool(use), chosen, read, tcgen05_cycles(m, n, k, 4 if a_type == "e2m1" else 8))
+    operation = product(role, op, d, bool(use), chosen, in_shared(a, b, a_scale, b_scale), read, tcgen05_cycles(m, n, k, 4 if a_type == "e2m1" else 8))
     yield None
     return None if operation else None
 
@@ -196,10 +221,10 @@ def padded(view_: View) -> bool:
 @effect("ttng.tc_gen5_commit")
 def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
     """The barrier gets one arrival when everything tcgen05 that this role has issued is complete."""
-    (bar,), predicate, _ = op.split(operands)
+    (bar,), predicate, shared = op.split(operands)
     if predicate and not predicate[0]:
         return
-    role.machine.start("tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar]), queue=queue(role), unit=f"tensor core {role.rank}")
+    role.machine.start("tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar], shared), queue=queue(role), unit=f"tensor core {role.rank}")
 
 
 @effect("ttng.tmem_copy")

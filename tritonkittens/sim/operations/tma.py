@@ -18,7 +18,7 @@ _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::DescriptorReduceKind, by its value in the attribute
 REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
 # CUtensorMapDataType of tensormap_create
-_ELEMENT_TYPES = {0: ("i8", 1), 1: ("i16", 2), 2: ("i32", 4), 3: ("i32", 4), 4: ("i64", 8), 5: ("i64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f64", 8),
+_ELEMENT_TYPES = {0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("i32", 4), 4: ("u64", 8), 5: ("i64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f64", 8),
                   9: ("bf16", 2), 10: ("f32", 4), 11: ("tf32", 4), 12: ("tf32", 4), 13: ("i8", 1), 14: ("i8", 1)}  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: li
 
 def check_map(role: Role, op: Op, tensor: Any) -> TensorMap:
     if isinstance(tensor, int):
-        known = role.machine.simulation.tensor_maps.get(tensor)
+        known = role.machine.simulation.tensor_map(tensor)
         if known is None:
             role.machine.stop("uninitialized", f"a TMA descriptor at {tensor:#x}, where no tensor map was made", role, op)
         tensor = known
@@ -66,8 +66,10 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], s
         )
 
 
-def parts(role: Role, tensor: TensorMap, target: View) -> int:
-    return len(role_ranks(role))
+def delivered(role: Role, bars: list[int], target: View) -> int:
+    """Bytes that each barrier is told of: what lies in one CTA, for every CTA that shares the barrier. A multicast gives each receiving CTA's barrier its bytes."""
+    holders = len(np.unique(target.map.offsets >> 24)) if target.map.spread else 1
+    return target.map.total // holders * (len(role_ranks(role)) // len(bars))
 
 
 def start_load(
@@ -111,10 +113,7 @@ def load(role: Role, op: Op, *operands: Any) -> None:
             return box_words(role, op, tensor, start, box)
 
     bars = addresses(role, bar)
-    share = target.map.total // len(role_ranks(role)) if target.map.spread and target.map.replicas is None else target.map.total
-    if len(bars) < len(role_ranks(role)):  # pairs of CTAs that report to one barrier
-        share = share * len(role_ranks(role)) // len(bars)
-    start_load(role, op, bars, target, words, share)
+    start_load(role, op, bars, target, words, delivered(role, bars, target))
 
 
 def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]) -> np.ndarray:
@@ -132,7 +131,7 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
     counts = [max(0, (n - 1 + up - low) // step + 1) for n, low, up, step in zip(spatial, lower, upper, steps)]
     image, *position, channel = start
     index = [(p - low) // step for p, low, step in zip(position, lower, steps)]
-    shifts = shift[::-1] if shift else [0] * len(spatial)
+    shifts = shift or [0] * len(spatial)  # in the tensor's order here; the instruction has them reversed
     for row in range(pixels):
         flat = row
         place = []
@@ -167,15 +166,27 @@ def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np
     inside = [(max(0, -s), min(b, n - s)) for s, b, n in zip(start, box, tensor.shape)]
     if any(a >= b for a, b in inside):
         return
+    if kind is None:
+        inside[-1] = inside[-1][0], whole_pieces(tensor, start[-1], inside[-1][1], box[-1])
     target = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
     data = words[tuple(slice(a, b) for a, b in inside)]
     target[...] = data if kind is None else reduced(tensor, kind, target, data)
+
+
+def whole_pieces(tensor: TensorMap, start: int, stop: int, box: int) -> int:
+    """Where a row of a store ends: whole 16-byte pieces are written, also past the tensor's edge (seen on the H200; PTX does not say so)."""
+    if start + stop < tensor.shape[-1]:
+        return stop
+    past = -(start + stop) * tensor.nbytes % 16 // tensor.nbytes
+    return min(stop + past, box)
 
 
 def reduced(tensor: TensorMap, kind: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """old ∘ new, in the tensor's own number format."""
     if kind in ("and", "or", "xor"):
         return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[kind](old, new)
+    if tensor.element.startswith("u") and kind in ("add", "min", "max"):
+        return {"add": np.add, "min": np.minimum, "max": np.maximum}[kind](old, new)
     if kind == "inc":
         return np.where(old >= new, 0, old + 1).astype(old.dtype)
     if kind == "dec":
@@ -190,13 +201,6 @@ def _store(role: Role, op: Op, tensor: Any, coordinates: tuple[Any, ...], source
     tensor = check_map(role, op, tensor)
     start = [int(c) for c in coordinates]
     check_coordinates(role, op, tensor, start, True)
-    row = tensor.shape[-1] * tensor.nbytes
-    end = (start[-1] + source.map.shape[-1]) * tensor.nbytes
-    if end > row and row % 16:
-        role.machine.report(
-            "out-of-bounds", f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written", role, op, buffer=source.name
-        )
-
     def put(words: np.ndarray) -> None:
         write_box(role, op, tensor, start, words.reshape(tuple(op.operand_types[0].shape)), kind)  # type: ignore[union-attr]
 
@@ -227,8 +231,7 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
         return np.concatenate([box_words(role, op, tensor, [int(r), int(column)], (1, width)) for r in rows.reshape(-1)])
 
     bars = addresses(role, bar)
-    share = target.map.total // len(role_ranks(role)) if target.map.spread and target.map.replicas is None else target.map.total
-    start_load(role, op, bars, target, words, share, "TMA gather")
+    start_load(role, op, bars, target, words, delivered(role, bars, target), "TMA gather")
 
 
 @effect("ttng.async_tma_scatter")

@@ -1,0 +1,67 @@
+"""Tensor maps as bytes in memory: 128 of them, as the hardware's, in a form of the simulator's own (that of the hardware is not documented). A map that a kernel copies,
+or changes by `tensormap.replace`, stays one.
+"""
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from typing import Any
+
+from .values import TensorMap
+
+NBYTES = 128
+_MAGIC = b"tkmap\0"
+_FORM = struct.Struct("<6sBBQBBBB5I4Q5H")  # magic, element, rank, address, bytes, swizzle / 16, fill, unused, extents - 1, strides, box; slowest dimension first
+_ELEMENTS = ("i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E5M2", "tf32", "u8", "u16", "u32", "u64")
+# names of `inline_ptx.tensormap` → number format, bytes
+FORMATS = {
+    "uint8": ("u8", 1), "uint16": ("u16", 2), "uint32": ("u32", 4), "int32": ("i32", 4), "uint64": ("u64", 8), "int64": ("i64", 8), "float16": ("f16", 2), "float32": ("f32", 4),
+    "float64": ("f64", 8), "bfloat16": ("bf16", 2), "float32_ftz": ("f32", 4), "tfloat32": ("tf32", 4), "tfloat32_ftz": ("tf32", 4),
+}  # fmt: skip
+
+
+def pack(tensor: TensorMap) -> bytes:
+    rank = len(tensor.shape)
+    shape = [*(n - 1 for n in tensor.shape), *[0] * (5 - rank)]
+    strides = [*tensor.strides[:-1], *[0] * (5 - rank)]
+    box = [*tensor.box, *[0] * (5 - rank)]
+    data = _FORM.pack(
+        _MAGIC, _ELEMENTS.index(tensor.element), rank, tensor.address, tensor.nbytes, tensor.swizzle // 16, int(math.isnan(tensor.fill)), 0, *shape, *strides, *box
+    )
+    return data.ljust(NBYTES, b"\0")
+
+
+def unpack(data: bytes, name: str) -> TensorMap | None:
+    """The map in these bytes, or None where they hold none. `name`: what reports call its tensor."""
+    magic, element, rank, address, nbytes, swizzle, nan, _, *rest = _FORM.unpack(data[: _FORM.size])
+    if magic != _MAGIC:
+        return None
+    shape, strides, box = rest[:rank], rest[5 : 4 + rank], rest[9 : 9 + rank]
+    return TensorMap(address, _ELEMENTS[element], nbytes, tuple(n + 1 for n in shape), (*strides, nbytes), tuple(box), math.nan if nan else 0.0, name, swizzle=16 * swizzle)
+
+
+def changed(tensor: TensorMap, field: str, ordinal: int, value: int) -> TensorMap:
+    """After `tensormap.replace`: `ordinal` counts dimensions from the fastest (strides from the second). Raises ValueError for what is not known here."""
+    axis = len(tensor.shape) - 1 - ordinal
+
+    def put(old: tuple[int, ...], at: int) -> tuple[int, ...]:
+        if not 0 <= at < len(old):
+            raise ValueError(f"tensormap.replace.{field} of dimension {ordinal} of a tensor of {len(old)}")
+        return (*old[:at], value, *old[at + 1 :])
+
+    fields: dict[str, Any] = {}
+    if field == "global_address":
+        fields = dict(address=value)
+    elif field == "global_dim":
+        fields = dict(shape=put(tensor.shape, axis))
+    elif field == "box_dim":
+        fields = dict(box=put(tensor.box, axis))
+    elif field == "global_stride":
+        fields = dict(strides=put(tensor.strides, axis - 1))
+    elif not (field == "rank" and value == len(tensor.shape) - 1 or field == "element_stride" and value == 1):
+        raise ValueError(f"tensormap.replace.{field} with {value}")
+    return replace(tensor, **fields)
+
+
+__all__ = ["FORMATS", "NBYTES", "changed", "pack", "unpack"]
