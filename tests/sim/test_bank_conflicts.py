@@ -51,7 +51,8 @@ def formula(shared):
     if isinstance(shared, gl.NVMMASharedLayout):
         layout = _ttgir.Layout("nvmma_shared", {"swizzlingByteWidth": str(shared.swizzle_byte_width), "transposed": "false"})
     else:
-        layout = _ttgir.Layout("swizzled_shared", {"vec": str(shared.vec), "perPhase": str(shared.per_phase), "maxPhase": str(shared.max_phase), "order": "[1, 0]"})
+        fields = {"vec": str(shared.vec), "perPhase": str(shared.per_phase), "maxPhase": str(shared.max_phase), "order": "[1, 0]"}
+        layout = _ttgir.Layout("swizzled_shared", fields)
     return _tiles.bank_conflicts(layout, (ROWS, COLUMNS), 16)
 
 
@@ -87,7 +88,8 @@ def counted(shared, layout, shape, nbytes, width, flat):
     assert per_thread[1] * nbytes == width and per_thread[0] == 1
     for warp_rows in range(layout.warps_per_cta[0]):
         groups = 32 * width // 128 or 1
-        lanes = [(lane // layout.threads_per_warp[1] + warp_rows * layout.threads_per_warp[0], lane % layout.threads_per_warp[1] * per_thread[1]) for lane in range(32)]
+        down, across = layout.threads_per_warp
+        lanes = [(lane // across + warp_rows * down, lane % across * per_thread[1]) for lane in range(32)]
         for g in range(groups):
             banks = [set() for _ in range(32)]
             for row, column in lanes[g * 32 // groups : (g + 1) * 32 // groups]:
@@ -98,7 +100,10 @@ def counted(shared, layout, shape, nbytes, width, flat):
     return worst
 
 
-@pytest.mark.parametrize("dtype, width", [(torch.float32, 4), (torch.float32, 8), (torch.float32, 16), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.int8, 16), (torch.float64, 8)])
+WIDTHS = [(torch.float32, 4), (torch.float32, 8), (torch.float32, 16), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.int8, 16), (torch.float64, 8)]
+
+
+@pytest.mark.parametrize("dtype, width", WIDTHS)
 def test_any_width_against_counting(rng, dtype, width):
     nbytes = dtype.itemsize
     across = int(rng.choice([1, 2, 4, 8]))

@@ -441,6 +441,9 @@ def test_special_numbers():
     assert np.isnan(unary("sqrt.approx.ftz.f32 $0, $1;", -1.0)) and unary("rsqrt.approx.ftz.f32 $0, $1;", 0.0) == inf
     assert unary("add.ftz.f32 $0, $1, 0f00000000;", -tiny) == 0 and unary("add.sat.f32 $0, $1, $1;", 3.0) == 1
     assert unary("max.f32 $0, $1, 1.0;", nan) == 1 and np.isnan(unary("max.NaN.f32 $0, $1, 1.0;", nan))
+    assert np.signbit(unary("add.rm.f32 $0, $1, -1.0;", 1.0)) and not np.signbit(unary("mul.sat.f32 $0, $1, 0f80000000;", 1.0))
+    (out,) = run("ex2.approx.ftz.bf16x2 $0, $1;", "=r,r", np.array([0xC3033F80], np.uint32), machine=one)  # 2**-131 is flushed, 2**1 is not
+    assert out[0] == 0x00004000
     assert np.signbit(unary("min.f32 $0, $1, 0f80000000;", 0.0)) and not np.signbit(unary("max.f32 $0, $1, 0f80000000;", 0.0))
     (out,) = run("fma.rn.relu.f16x2 $0, $1, $1, $1;", "=r,r", np.array([0xFE00B800], np.uint32), machine=one)  # NaN, and 1/4 - 1/2
     assert out[0] == 0x7FFF0000

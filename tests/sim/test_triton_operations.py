@@ -3,6 +3,7 @@ have in TTGIR (predicates, rounding, NaN propagation, precision, formats, atomic
 """
 
 import linecache
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from triton._C.libtriton import gluon_ir, ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import add2, fma2, max2, min2, mul2, sub2
 
 import tritonkittens.sim as sim
 from tritonkittens.sim.numbers import round_to
@@ -27,31 +31,36 @@ INTEGER = "addi subi muli divsi divui remsi remui andi ori xori shli shrsi shrui
 ARITH = {f"arith.{n}" for n in f"{FLOAT} {INTEGER}".split()}
 # methods of builders whose operation is called like the method
 SAME = """
-tt: addptr approx_divf assert atomic_cas atomic_load atomic_rmw atomic_store atomic_poll bitcast broadcast cat clampf dot dot_scaled expand_dims extern_elementwise fp_to_fp gather
- get_num_programs get_program_id histogram int_to_ptr join load make_range map_elementwise precise_divf precise_sqrt print ptr_to_int reduce reshape scan splat split store trans
- unsplat grid_dependency_launch_dependents grid_dependency_wait
-ttg: async_commit_group async_copy_global_to_local convert_layout fp4_to_fp local_alloc local_dealloc local_gather local_load local_scatter local_store memdesc_index
- memdesc_reinterpret memdesc_reshape memdesc_subslice memdesc_trans barrier warp_return warp_specialize warp_yield
-ttng: async_copy_mbarrier_arrive async_tma_copy_global_to_local async_tma_copy_local_to_global async_tma_gather async_tma_reduce async_tma_scatter async_tma_store_wait
- clc_get_program_id clc_is_canceled clc_load_result clc_try_cancel cluster_barrier fence_async_shared packed_arith tmem_alloc tmem_copy tmem_load tmem_store tmem_subslice
+tt: addptr approx_divf assert atomic_cas atomic_load atomic_rmw atomic_store atomic_poll bitcast broadcast cat clampf dot dot_scaled expand_dims
+ extern_elementwise fp_to_fp gather get_num_programs get_program_id histogram int_to_ptr join load make_range map_elementwise precise_divf precise_sqrt print
+ ptr_to_int reduce reshape scan splat split store trans unsplat grid_dependency_launch_dependents grid_dependency_wait
+ttg: async_commit_group async_copy_global_to_local convert_layout fp4_to_fp local_alloc local_dealloc local_gather local_load local_scatter local_store
+ memdesc_index memdesc_reinterpret memdesc_reshape memdesc_subslice memdesc_trans barrier warp_return warp_specialize warp_yield
+ttng: async_copy_mbarrier_arrive async_tma_copy_global_to_local async_tma_copy_local_to_global async_tma_gather async_tma_reduce async_tma_scatter
+ async_tma_store_wait clc_get_program_id clc_is_canceled clc_load_result clc_try_cancel cluster_barrier fence_async_shared packed_arith tmem_alloc tmem_copy
+ tmem_load tmem_store tmem_subslice
 math: ceil cos erf exp exp2 floor fma log log2 rsqrt sin sqrt
 """
 OTHER = {
-    "create_fabs": "math.absf", "create_iabs": "math.absi", "create_umulhi": "tt.mulhiui", "create_masked_load": "tt.load", "create_masked_store": "tt.store", "create_inline_asm": "tt.elementwise_inline_asm",
-    "create_branch": "cf.br", "create_cond_branch": "cf.cond_br", "create_poison": "ub.poison", "create_async_wait_group": "ttg.async_wait", "create_mbarrier_arrive": "ttng.arrive_barrier",
-    "create_mbarrier_expect": "ttng.barrier_expect", "create_mbarrier_init": "ttng.init_barrier", "create_mbarrier_inval": "ttng.inval_barrier", "create_mbarrier_wait": "ttng.wait_barrier",
-    "create_tcgen05_commit": "ttng.tc_gen5_commit", "create_tcgen05_mma": "ttng.tc_gen5_mma", "create_tcgen05_mma_scaled": "ttng.tc_gen5_mma_scaled", "create_warpgroup_mma": "ttng.warp_group_dot",
-    "create_warpgroup_mma_wait": "ttng.warp_group_dot_wait", "create_set_auto_layout": "gluon.set_auto_layout", "create_make_tensor_descriptor": "ttng.tensormap_create",
-    "create_descriptor_load": "ttng.async_tma_copy_global_to_local", "create_descriptor_store": "ttng.async_tma_copy_local_to_global", "create_descriptor_reduce": "ttng.async_tma_reduce",
+    "create_fabs": "math.absf", "create_iabs": "math.absi", "create_umulhi": "tt.mulhiui", "create_masked_load": "tt.load", "create_masked_store": "tt.store",
+    "create_inline_asm": "tt.elementwise_inline_asm", "create_branch": "cf.br", "create_cond_branch": "cf.cond_br", "create_poison": "ub.poison",
+    "create_async_wait_group": "ttg.async_wait", "create_mbarrier_arrive": "ttng.arrive_barrier", "create_mbarrier_expect": "ttng.barrier_expect",
+    "create_mbarrier_init": "ttng.init_barrier", "create_mbarrier_inval": "ttng.inval_barrier", "create_mbarrier_wait": "ttng.wait_barrier",
+    "create_tcgen05_commit": "ttng.tc_gen5_commit", "create_tcgen05_mma": "ttng.tc_gen5_mma", "create_tcgen05_mma_scaled": "ttng.tc_gen5_mma_scaled",
+    "create_warpgroup_mma": "ttng.warp_group_dot", "create_warpgroup_mma_wait": "ttng.warp_group_dot_wait", "create_set_auto_layout": "gluon.set_auto_layout",
+    "create_make_tensor_descriptor": "ttng.tensormap_create", "create_descriptor_load": "ttng.async_tma_copy_global_to_local",
+    "create_descriptor_store": "ttng.async_tma_copy_local_to_global", "create_descriptor_reduce": "ttng.async_tma_reduce",
     "create_descriptor_gather": "ttng.async_tma_gather", "create_descriptor_scatter": "ttng.async_tma_scatter",
 }  # fmt: skip
 # arithmetic by Triton's own names, checked by running it below; and what leaves no operation behind: structure, types, and what passes take away
-SHORT = "add and ashr fadd fcmp fdiv fmul fneg fp_ext fp_to_si fp_to_ui fp_trunc frem fsub icmp int_cast lshr max min mul or sdiv select shl si_to_fp srem sub udiv ui_to_fp urem xor"
-NOTHING = """assume block block_with_parent condition_op for_op if_op loc name_loc map_elementwise_ret module reduce_ret scan_ret tensor_descriptor_type while_op yield_op
-warp_specialize_partitions"""
-AMD = """amd_ async_copy_lds async_copy_local_to_global async_tdm buffer_ extract_slice lds_ local_load_packed_transposed scaled_ tdm_ update_tensor_descriptor warp_pipeline"""
+SHORT = """add and ashr fadd fcmp fdiv fmul fneg fp_ext fp_to_si fp_to_ui fp_trunc frem fsub icmp int_cast lshr maximumf maxnumf maxsi maxui minimumf
+minnumf minsi minui mul or sdiv select shl si_to_fp srem sub udiv ui_to_fp urem xor"""
+NOTHING = """assume block block_with_parent condition_op for_op if_op loc name_loc map_elementwise_ret module reduce_ret scan_ret tensor_descriptor_type
+while_op yield_op warp_specialize_partitions"""
+AMD = """amd_ async_copy_lds async_copy_local_to_global async_tdm buffer_ extract_slice lds_ local_load_packed_transposed scaled_ tdm_
+update_tensor_descriptor warp_pipeline"""
 # operations that stop a simulation with their name
-UNKNOWN = {"create_experimental_fpsan_embed", "create_experimental_fpsan_unembed", "create_threadwise_inline_asm", "create_async_shared_store", "create_local_atomic_scatter_rmw"}
+UNKNOWN = "experimental_fpsan_embed experimental_fpsan_unembed threadwise_inline_asm async_shared_store local_atomic_scatter_rmw"
 
 
 def test_every_builder_of_this_triton_is_known():
@@ -62,10 +71,11 @@ def test_every_builder_of_this_triton_is_known():
         named |= {f"create_{n}": f"{dialect}.{n}" for n in names.split()}
     assert not sorted((set(named.values()) | set(OTHER.values()) | ARITH) - known)
     methods = {n for builder in (ir.builder, gluon_ir.GluonOpBuilder) for n in dir(builder) if n.startswith("create_")}
-    rest = methods - set(named) - set(OTHER) - {f"create_{n}" for n in NOTHING.split()} - UNKNOWN
-    rest = {n for n in rest if not n.removeprefix("create_").startswith(tuple(AMD.split() + SHORT.split()))}
+    listed = set(named) | set(OTHER) | {f"create_{n}" for n in f"{NOTHING} {UNKNOWN}".split()}
+    rest = {n.removeprefix("create_") for n in methods - listed}
+    rest = {n for n in rest if re.sub("[A-Z]+$", "", n) not in SHORT.split() and not n.startswith(tuple(AMD.split()))}
     assert not rest, f"this Triton has builders that the simulator was not written for: {sorted(rest)}"
-    assert set(named) | set(OTHER) | UNKNOWN <= methods
+    assert listed <= methods
 
 
 # ---- expressions
@@ -96,14 +106,15 @@ def trunc_quotient(x, y):
 
 
 INTEGERS = {
-    "x + y": lambda x, y: x + y, "x - y": lambda x, y: x - y, "x * y": lambda x, y: x * y, "x // y": trunc_quotient, "x % y": lambda x, y: x - trunc_quotient(x, y) * y,
-    "x & y": lambda x, y: x & y, "x | y": lambda x, y: x | y, "x ^ y": lambda x, y: x ^ y, "~x": lambda x, y: ~x, "-x": lambda x, y: -x,
-    "x << (y & 7)": lambda x, y: x << (y & 7), "x >> (y & 7)": lambda x, y: x >> (y & 7), "tl.minimum(x, y)": np.minimum, "tl.maximum(x, y)": np.maximum,
-    "x < y": np.less, "x <= y": np.less_equal, "x > y": np.greater, "x >= y": np.greater_equal, "x == y": np.equal, "x != y": np.not_equal,
-    "tl.where(x > y, x, y - 1)": lambda x, y: np.where(x > y, x, y - 1), "(x > 3) & (y < 90)": lambda x, y: (x > 3) & (y < 90), "(x > y).to(tl.int1) ^ (x > 1)": lambda x, y: (x > y) ^ (x > 1),
-    "tl.clamp(x.to(tl.float32), -2.0, 9.0)": lambda x, y: np.clip(x, -2, 9), "x.to(tl.int8)": lambda x, y: x, "x.to(tl.uint16)": lambda x, y: x, "x.to(tl.int64)": lambda x, y: x,
-    "x.to(tl.int32)": lambda x, y: x, "x.to(tl.float32).to(tl.int64)": lambda x, y: np.array([int(np.float32(int(v))) for v in x], object),
-    "(x & 127).to(tl.float16)": lambda x, y: x & 127, "(x & 127).to(tl.bfloat16)": lambda x, y: x & 127, "x.to(tl.float64) * 0 + 7": lambda x, y: 0 * x + 7,
+    "x + y": lambda x, y: x + y, "x - y": lambda x, y: x - y, "x * y": lambda x, y: x * y, "x // y": trunc_quotient, "x % y": lambda x,
+    y: x - trunc_quotient(x, y) * y, "x & y": lambda x, y: x & y, "x | y": lambda x, y: x | y, "x ^ y": lambda x, y: x ^ y, "~x": lambda x, y: ~x,
+    "-x": lambda x, y: -x, "x << (y & 7)": lambda x, y: x << (y & 7), "x >> (y & 7)": lambda x, y: x >> (y & 7), "tl.minimum(x, y)": np.minimum,
+    "tl.maximum(x, y)": np.maximum, "x < y": np.less, "x <= y": np.less_equal, "x > y": np.greater, "x >= y": np.greater_equal, "x == y": np.equal,
+    "x != y": np.not_equal, "tl.where(x > y, x, y - 1)": lambda x, y: np.where(x > y, x, y - 1), "(x > 3) & (y < 90)": lambda x, y: (x > 3) & (y < 90),
+    "(x > y).to(tl.int1) ^ (x > 1)": lambda x, y: (x > y) ^ (x > 1), "tl.clamp(x.to(tl.float32), -2.0, 9.0)": lambda x, y: np.clip(x, -2, 9),
+    "x.to(tl.int8)": lambda x, y: x, "x.to(tl.uint16)": lambda x, y: x, "x.to(tl.int64)": lambda x, y: x, "x.to(tl.int32)": lambda x, y: x,
+    "x.to(tl.float32).to(tl.int64)": lambda x, y: np.array([int(np.float32(int(v))) for v in x], object), "(x & 127).to(tl.float16)": lambda x, y: x & 127,
+    "(x & 127).to(tl.bfloat16)": lambda x, y: x & 127, "x.to(tl.float64) * 0 + 7": lambda x, y: 0 * x + 7,
 }  # fmt: skip
 
 
@@ -115,8 +126,9 @@ def test_integers(rng, name):
     x, y = (rng.integers(limits.min, limits.max, N, dtype, endpoint=True) >> rng.integers(0, limits.bits, N).astype(dtype) for _ in range(2))
     x[:4], y[:4] = [limits.min, limits.max, limits.min, 0], [limits.max, limits.min, limits.max, limits.max]
     y = np.where(y == 0, dtype.type(3), y)
-    extra = {"tl.abs(x)": lambda x, y: abs(x)} | ({"tl.umulhi(x, y)": lambda x, y: (x % 2**limits.bits) * (y % 2**limits.bits) >> limits.bits} if limits.bits >= 32 else {})
-    table = INTEGERS | extra
+    table = INTEGERS | {"tl.abs(x)": lambda x, y: abs(x)}
+    if limits.bits >= 32:
+        table["tl.umulhi(x, y)"] = lambda x, y: (x % 2**limits.bits) * (y % 2**limits.bits) >> limits.bits
     if limits.bits == 64:  # beyond the range of the way back
         table = {e: fn for e, fn in table.items() if "float32" not in e or "clamp" in e}
     got = evaluate(f"integers {name}", list(table), "int64", torch.from_numpy(x), torch.from_numpy(y))
@@ -141,20 +153,22 @@ FLOATS = {
     "tl.maximum(x, y)": np.fmax, "tl.minimum(x, y)": np.fmin, "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)": np.maximum,
     "tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)": np.minimum, "tl.clamp(x, -1.0, 1.5)": lambda x, y: np.fmin(np.fmax(x, -1), 1.5),
     "tl.clamp(x, -1.0, 1.5, propagate_nan=tl.PropagateNan.ALL)": lambda x, y: np.clip(x, -1, 1.5), "tl.where(x > y, x, y)": lambda x, y: np.where(x > y, x, y),
-    "x.to(tl.float8e4nv)": lambda x, y: torch.from_numpy(np.clip(x, -448, 448)).to(torch.float8_e4m3fn).double().numpy(),
-    "x.to(tl.float8e5)": lambda x, y: torch.from_numpy(np.clip(x, -57344, 57344)).to(torch.float8_e5m2).double().numpy(),
-    "x.to(tl.float32)": lambda x, y: x.astype(np.float32), "x.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)": lambda x, y: x,
-    "x.to(tl.float16)": lambda x, y: x.astype(np.float16), "x.to(tl.bfloat16)": lambda x, y: torch.from_numpy(x).to(torch.bfloat16).double().numpy(),
-    "tl.clamp(x, -99.0, 99.0).to(tl.int8)": lambda x, y: np.trunc(np.fmin(np.fmax(x, -99), 99)), "tl.minimum(tl.abs(x), 1000.0).to(tl.uint32)": lambda x, y: np.trunc(np.fmin(np.abs(x), 1000.0)),
+    "x.to(tl.float8e4nv)": lambda x, y: torch.from_numpy(np.clip(x, -448, 448)).to(torch.float8_e4m3fn).double().numpy(), "x.to(tl.float8e5)": lambda x,
+    y: torch.from_numpy(np.clip(x, -57344, 57344)).to(torch.float8_e5m2).double().numpy(), "x.to(tl.float32)": lambda x, y: x.astype(np.float32),
+    "x.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)": lambda x, y: x, "x.to(tl.float16)": lambda x, y: x.astype(np.float16),
+    "x.to(tl.bfloat16)": lambda x, y: torch.from_numpy(x).to(torch.bfloat16).double().numpy(), "tl.clamp(x, -99.0, 99.0).to(tl.int8)": lambda x,
+    y: np.trunc(np.fmin(np.fmax(x, -99), 99)), "tl.minimum(tl.abs(x), 1000.0).to(tl.uint32)": lambda x, y: np.trunc(np.fmin(np.abs(x), 1000.0)),
 }  # fmt: skip
 ONLY_32 = {
-    "x.to(tl.float16, fp_downcast_rounding='rtz')": lambda x, y: round_to("f16", x, toward_zero=True), "x.to(tl.bfloat16, fp_downcast_rounding='rtz')": lambda x, y: round_to("bf16", x, toward_zero=True),
-    "tl.fdiv(x, y, approx=True)": np.divide, "tl.div_rn(x, y)": np.divide, "tl.sqrt_rn(tl.abs(x))": lambda x, y: np.sqrt(np.abs(x)), "tl.fdiv(x, y, ieee_rounding=True)": np.divide,
+    "x.to(tl.float16, fp_downcast_rounding='rtz')": lambda x, y: round_to("f16", x, toward_zero=True),
+    "x.to(tl.bfloat16, fp_downcast_rounding='rtz')": lambda x, y: round_to("bf16", x, toward_zero=True), "tl.fdiv(x, y, approx=True)": np.divide,
+    "tl.div_rn(x, y)": np.divide, "tl.sqrt_rn(tl.abs(x))": lambda x, y: np.sqrt(np.abs(x)), "tl.fdiv(x, y, ieee_rounding=True)": np.divide,
 }  # fmt: skip
 FUNCTIONS = {
-    "tl.exp(x)": lambda x, y: np.exp(x), "tl.exp2(x)": lambda x, y: np.exp2(x), "tl.log(x)": lambda x, y: np.log(x), "tl.log2(x)": lambda x, y: np.log2(x), "tl.sin(x)": lambda x, y: np.sin(x),
-    "tl.cos(x)": lambda x, y: np.cos(x), "tl.sqrt(x)": lambda x, y: np.sqrt(x), "tl.rsqrt(x)": lambda x, y: 1 / np.sqrt(x), "tl.floor(x)": lambda x, y: np.floor(x),
-    "tl.ceil(x)": lambda x, y: np.ceil(x), "tl.erf(x)": lambda x, y: torch.erf(torch.from_numpy(x)).numpy(), "tl.fma(x, y, x)": lambda x, y: x * y + x, "tl.sigmoid(tl.maximum(x, -80.0))": lambda x, y: 1 / (1 + np.exp(-np.fmax(x, -80))),
+    "tl.exp(x)": lambda x, y: np.exp(x), "tl.exp2(x)": lambda x, y: np.exp2(x), "tl.log(x)": lambda x, y: np.log(x), "tl.log2(x)": lambda x, y: np.log2(x),
+    "tl.sin(x)": lambda x, y: np.sin(x), "tl.cos(x)": lambda x, y: np.cos(x), "tl.sqrt(x)": lambda x, y: np.sqrt(x), "tl.rsqrt(x)": lambda x, y: 1 / np.sqrt(x),
+    "tl.floor(x)": lambda x, y: np.floor(x), "tl.ceil(x)": lambda x, y: np.ceil(x), "tl.erf(x)": lambda x, y: torch.erf(torch.from_numpy(x)).numpy(),
+    "tl.fma(x, y, x)": lambda x, y: x * y + x, "tl.sigmoid(tl.maximum(x, -80.0))": lambda x, y: 1 / (1 + np.exp(-np.fmax(x, -80))),
 }  # fmt: skip
 
 
@@ -184,6 +198,31 @@ def test_floats(rng, name):
         with np.errstate(all="ignore"):
             ok = (got[expression] == want) | (np.isnan(got[expression]) & np.isnan(want)) | (np.abs(got[expression] - want) <= close)
         assert ok.all(), (expression, x[~ok][:3], y[~ok][:3], got[expression][~ok][:3], want[~ok][:3])
+
+
+@gluon.jit
+def packed(X, Y, OUT):
+    i = gl.arange(0, 256, layout=gl.BlockedLayout([2], [32], [4], [0]))
+    x, y = gl.load(X + i), gl.load(Y + i)
+    gl.store(OUT + i, add2(x, y).to(gl.float32))
+    gl.store(OUT + 256 + i, sub2(x, y).to(gl.float32))
+    gl.store(OUT + 512 + i, mul2(x, y).to(gl.float32))
+    gl.store(OUT + 768 + i, fma2(x, y, 2.0).to(gl.float32))
+    if X.dtype.element_ty != gl.float32:
+        gl.store(OUT + 1024 + i, min2(x, y).to(gl.float32))
+        gl.store(OUT + 1280 + i, max2(x, y).to(gl.float32))
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_packed_arithmetic(rng, name):
+    x, y = (torch.from_numpy(rng.normal(size=N)).to(getattr(torch, name)) for _ in range(2))
+    x[3] = y[5] = float("nan")
+    out = torch.full((6 if name != "float32" else 4, N), -99.0)
+    with sim.device("sm_100a"):
+        packed[(1,)](x, y, out)
+    a, b = x.double().numpy(), y.double().numpy()
+    want = np.stack([a + b, a - b, a * b, a * b + 2, np.fmin(a, b), np.fmax(a, b)])[: len(out)]
+    assert np.array_equal(out.numpy(), round_to({"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[name], want), equal_nan=True)
 
 
 # ---- reductions, order, shapes, random numbers
@@ -242,12 +281,13 @@ def test_reductions_scans_order_and_random_numbers(rng):
     assert np.array_equal(fout.numpy(), np.concatenate([np.nanmax(x, 1), np.nanmin(x, 1)]))
     got = iout.numpy()
     u = k.view(np.uint32)
-    want = [np.nanargmax(x, 1), np.nanargmin(x, 1), k.argmax(1), np.bitwise_xor.reduce(k, 1), np.bitwise_or.reduce(k, 1), k.sum(1, dtype=np.int32), u.max(1).view(np.int32)]
+    want = [np.nanargmax(x, 1), np.nanargmin(x, 1), k.argmax(1), np.bitwise_xor.reduce(k, 1), np.bitwise_or.reduce(k, 1), k.sum(1, dtype=np.int32)]
+    want.append(u.max(1).view(np.int32))
     assert np.array_equal(got[:112].reshape(7, 16), want)
     blocks = [np.cumsum(k[:, ::-1], 1, dtype=np.int32)[:, ::-1], np.cumprod(k, 0, dtype=np.int32), -np.sort(-k.astype(np.int64), 1), k[:, ::-1]]
     assert np.array_equal(got[1024:5120].reshape(4, 16, 64), blocks)
-    assert np.array_equal(got[5120:7168].reshape(16, 64, 2), np.stack([k, k * np.int32(2)], -1)) and np.array_equal(got[7168:7232].reshape(16, 4), blocks[2][:, :4])
-    assert np.array_equal(got[7232:7488], philox(123456789, 256))
+    assert np.array_equal(got[5120:7168].reshape(16, 64, 2), np.stack([k, k * np.int32(2)], -1))
+    assert np.array_equal(got[7168:7232].reshape(16, 4), blocks[2][:, :4]) and np.array_equal(got[7232:7488], philox(123456789, 256))
     assert sorted(got[7488:].tolist()) == sorted(k.reshape(-1)[np.arange(64) * 3].tolist() + list(range(64)))
 
 
@@ -278,11 +318,16 @@ def test_precisions_of_products(rng, rows):
 
 
 @pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize("name, acc, error", [("float16", tl.float32, 1e-6), ("float16", tl.float16, 2e-3), ("bfloat16", tl.float32, 1e-6), ("int8", tl.int32, 0), ("float8_e4m3fn", tl.float32, 1e-6),
-                                              ("float8_e5m2", tl.float32, 1e-6), ("float64", tl.float64, 1e-14)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, acc, error",
+    [
+        ("float16", tl.float32, 1e-6), ("float16", tl.float16, 2e-3), ("bfloat16", tl.float32, 1e-6), ("int8", tl.int32, 0),
+        ("float8_e4m3fn", tl.float32, 1e-6), ("float8_e5m2", tl.float32, 1e-6), ("float64", tl.float64, 1e-14),
+    ],
+)  # fmt: skip
 def test_types_of_products(rng, rows, name, acc, error):
     dtype = getattr(torch, name)
-    a, b = (torch.from_numpy(rng.integers(-128, 128, s)).to(dtype) if name == "int8" else torch.from_numpy(rng.normal(size=s)).to(dtype) for s in ((rows, 64), (64, 32)))
+    a, b = (torch.from_numpy(rng.integers(-128, 128, s) if name == "int8" else rng.normal(size=s)).to(dtype) for s in ((rows, 64), (64, 32)))
     out = {"fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32, "fp64": torch.float64}[acc.name]
     c = torch.full((rows, 32), -99, dtype=out)
     with sim.device("sm_90a"):
@@ -314,8 +359,10 @@ def operand(rng, form, rows, k, axis):
     return (kernel.view(torch.uint8) if form[0] == "e" else kernel), values.double().numpy()
 
 
-@pytest.mark.parametrize("arch, left, right", [("sm_90a", "e4m3", "e5m2"), ("sm_90a", "e2m1", "e4m3"), ("sm_90a", "bf16", "e2m1"), ("sm_90a", "e5m2", "fp16"), ("sm_100a", "e5m2", "e4m3"),
-                                               ("sm_100a", "e2m1", "e2m1"), ("sm_100a", "e4m3", "e2m1")])  # fmt: skip
+@pytest.mark.parametrize("arch, left, right", [
+    ("sm_90a", "e4m3", "e5m2"), ("sm_90a", "e2m1", "e4m3"), ("sm_90a", "bf16", "e2m1"), ("sm_90a", "e5m2", "fp16"), ("sm_100a", "e5m2", "e4m3"),
+    ("sm_100a", "e2m1", "e2m1"), ("sm_100a", "e4m3", "e2m1"),
+])  # fmt: skip
 def test_formats_of_scaled_products(rng, arch, left, right):
     k = 128
     (a, wide_a), (b, wide_b) = operand(rng, left, 128, k, 1), operand(rng, right, 64, k, 0)
@@ -331,20 +378,20 @@ def test_formats_of_scaled_products(rng, arch, left, right):
 
 
 @triton.jit
-def atomics(I, U, F, H, Y, OLD):
+def atomics(S, U, F, H, Y, OLD):
     i = tl.arange(0, 128)
     y = tl.load(Y + i)
     on = i % 3 != 0
-    tl.store(OLD + i, tl.atomic_add(I + i, y, mask=on))
-    tl.atomic_max(I + 128 + i, y)
-    tl.atomic_min(I + 256 + i, y)
-    tl.atomic_and(I + 384 + i, y)
-    tl.atomic_or(I + 512 + i, y)
-    tl.atomic_xor(I + 640 + i, y)
-    tl.atomic_xchg(I + 768 + i, y)
-    tl.atomic_store(I + 896 + i, tl.atomic_load(I + i) * 2)
-    tl.store(OLD + 128 + i, tl.atomic_cas(I + 1024 + i, i, y))
-    tl.atomic_add(I + 1152 + i % 8, y)  # many to one address
+    tl.store(OLD + i, tl.atomic_add(S + i, y, mask=on))
+    tl.atomic_max(S + 128 + i, y)
+    tl.atomic_min(S + 256 + i, y)
+    tl.atomic_and(S + 384 + i, y)
+    tl.atomic_or(S + 512 + i, y)
+    tl.atomic_xor(S + 640 + i, y)
+    tl.atomic_xchg(S + 768 + i, y)
+    tl.atomic_store(S + 896 + i, tl.atomic_load(S + i) * 2)
+    tl.store(OLD + 128 + i, tl.atomic_cas(S + 1024 + i, i, y))
+    tl.atomic_add(S + 1152 + i % 8, y)  # many to one address
     tl.atomic_max(U + i, y.to(tl.uint32, bitcast=True))
     tl.atomic_min(U + 128 + i, y.to(tl.uint32, bitcast=True))
     f = y.to(tl.float32) * 0.125
@@ -425,7 +472,8 @@ def test_reductions_of_tensor_descriptors(rng, kind):
     for dtype in (np.int32, np.uint32, np.float32, np.float16) if kind in ("add", "min", "max") else (np.int32, np.uint32):
         if kind in ("min", "max") and dtype == np.float32:  # TMA has these for integers and 16-bit floats
             continue
-        old, x = (rng.integers(-1000, 1000, (16, 32)).astype(np.int32).view(dtype) if dtype in (np.int32, np.uint32) else rng.normal(size=(16, 32)).astype(dtype) for _ in range(2))
+        whole = dtype in (np.int32, np.uint32)
+        old, x = (rng.integers(-1000, 1000, (16, 32)).astype(np.int32).view(dtype) if whole else rng.normal(size=(16, 32)).astype(dtype) for _ in range(2))
         tensor = torch.from_numpy(old.copy())
         with sim.device("sm_90a"):
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))

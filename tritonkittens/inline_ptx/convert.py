@@ -341,7 +341,10 @@ def _cvt_stochastic_four(t: Machine, i: Instruction, sources, random):
 
 @meaning("cvt.{rounding:rna|rn|rz}.{satfinite:satfinite}?.{relu:relu}?.tf32.f32")
 def _cvt_tf32(t: Machine, i: Instruction, x):
-    return _round(i, _values(x, "f32"), "tf32")
+    """With rna the H200 only cuts a NaN's low bits off, so that one without others becomes an infinity; rn and rz give the canonical NaN."""
+    values = _values(x, "f32")
+    bits = _round(i, values, "tf32")
+    return np.where(np.isnan(values), unsigned(x, 32) & np.uint32(0xFFFFE000), bits) if i.fields["rounding"] == "rna" else bits
 
 
 @meaning("cvt.{rounding:rn|rz|rm|rp}?.{ftz:ftz}?.{relu:relu}?.{satfinite:satfinite}?.{to:f16|bf16|f32|f64}.{source:f16|bf16|f32|f64}")

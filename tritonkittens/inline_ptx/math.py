@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ._asm import builtin, require, unwrap
-from ._formats import decode, encode, fma_to_odd
+from ._formats import decode, encode, fma_to_odd, storage
 from ._meaning import Instruction, Machine, join, meaning, split, unsigned
 
 # instruction -> element type -> (PTX mnemonic, lowest architecture). 16-bit types are packed two to a register.
@@ -195,14 +195,14 @@ def _packed(values: list[np.ndarray], kind: str, rounding: str = "rn") -> np.nda
 
 
 def _flush(x):
-    """.ftz: subnormal float32 numbers become zeros of their sign."""
+    """.ftz: subnormal float32 (and bfloat16) numbers become zeros of their sign."""
     return np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x)
 
 
 def _elementwise(i: Instruction, function, *sources) -> np.ndarray:
     """`function` of float64 values, element by element, with the instruction's rounding, `.ftz`, `.sat` and `.relu`."""
     kind = i.fields["type"] or ""
-    ftz = bool(i.fields.get("ftz")) and kind.startswith("f32")
+    ftz = bool(i.fields.get("ftz")) and kind.startswith(("f32", "bf16"))
     out = []
     with np.errstate(all="ignore"):
         for values in zip(*(_unpack(x, kind) for x in sources)):
@@ -210,33 +210,36 @@ def _elementwise(i: Instruction, function, *sources) -> np.ndarray:
             if i.fields.get("relu"):
                 value = np.where(np.isnan(value) | (value > 0), value, 0.0)
             if i.fields.get("sat"):
-                value = np.where(np.isnan(value), 0.0, np.clip(value, 0.0, 1.0))
+                value = np.where(value > 0, np.minimum(value, 1.0), 0.0)  # NaN and minus zero become zero
             out.append(_flush(value) if ftz else value)
         bits = _packed(out, kind, i.fields.get("rounding") or "rn")
     if ftz:  # what only rounding makes subnormal
-        small = lambda word: np.where(word & np.uint32(0x7F800000), word, word & np.uint32(0x80000000))  # noqa: E731
-        return join([small(part) for part in split(bits, 64, 2)], 64) if kind == "f32x2" else small(bits)
+        exponent, sign = (0x7F800000, 1 << 31) if kind.startswith("f32") else (0x7F80, 1 << 15)
+        count = 2 if kind.endswith("x2") else 1
+        size = storage(kind.removesuffix("x2"))
+        parts = [np.where(part & part.dtype.type(exponent), part, part & part.dtype.type(sign)) for part in split(bits, size * count, count)]
+        return join(parts, size * count)
     return bits
 
 
-def _double(function, wide):
-    """float64 operands are computed by `wide` as they are; everything narrower by `function`, rounded to odd before the last rounding."""
-    return lambda i: wide if i.fields["type"] == "f64" else function
+def _fused(i: Instruction, a, b, c):
+    """a b + c before its last rounding: of float64 as it is, of what is narrower rounded to odd. Downwards, an exact sum of zero is minus zero."""
+    if i.fields["type"] == "f64":
+        return a + c  # b is 1: there is no fma.f64 here
+    return -fma_to_odd(-a, b, -c) if i.fields["rounding"] == "rm" else fma_to_odd(a, b, c)
 
 
-_ADD = _double(lambda a, b: fma_to_odd(a, np.float64(1), b), np.add)
-_SUB = _double(lambda a, b: fma_to_odd(a, np.float64(1), -b), np.subtract)
 _ROUNDED = f"{{rounding:rn|rz|rm|rp}}?.{{ftz:ftz}}?.{{sat:sat}}?.{{type:{_FLOATS}}}"
 
 
 @meaning(f"add.{_ROUNDED}")
 def _add(t: Machine, i: Instruction, a, b):
-    return _elementwise(i, _ADD(i), a, b)
+    return _elementwise(i, lambda x, y: _fused(i, x, np.float64(1), y), a, b)
 
 
 @meaning(f"sub.{_ROUNDED}")
 def _sub(t: Machine, i: Instruction, a, b):
-    return _elementwise(i, _SUB(i), a, b)
+    return _elementwise(i, lambda x, y: _fused(i, x, np.float64(1), -y), a, b)
 
 
 @meaning(f"mul.{_ROUNDED}")
@@ -246,7 +249,7 @@ def _mul(t: Machine, i: Instruction, a, b):
 
 @meaning(f"fma.{{rounding:rn|rz|rm|rp}}.{{ftz:ftz}}?.{{sat:sat}}?.{{relu:relu}}?.{{type:{_FLOATS.replace('f64|', '')}}}")
 def _fma(t: Machine, i: Instruction, a, b, c):
-    return _elementwise(i, fma_to_odd, a, b, c)
+    return _elementwise(i, lambda x, y, z: _fused(i, x, y, z), a, b, c)
 
 
 @meaning(f"neg.{{ftz:ftz}}?.{{type:{_FLOATS}}}", f"abs.{{ftz:ftz}}?.{{type:{_FLOATS}}}")

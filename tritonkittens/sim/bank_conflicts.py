@@ -1,16 +1,16 @@
 """Bank conflicts of a kernel's own accesses of shared memory, from the layouts that the compiler chose: 32 banks of 4 bytes.
 
-The model. A warp's access is served in wavefronts of at most 128 bytes: all 32 lanes at once for 1, 2 and 4 bytes a lane, half warps for 8, quarter warps for 16
-(CUDA C++ Programming Guide, "Shared Memory"; NVIDIA's GTC talks on the wider accesses). Lanes that want the same word share it. The degree of an access is the most
-different words that one bank is asked for within one such group: in how many turns shared memory serves it, and 1 is none.
+The model. A warp's access is served in wavefronts of at most 128 bytes: all 32 lanes at once for 1, 2 and 4 bytes a lane, half warps for 8, quarter warps for
+16 (CUDA C++ Programming Guide, "Shared Memory"; NVIDIA's GTC talks on the wider accesses). Lanes that want the same word share it. The degree of an access is
+the most different words that one bank is asked for within one such group: in how many turns shared memory serves it, and 1 is none.
 
-What is assumed. An access is ld.shared / st.shared (cp.async for copies) as wide as both layouts allow, up to 16 bytes, with registers in any order, which is what
-Triton emits where it does not take ldmatrix or stmatrix. Where it takes those, the degree is the same: a matrix of 8 rows of 16 bytes is what a warp's lanes hold
-of a fragment, 4 bytes each. (A transposing ldmatrix reads such rows too; here it is taken for accesses of single elements, in which 4 rows meet, not 8.) All warps
-of a role take part, also where several hold the same elements.
+What is assumed. An access is ld.shared / st.shared (cp.async for copies) as wide as both layouts allow, up to 16 bytes, with registers in any order, which is
+what Triton emits where it does not take ldmatrix or stmatrix. Where it takes those, the degree is the same: a matrix of 8 rows of 16 bytes is what a warp's
+lanes hold of a fragment, 4 bytes each. (A transposing ldmatrix reads such rows too; here it is taken for accesses of single elements, in which 4 rows meet,
+not 8.) All warps of a role take part, also where several hold the same elements.
 
-What is not here. TMA, wgmma and tcgen05 read and write shared memory without threads; scratch of reductions and layout conversions is laid out by the compiler;
-addresses in inline PTX, and of a gather or scatter, are known only at run time (`degree` is None for the latter).
+What is not here. TMA, wgmma and tcgen05 read and write shared memory without threads; scratch of reductions and layout conversions is laid out by the
+compiler; addresses in inline PTX, and of a gather or scatter, are known only at run time (`degree` is None for the latter).
 """
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SharedAccess:
 def bank_conflicts(kernel: Any) -> list[SharedAccess]:
     """Every access of shared memory by the threads of a kernel, with its conflict degree, in the order of the code.
 
-    kernel: what `sim.run` returned (or one of `device.launches`), a compiled Triton or Gluon kernel, or TTGIR text. See this module for the model and its limits.
+    kernel: what `sim.run` returned (or one of `device.launches`), a compiled Triton or Gluon kernel, or TTGIR text. See this module for the model and limits.
     """
     program = _program(kernel)
     module = program.module
@@ -83,10 +83,19 @@ def bank_conflicts(kernel: Any) -> list[SharedAccess]:
         cost = access_cost(op, warps)
         out.append(
             SharedAccess(
-                source_line(op.location), role, names.of(value) or op.result_name or "shared memory", op.name.split(".")[-1], memory.layout, tensor.layout or "",
-                cost.width if cost else memory.element.nbytes, cost and cost.degree, cost and cost.wavefronts, cost and cost.ideal, op.location,
+                line=source_line(op.location),
+                role=role,
+                buffer=names.of(value) or op.result_name or "shared memory",
+                access=op.name.split(".")[-1],
+                layout=memory.layout,
+                registers=tensor.layout or "",
+                width=cost.width if cost else memory.element.nbytes,
+                degree=cost.degree if cost else None,
+                wavefronts=cost.wavefronts if cost else None,
+                ideal=cost.ideal if cost else None,
+                location=op.location,
             )
-        )  # fmt: skip
+        )
     return out
 
 
@@ -134,10 +143,10 @@ def _vectors(addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
     width = WIDEST
     while width > nbytes:
         each = width // nbytes
-        within = addresses % width
+        within: Any = addresses % width
         if count % each == 0 and (within == within[0]).all():
             order = np.argsort(addresses[0], kind="stable")  # the registers of thread 0 by address; the same ones must lie together in every thread
-            runs = (addresses[:, order] // width).reshape(len(addresses), -1, each)
+            runs: Any = (addresses[:, order] // width).reshape(len(addresses), -1, each)
             if (runs == runs[..., :1]).all() and (within[0][order].reshape(-1, each) == np.arange(each) * nbytes).all():
                 return width, order[::each]
         width //= 2
@@ -150,7 +159,7 @@ def _ways(starts: np.ndarray, width: int) -> np.ndarray:
     words = np.sort(words.reshape(len(starts), -1), axis=1)
     fresh = np.ones(words.shape, bool)
     fresh[:, 1:] = words[:, 1:] != words[:, :-1]
-    counts = np.zeros((len(starts), BANKS), np.int64)
+    counts: Any = np.zeros((len(starts), BANKS), np.int64)
     np.add.at(counts, (np.nonzero(fresh)[0], words[fresh] % BANKS), 1)
     return counts.max(axis=1)
 
@@ -171,7 +180,9 @@ def _program(kernel: Any) -> Any:
     text = getattr(kernel, "asm", {}).get("ttgir")
     if text is not None:
         return load_ttgir(text)
-    raise TypeError(f"bank_conflicts takes what sim.run returned, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled")
+    raise TypeError(
+        f"bank_conflicts takes what sim.run returned, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
+    )
 
 
 def tensor_and_memory(op: Op) -> tuple[Tensor, MemDesc, int] | None:

@@ -1,16 +1,16 @@
 """The modelled time of operations, in cycles of one multiprocessor: a stated model for timelines, never a measurement.
 
-ThunderKittens (arXiv:2410.20399, section 2) takes a kernel's cost as the maximum over memory levels and units, plus setup and synchronisation. Here the maximum
-comes about by itself: each level and unit has a rate and works beside the others, a role waits for what it waits for, and latencies and synchronisation are added.
-An operation of a role takes the role's own time, and time of a unit that all roles of the CTA share (`Unit`), so that two consumers share the special-function
-units as they share the tensor cores.
+ThunderKittens (arXiv:2410.20399, section 2) takes a kernel's cost as the maximum over memory levels and units, plus setup and synchronisation. Here the
+maximum comes about by itself: each level and unit has a rate and works beside the others, a role waits for what it waits for, and latencies and
+synchronisation are added. An operation of a role takes the role's own time, and time of a unit that all roles of the CTA share (`Unit`), so that two
+consumers share the special-function units as they share the tensor cores.
 
-Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow from
-data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, and are what an uncontended access takes.
+Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow
+from data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, and are what an uncontended access takes.
 
-What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share, wgmma's
-own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global memory holds its
-role until it arrives (the hardware would go on to the first use).
+What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share,
+wgmma's own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global
+memory holds its role until it arrives (the hardware would go on to the first use).
 """
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ TMA_ISSUE = 12.0  # elect one thread, coordinates, the instruction
 WGMMA_ISSUE = 4.0  # one m64nNk16: descriptors and the instruction
 
 _FREE = {
-    "arith.constant", "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "cf.br", "cf.cond_br", "tt.return", "tt.call", "ub.poison",
-    "ttg.warp_yield", "ttg.warp_return", "tt.func", "tt.bitcast", "arith.bitcast", "tt.unsplat", "tt.join", "tt.split", "tt.cat", "tt.assume", "llvm.intr.assume",
-    "ttg.local_dealloc", "tt.reduce.return", "tt.scan.return", "ttng.arrive_barrier_register",
+    "arith.constant", "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "cf.br", "cf.cond_br", "tt.return", "tt.call",
+    "ub.poison", "ttg.warp_yield", "ttg.warp_return", "tt.bitcast", "arith.bitcast", "tt.unsplat", "tt.join", "tt.split", "tt.cat", "tt.assume",
+    "llvm.intr.assume", "ttg.local_dealloc",
 }  # fmt: skip
 _SPECIAL_OPERATIONS = {
-    "math.exp2": 1, "math.exp": 1, "math.log2": 1, "math.log": 1, "math.sin": 1, "math.cos": 1, "math.sqrt": 1, "math.rsqrt": 1, "arith.divf": 1, "tt.precise_sqrt": 2,
-    "tt.precise_divf": 2, "math.tanh": 2, "math.erf": 1,
+    "math.exp2": 1, "math.exp": 1, "math.log2": 1, "math.log": 1, "math.sin": 1, "math.cos": 1, "math.sqrt": 1, "math.rsqrt": 1, "arith.divf": 1,
+    "tt.precise_sqrt": 2, "tt.precise_divf": 2, "math.tanh": 2, "math.erf": 1,
 }  # fmt: skip
 _FMA_OPERATIONS = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf", "math.absf"}
 _SPECIAL_MNEMONICS = re.compile(r"\b(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos|div)\.")
@@ -85,7 +85,7 @@ FREE = Cost(0.0)
 
 
 class Unit:
-    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is left free, in pieces, as warps' instructions interleave."""
+    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is free, in pieces, as warps' instructions interleave."""
 
     __slots__ = ("starts", "ends")
 
@@ -179,7 +179,7 @@ def operation_cost(op: Op, warps: int) -> Cost:
         return _work(size / max(1, 16 // op.operand_types[1].element.nbytes), SHUFFLE_RESULTS, warps, "issue", "shared memory")  # type: ignore[union-attr]
     if name in ("ttng.init_barrier", "ttng.inval_barrier", "ttng.barrier_expect", "ttng.arrive_barrier", "ttng.async_copy_mbarrier_arrive"):
         return Cost(2 * ISSUE, "synchronisation")  # sent to shared memory; nothing waits for an answer
-    if name in ("ttg.barrier", "gpu.barrier", "ttg.local_barrier") or "fence" in name or "barrier" in name or "wait" in name or "cluster" in name or name == "ttg.warp_specialize":
+    if name == "ttg.warp_specialize" or any(word in name for word in ("barrier", "fence", "wait", "cluster")):
         return Cost(0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER, "synchronisation")
     if name in ("tt.elementwise_inline_asm", "ttg.inline_asm"):
         return _assembly(op, warps, size)
@@ -264,7 +264,7 @@ def _reach(before: str, after: str, shape: tuple[int, ...], warps: int) -> str:
     source, target = registers(before, shape, warps)[: 32 * warps], registers(after, shape, warps)[: 32 * warps]
     for reach, threads in (("thread", 1), ("warp", 32)):
         # (group of threads, element) as one number
-        group = np.arange(32 * warps)[:, None] // threads * prod(shape)
+        group: Any = np.arange(32 * warps)[:, None] // threads * prod(shape)
         if np.isin(target + group, source + group).all():
             return reach
     return "block"

@@ -109,6 +109,9 @@ class Cta:
         self.allocations: dict[str, list[Allocation]] = {"shared": [], "tensor": []}
         self.tensor_live: dict[int, Allocation] = {}  # of tcgen05.alloc, by column
         self.tensor_relinquished = False
+        self.registers: dict[int, int] = {}  # of each warp's threads, where setmaxnreg changed them
+        self.free_registers = 0  # of the CTA's pool
+        self.registers_time = 0.0
         self.static_top = 0
 
 

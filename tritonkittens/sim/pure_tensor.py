@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .numbers import decode, round_to
+from .numbers import decode, encode, round_to
 from .pure_registry import PURE, array, dtype_of, element, pure, settle
-from .ttgir import Block, Module, Op
+from .ttgir import Block, Module, Op, Scalar
 
 # ---------------------------------------------------------------- shapes
 
@@ -116,9 +116,42 @@ def sink_constants(module: Module) -> None:
 
 
 def meaning(op: Op) -> Callable[..., Any]:
+    if op.name == "tt.elementwise_inline_asm":
+        return asm_of_numbers
     if op.name not in PURE:
         raise NotImplementedError(f"the simulator has no meaning for {op.name} inside a region, at {op.location}")
     return PURE[op.name]
+
+
+class Numbers:
+    """The threads of inline PTX inside a region: as many as there are elements, and nothing but their registers."""
+
+    def __init__(self, count: int):
+        self.tid = np.arange(count)
+        self.lane, self.warp = self.tid % 32, self.tid // 32
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(f"inline PTX inside a region that is more than arithmetic ({name})")
+
+
+def asm_of_numbers(op: Op, *values: Any) -> Any:
+    """`tt.elementwise_inline_asm` of scalars, for the elements of arrays at once."""
+    from .ptx import execute, parse
+
+    if op.attributes.get("packed_element", 1) != 1:
+        raise NotImplementedError(f"inline PTX of several elements inside a region, at {op.location}")
+    arrays = np.broadcast_arrays(*(encode(k.name, np.asarray(v)) for v, k in zip(values, op.operand_types)))  # type: ignore[union-attr]
+    threads: Any = Numbers(arrays[0].size)
+    running = execute(parse(op.attributes["asm_string"], op.attributes["constraints"]), threads, [a.reshape(-1) for a in arrays])
+    try:
+        next(running)
+    except StopIteration as end:
+        out = []
+        for bits, kind in zip(end.value, op.result_types):
+            assert isinstance(kind, Scalar)
+            out.append(decode(kind.name, bits.astype(f"u{kind.nbytes}")).reshape(arrays[0].shape))
+        return tuple(out) if len(out) > 1 else out[0]
+    raise NotImplementedError(f"inline PTX with a loop inside a region, at {op.location}")
 
 
 def region_function(op: Op) -> Combine:
@@ -190,10 +223,11 @@ _TREE: dict[str, Any] = {"arith.addf": np.add, "arith.mulf": np.multiply}
 def combiner(op: Op) -> str | None:
     """The name of the only operation of a region, applied to the region's arguments: that is a ufunc of numpy."""
     blocks = op.regions[0].blocks
-    if len(blocks) != 1 or len(blocks[0].operations) != 2 or len(op.operands) != 1 or element(op.operand_types[0]).name in ("i1", "f16", "bf16"):
+    if len(blocks) != 1 or len(blocks[0].operations) != 2 or len(op.operands) != 1 or element(op.operand_types[0]).name == "i1":
         return None
     first, last = blocks[0].operations
-    return first.name if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results else None
+    rounds = first.name in _TREE and element(op.operand_types[0]).name not in ("f32", "f64")  # after every step, which numpy would not
+    return first.name if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results and not rounds else None
 
 
 @pure("tt.reduce")

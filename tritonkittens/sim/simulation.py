@@ -295,6 +295,9 @@ class Simulation:
             raise Stop(self.findings[-1])
         poison = next((v for v in values if isinstance(v, Poison)), None)
         if poison is not None:
+            if op.name in EFFECTS:
+                place = Place(role.machine.where(role), f"{poison.op.name} gave no value", poison.op.location)
+                raise Stop(Finding("uninitialized", f"{op.name} of a value that was never computed", (place, Place(role.machine.where(role), op.name, op.location))))
             return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
         if any(isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)):
             if op.name in FIRST_THREAD:
@@ -484,6 +487,10 @@ class Simulation:
             if barrier.phase > role.wait.phase:
                 lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
             details[barrier.name] = "\n        ".join(lines)
+            if not barrier.pending and barrier.tx and barrier.delivered:  # all have arrived, copies have delivered, and the bytes do not match
+                took_part = tuple(Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what)
+                message = f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies delivered {barrier.delivered}"
+                self.found(Finding("bytes", message, (*took_part, places[-1]), {"buffer": barrier.name, "phase": barrier.phase}))
         buffers = sorted(details)
         message = f"{len(stuck)} of {len(machine.roles)} roles wait, and nothing is in flight that would wake them"
         if buffers:

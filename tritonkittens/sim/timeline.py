@@ -6,8 +6,8 @@
     timeline.save("attention.json")     # ui.perfetto.dev or chrome://tracing
     timeline.draw("attention.svg")
 
-Times are of the model in `costs`, in cycles; nothing here is measured, and everything written says so. A schedule other than the first (by modelled time) is legal
-but not what the model would do. Every cluster's clock begins at 0; launches follow each other.
+Times are of the model in `costs`, in cycles; nothing here is measured, and everything written says so. A schedule other than the first (by modelled time) is
+legal but not what the model would do. Every cluster's clock begins at 0; launches follow each other.
 """
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _CYCLES_PER_MICROSECOND = CLOCK_GHZ * 1000
 
 # colours by kind; roles' own work, then engines. Distinct in lightness as well as in hue
 COLOURS = {
-    "arithmetic": "#4e79a7", "special functions": "#b07aa1", "product": "#59a14f", "shared memory": "#76b7b2", "global memory": "#9c755f", "tensor memory": "#499894",
-    "issue": "#f1ce63", "synchronisation": "#bab0ac", "wait": "#e6e6e6",
+    "arithmetic": "#4e79a7", "special functions": "#b07aa1", "product": "#59a14f", "shared memory": "#76b7b2", "global memory": "#9c755f",
+    "tensor memory": "#499894", "issue": "#f1ce63", "synchronisation": "#bab0ac", "wait": "#e6e6e6",
     "load": "#f28e2b", "store": "#e15759", "tensor core": "#59a14f", "other": "#79706e",
 }  # fmt: skip
 _ENGINE_KINDS = {
-    "TMA load": "load", "TMA gather": "load", "cp.async": "load", "TMA store": "store", "TMA scatter": "store", "wgmma": "tensor core", "tcgen05.mma": "tensor core",
-    "tcgen05.cp": "tensor core",
+    "TMA load": "load", "TMA gather": "load", "cp.async": "load", "TMA store": "store", "TMA scatter": "store", "wgmma": "tensor core",
+    "tcgen05.mma": "tensor core", "tcgen05.cp": "tensor core",
 }  # fmt: skip
 
 
@@ -97,7 +97,8 @@ class Share:
         return max(0.0, 1.0 - self.busy - self.wait)
 
     def __str__(self) -> str:
-        return f"{self.kernel} {self.cta}, {self.lane}: busy {self.busy:.0%}, waiting {self.wait:.0%}, idle {self.idle:.0%} of {self.cycles:.0f} cycles ({NOTE})"
+        parts = f"busy {self.busy:.0%}, waiting {self.wait:.0%}, idle {self.idle:.0%}"
+        return f"{self.kernel} {self.cta}, {self.lane}: {parts} of {self.cycles:.0f} cycles ({NOTE})"
 
 
 class Timeline:
@@ -294,7 +295,7 @@ class Timeline:
         return {
             "traceEvents": events,
             "displayTimeUnit": "ns",
-            "otherData": {"time": f"{NOTE}: tritonkittens.sim, the cost model of tritonkittens/sim/costs.py at {CLOCK_GHZ} GHz", "CTAs left out": len(self.left_out)},
+            "otherData": {"time": f"{NOTE}: the cost model of tritonkittens/sim/costs.py at {CLOCK_GHZ} GHz", "CTAs left out": len(self.left_out)},
         }
 
     @staticmethod
@@ -313,10 +314,12 @@ class Timeline:
 
     # ---- a picture
 
-    def draw(self, path: str | Path, *, launch: int = -1, ctas: int = 1, cycles: tuple[float, float] | None = None, title: str | None = None, width: int = 1500) -> None:
+    def draw(
+        self, path: str | Path, *, launch: int = -1, ctas: int = 1, cycles: tuple[float, float] | None = None, title: str | None = None, width: int = 1500,
+    ) -> None:  # fmt: skip
         """Write a picture of a launch's first CTAs: lanes of roles and engines over modelled cycles. SVG, or PNG by matplotlib where the path ends in .png.
 
-        launch: which, as an index. ctas: how many to show. cycles: a part of the time. title: in place of the kernel's name; what the times are is always added.
+        launch: which, as an index. ctas: how many to show. cycles: a part of the time. title: in place of the kernel's name; what the times are is added.
         """
         path = Path(path)
         if path.suffix not in (".svg", ".png"):
@@ -426,7 +429,8 @@ class _Picture:
         put = self.shapes.append
         shown = "" if len(self.ctas) == self.of else f", {len(self.ctas)} of {self.of} CTAs"
         put(_Text(_LEFT, 18, f"{self.title}{shown}: {NOTE}", 16, bold=True))
-        put(_Text(_LEFT, 37, f"cycles of one multiprocessor by the cost model of tritonkittens.sim; {CLOCK_GHZ * 1000:.0f} cycles are a microsecond", 11, colour="#666666"))
+        scale = f"cycles of one multiprocessor by the cost model of tritonkittens.sim; {CLOCK_GHZ * 1000:.0f} cycles are a microsecond"
+        put(_Text(_LEFT, 37, scale, 11, colour="#666666"))
         y = 54.0
         shares = {(s.launch, s.cta, s.lane): s for s in self.timeline.summary()}
         for cta in self.ctas:
@@ -546,7 +550,8 @@ def _ink(colour: str) -> str:
 
 def _svg(shapes: list[_Shape], width: float, height: float) -> str:
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" '
+        'font-family="Helvetica, Arial, sans-serif">',
         f"<desc>{NOTE}: tritonkittens.sim</desc>",
         '<defs><pattern id="waits" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#f4f4f4"/>'
         '<rect width="1.6" height="6" fill="#c4c4c4"/></pattern></defs>',
@@ -583,14 +588,15 @@ def _png(shapes: list[_Shape], width: float, height: float, path: Path) -> None:
     for order, s in enumerate(shapes):
         if isinstance(s, _Box):
             face, edge = ("#f4f4f4", "#c4c4c4") if s.hatched else (s.colour, s.edge or "none")
-            axes.add_patch(Rectangle((s.x, s.y), s.width, s.height, facecolor=face, edgecolor=edge, linewidth=0.4, hatch="////" if s.hatched else None, zorder=order))
+            hatch = "////" if s.hatched else None
+            axes.add_patch(Rectangle((s.x, s.y), s.width, s.height, facecolor=face, edgecolor=edge, linewidth=0.4, hatch=hatch, zorder=order))
         elif isinstance(s, _Line):
             axes.plot([s.x1, s.x2], [s.y1, s.y2], color=s.colour, linewidth=0.7, zorder=order)
         else:
             where = {"start": "left", "middle": "center", "end": "right"}[s.anchor]
             axes.text(
-                s.x, s.y, s.text.replace("$", r"\$"), fontsize=s.size * 0.72, ha=where, va="center", color=s.colour, weight="bold" if s.bold else "normal", zorder=order,
-                clip_on=True,
+                s.x, s.y, s.text.replace("$", r"\$"), fontsize=s.size * 0.72, ha=where, va="center", color=s.colour, weight="bold" if s.bold else "normal",
+                zorder=order, clip_on=True,
             )  # fmt: skip
     figure.savefig(path)
 

@@ -79,7 +79,7 @@ def role_ranks(role: Role) -> range:
 @effect("tt.assert", "cf.assert")
 def device_assert(role: Role, op: Op, condition: Any, *mask: Any) -> None:
     if poison := poisoned(condition):
-        role.machine.report("uninitialized", "an assertion on a value that was never computed", role, op, details=str(poison.op.location))
+        role.machine.report("uninitialized", "an assertion on a value that was never computed", role, op, computed=str(poison.op.location))
         return
     holds = np.asarray(condition).astype(bool)
     if mask:

@@ -22,7 +22,7 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
     other = given.pop(0) if segments[3] else None
     machine = role.machine
     if poison := poisoned(pointers, mask):
-        machine.stop("uninitialized", "a copy whose address or mask was never computed", role, op, details=str(poison.op.location))
+        machine.stop("uninitialized", "a copy whose address or mask was never computed", role, op, computed=str(poison.op.location))
     element = element_of(op.operand_types[0])
     shape = target.map.shape
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)

@@ -9,6 +9,7 @@ import numpy as np
 from ..costs import CLOCK_GHZ, GLOBAL_LATENCY
 from ..machine import Role, poisoned
 from ..numbers import decode, encode, round_to
+from ..report import Place
 from ..ttgir import Op, Pointer, Scalar, Tensor
 from .registry import effect
 
@@ -46,7 +47,7 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     mask = rest_list.pop(0) if segments[1] else None
     other = rest_list.pop(0) if segments[2] else None
     if poison := poisoned(pointers, mask):
-        role.machine.stop("uninitialized", "a load whose address or mask was never computed", role, op, details=str(poison.op.location))
+        role.machine.stop("uninitialized", "a load whose address or mask was never computed", role, op, computed=str(poison.op.location))
     kind = op.result_types[0]
     element = element_of(kind)
     scalar = not isinstance(kind, Tensor)
@@ -79,9 +80,10 @@ def as_scalar(value: Any, element: Scalar) -> Any:
 @effect("tt.store")
 def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
     if poison := poisoned(pointers, *mask):
-        role.machine.stop("uninitialized", "a store whose address or mask was never computed", role, op, details=str(poison.op.location))
+        role.machine.stop("uninitialized", "a store whose address or mask was never computed", role, op, computed=str(poison.op.location))
     if poison := poisoned(values):
-        role.machine.report("uninitialized", "a store of a value that was never computed", role, op, details=str(poison.op.location))
+        place = Place(role.machine.where(role), f"{poison.op.name} gave no value", poison.op.location)
+        role.machine.report("uninitialized", "a store of a value that was never computed", role, op, "stores it", (place,))
         return
     kind = op.operand_types[0]
     element = element_of(kind)
@@ -193,7 +195,7 @@ def atomic_store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> 
 def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any) -> Any:
     """Waits until every address holds what is expected there; with a timeout (ns) until then at most, by modelled time. Which ones do."""
     if poison := poisoned(pointers, expected, *timeout):
-        role.machine.stop("uninitialized", "a poll whose address, value or timeout was never computed", role, op, details=str(poison.op.location))
+        role.machine.stop("uninitialized", "a poll whose address, value or timeout was never computed", role, op, computed=str(poison.op.location))
     kind = op.operand_types[0]
     element = element_of(kind)
     shape = kind.shape if isinstance(kind, Tensor) else ()

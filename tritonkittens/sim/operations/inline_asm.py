@@ -63,7 +63,7 @@ def scalar_result(role: Role, column: np.ndarray, kind: Any) -> Any:
     values = shaped(column, kind)
     if (column == column[0]).all():
         return int(values[0]) if isinstance(kind, Pointer) else as_scalar(values[0], kind)
-    out = np.zeros(threads_of(role), np.int64 if isinstance(kind, Pointer) else values.dtype)
+    out: np.ndarray = np.zeros(threads_of(role), np.int64 if isinstance(kind, Pointer) else values.dtype)
     out[chosen(role)] = values
     return out
 
@@ -151,7 +151,7 @@ def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> 
 
 def run_threads(role: Role, op: Op, block: Block, columns: list[np.ndarray], per_thread: int = 1) -> Generator[Wait | None, None, list[np.ndarray]]:
     """Execute a block for the role's threads, `per_thread` times each (for elements): columns and results have one entry for each time."""
-    who = np.repeat(chosen(role), per_thread)
+    who: np.ndarray = np.repeat(chosen(role), per_thread)
     each = 32 * role.warps
     ranks = [rank for k, rank in enumerate(role_ranks(role)) if (who // each == k).any()]
     parts = [np.flatnonzero(who // each == k) for k in range(len(role_ranks(role)))]
@@ -305,7 +305,7 @@ def packed_registers(words: np.ndarray, bits: int) -> list[np.ndarray]:
     each = max(1, min(pack, 32 // bits))
     out = []
     for start in range(0, pack, each):
-        register = np.zeros(len(words), np.uint64)
+        register: np.ndarray = np.zeros(len(words), np.uint64)
         for k in range(each):
             if start + k < pack:
                 register |= words[:, start + k] << np.uint64(bits * k)

@@ -57,7 +57,7 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     assert isinstance(kind, Tensor)
     if isinstance(c, Poison):
         if use_c:
-            machine.report("uninitialized", "wgmma adds to an accumulator that was never computed", role, op, details=str(c.op.location))
+            machine.report("uninitialized", "wgmma adds to an accumulator that was never computed", role, op, computed=str(c.op.location))
         use_c = False
     chained = c.product if isinstance(c, InFlight) else None
     if chained is not None and chained.waited and chained.value is None:
@@ -66,6 +66,7 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     if isinstance(a, InFlight):
         machine.report("in-flight", "the register operand of a wgmma is the accumulator of another that nobody has waited for", role, op)
         a = np.zeros(kind.shape, np.float32)
+
     def effect(operation: Async) -> None:
         start = (chained.value if chained is not None else values) if use_c else None
         product.value = accumulate(operand(machine, operation, a, op, op.operand_types[0]), operand(machine, operation, b, op, op.operand_types[1]), start, kind.element)  # type: ignore[arg-type]
@@ -76,7 +77,8 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     operation = machine.start("wgmma", role, op, effect, queue=("wgmma", role.index), unit=f"tensor core {role.rank}", cost=cost, latency=WGMMA_LATENCY)
     product.operation = operation
     role.products.append(operation)
-    if not isinstance(a, View):
+    # warp_group_dot_wait takes no 8-bit registers: there ptxas keeps a product's registers to its wait by itself
+    if not isinstance(a, View) and op.operand_types[0].element.bits > 8:  # type: ignore[union-attr]
         for earlier in role.products:
             if earlier.registers is not None and earlier.op.operands[0] == op.operands[0] and earlier.registers is not a:
                 machine.report(
@@ -93,10 +95,13 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
 
 
 def computes_between(role: Role, first: Op, last: Op) -> bool:
-    """May anything computed from one operation to a later one get registers of its own? Where they are in two blocks, it is taken to."""
+    """Is anything computed between two operations of straight code? It may get the registers of a value that is used no more.
+
+    Over the edge of a loop values are left to ptxas, as in what Triton's own pipelining makes; there only computing the operand anew counts (`warp_group_dot`).
+    """
     between = [step.op for step in role.machine.simulation.program.block(role.block, role.warps)]
     if first not in between or last not in between[between.index(first) :]:
-        return True
+        return False
     computed = between[between.index(first) + 1 : between.index(last)]
     return any(isinstance(kind, Tensor) for o in computed if o.name not in ("ttng.warp_group_dot", "ttng.warp_group_dot_wait") for kind in o.result_types)
 

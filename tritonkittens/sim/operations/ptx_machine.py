@@ -53,8 +53,9 @@ class RoleThreads:
 
     def __init__(self, role: Role, op: Op, rank: int, tid: np.ndarray):
         self.role, self.op, self.rank, self.machine = role, op, rank, role.machine
-        self.tid = tid.astype(np.int64)
-        self.lane, self.warp = self.tid % 32, self.tid // 32
+        self.tid: np.ndarray = tid.astype(np.int64)
+        self.lane: np.ndarray = self.tid % 32
+        self.warp: np.ndarray = self.tid // 32
         self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round that this role waited for
 
     # ---- who and where
@@ -114,7 +115,7 @@ class RoleThreads:
 
     def _split(self, space: str, addresses: np.ndarray, nbytes: int) -> Iterator[tuple[np.ndarray, View]]:
         """(which of the flat addresses, their view) for each CTA that they lie in."""
-        ranks = addresses // SHARED_STRIDE
+        ranks: np.ndarray = addresses // SHARED_STRIDE
         for rank in np.unique(ranks):
             here = np.flatnonzero(ranks == rank)
             low = int(addresses[here].min())
@@ -145,7 +146,7 @@ class RoleThreads:
     def _allocated(self, columns: np.ndarray, nbytes: int, what: str) -> None:
         """Every column belongs to somebody: to the compiler's allocation or to one of tcgen05.alloc."""
         cta = self.machine.ctas[self.rank]
-        owned = np.zeros(TENSOR_COLUMNS, bool)
+        owned: np.ndarray = np.zeros(TENSOR_COLUMNS, bool)
         owned[: self.machine.simulation.program.tensor_columns] = True
         for allocation in cta.tensor_live.values():
             owned[allocation.base // 4 : (allocation.base + allocation.size) // 4] = True
@@ -157,7 +158,7 @@ class RoleThreads:
     def _fetch(self, agent: Role | Async, space: str, flat: np.ndarray, nbytes: int, proxy: str, atomic: bool = False, write: bool = False) -> np.ndarray:
         """uint8 [n, nbytes] at checked places."""
         if space == "global":
-            out = np.empty((flat.size, nbytes), np.uint8)
+            out: np.ndarray = np.empty((flat.size, nbytes), np.uint8)
             word = next(n for n in (8, 4, 2, 1) if nbytes % n == 0)
             for start in range(0, nbytes, word):
                 words, bad = self.machine.simulation.memory.gather(flat + start, word)
@@ -240,7 +241,7 @@ class RoleThreads:
         order_of = np.argsort(flat, kind="stable")
         ordered = flat[order_of]
         first = np.r_[True, ordered[1:] != ordered[:-1]] if flat.size else np.zeros(0, bool)
-        turn = np.empty(flat.size, np.int64)
+        turn: np.ndarray = np.empty(flat.size, np.int64)
         turn[order_of] = np.arange(flat.size) - np.maximum.accumulate(np.where(first, np.arange(flat.size), 0))
         for k in range(int(turn.max()) + 1 if flat.size else 0):
             here = np.flatnonzero(turn == k)
@@ -324,8 +325,27 @@ class RoleThreads:
         return None
 
     def set_max_registers(self, direction: str, count: int) -> Wait | None:
-        """The budget is checked for the whole launch."""
-        return None
+        """A CTA's pool holds the registers that it was launched with: an increase waits until others have given back enough. How many these are is known only where
+        the kernel says so (`maxnreg`); with partitions the compiler moves registers itself. Else the budget is checked for the whole launch only."""
+        program = self.machine.simulation.program
+        launched = program.module.attributes.get("ttg.maxnreg")
+        if not isinstance(launched, int) or len(program.role_names) > 1:
+            return None
+        cta = self.machine.ctas[self.rank]
+        warps = np.unique(self.warp).tolist()
+        need = sum(32 * (count - cta.registers.get(warp, launched)) for warp in warps)
+        if (need > 0) != (direction == "inc") and need:
+            raise PtxFault(f"setmaxnreg.{direction} to {count} registers from {cta.registers.get(warps[0], launched)}")
+
+        def take() -> None:
+            cta.free_registers -= need
+            cta.registers_time = max(cta.registers_time, self.role.time)
+            cta.registers.update(dict.fromkeys(warps, count))
+
+        if need <= 0:
+            take()
+            return None
+        return ThenWait(lambda: cta.free_registers >= need, lambda: f"{need} registers of the CTA's pool, which has {cta.free_registers}", take, time=lambda: cta.registers_time)
 
     def sleep(self, nanoseconds: int) -> Wait:
         until = self.role.time + nanoseconds * CLOCK_GHZ
@@ -429,7 +449,7 @@ class RoleThreads:
         inner = tensor.box[-1] * tensor.nbytes
         if tensor.swizzle and inner > tensor.swizzle:
             self.machine.stop("misaligned", f"{tensor.name}: rows of a box of {inner} bytes under a {tensor.swizzle}-byte swizzle", self.role, self.op)
-        places = address % SHARED_STRIDE + np.arange(int(np.prod(tensor.box)), dtype=np.int64) * tensor.nbytes
+        places: np.ndarray = address % SHARED_STRIDE + np.arange(int(np.prod(tensor.box)), dtype=np.int64) * tensor.nbytes
         if tensor.swizzle:
             places ^= (places >> 7 & tensor.swizzle // 16 - 1) << 4
         base = address - address % SHARED_STRIDE + int(places.min())
@@ -526,7 +546,7 @@ class RoleThreads:
             self.machine.report("tmem", "tcgen05.alloc after tcgen05.relinquish_alloc_permit", role, self.op)
 
         def free() -> int | None:
-            taken = np.zeros(TENSOR_COLUMNS, bool)
+            taken: np.ndarray = np.zeros(TENSOR_COLUMNS, bool)
             taken[: self.machine.simulation.program.tensor_columns] = True
             for allocation in cta.tensor_live.values():
                 taken[allocation.base // 4 : (allocation.base + allocation.size) // 4] = True

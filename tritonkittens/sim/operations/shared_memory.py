@@ -210,7 +210,7 @@ def memdesc_reinterpret(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
     map, _ = address_map(kind)
-    base = source.base + (int(source.map.offsets.min()) if source.map.offsets.size and source.space == "shared" else 0)
+    base = source.base + (int(source.map.offsets.min()) if source.map.offsets.size else 0)
     return View(source.space, base, map, kind, source.allocation)
 
 

@@ -10,7 +10,7 @@ from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..machine import ASYNC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..ttgir import MemDesc, Op, Tensor
-from ..values import View
+from ..values import Poison, View
 from .barriers import addresses
 from .control import role_ranks
 from .products import accumulate
@@ -40,8 +40,15 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
     return made if len(op.results) == 1 else (made, None)
 
 
+def untouched(role: Role, view: View) -> bool:
+    """Has nothing been written to this tensor memory since it was allocated?"""
+    return not any(role.machine.memory("tensor", rank).written[base + s : base + e].any() for rank, base, runs in role.machine._pieces(view.base, view.map) for s, e in runs)
+
+
 @effect("ttng.tmem_load")
 def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
+    if untouched(role, source):  # compilers read an accumulator before they know whether there is one; to use what was read is the mistake
+        return Poison(op) if len(op.results) == 1 else tuple(Poison(op) for _ in op.results)
     values = role.machine.load(role, source, op)
     kind = op.result_types[0]
     assert isinstance(kind, Tensor)
