@@ -2,7 +2,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("gemm", "attention", "launch_overhead")
+BENCHMARKS = ("gemm", "attention", "launch_overhead", "simulator")
 
 if __name__ == "__main__":
     sys.exit(max(subprocess.run([sys.executable, "-m", f"bench.{name}", *sys.argv[1:]]).returncode for name in BENCHMARKS))

@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+import tritonkittens.lang as tk
+from tests import cases_cluster
 from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention
@@ -233,3 +235,19 @@ def test_a_run_that_never_ends_well_and_clusters_left_out(tmp_path):
     assert len(timeline.ctas) == 1 and timeline.left_out and timeline.trace()["otherData"]["CTAs left out"] == len(timeline.left_out)
     timeline.draw(tmp_path / "t.svg")
     assert f"1 of {1 + len(timeline.left_out)} CTAs" in (tmp_path / "t.svg").read_text()
+
+
+def test_each_cta_of_a_cluster_has_its_own_lanes_and_engines(tmp_path):
+    """Multicast between two blocks: a process for each rank, and a TMA of its own that the other's copies do not delay."""
+    tile = tk.st(tk.fp32, 48, 64)
+    x = torch.randn(96, 64)
+    y = poison(torch.empty(4 * 48, 64))
+    timeline = Timeline()
+    with sim.device("sm_90a", recorder=timeline):
+        cases_cluster.shared_loads[(1,)](tk.gl(x, tile, multicast=True), tk.gl(y), tile, cluster_size=2)
+    assert torch.equal(y, x.repeat(2, 1))
+    assert [c.name.rsplit(" ", 2)[-2:] for c in timeline.ctas] == [["rank", "0"], ["rank", "1"]]
+    first = [next(s for s in timeline.spans(c) if s.lane == "TMA") for c in timeline.ctas]
+    assert all(s.start == s.args["issued at cycle"] for s in first)
+    timeline.draw(tmp_path / "t.svg", ctas=2)
+    assert "rank 1" in (tmp_path / "t.svg").read_text()

@@ -2,6 +2,7 @@
 
 from .device import ARCHITECTURES, Launch, SimulatedDevice, device, run
 from .explore import Exploration, explore
+from . import memory, simulation  # noqa: F401
 from .report import KINDS, Finding, SimulationError
 from .schedule import Schedule
 

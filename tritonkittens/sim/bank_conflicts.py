@@ -181,7 +181,7 @@ def _program(kernel: Any) -> Any:
     if text is not None:
         return load_ttgir(text)
     raise TypeError(
-        f"bank_conflicts takes what sim.run returned, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
+        f"bank_conflicts takes what sim.run gave, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
     )
 
 

@@ -6,7 +6,9 @@ synchronisation are added. An operation of a role takes the role's own time, and
 consumers share the special-function units as they share the tensor cores.
 
 Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow
-from data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, and are what an uncontended access takes.
+from data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, are what an uncontended access takes, and were not
+measured by this project. For orientation: from one CTA's timeline the whole GPU would do 699 TFLOP/s of attention (D 128, S 2048) and 868 of GEMM (K 4096); the
+H200 does 621 to 641 (S 4096 and more) and 715 (bench/results), at a clock that it lowers under load.
 
 What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share,
 wgmma's own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global
@@ -28,7 +30,7 @@ from .ttgir import MemDesc, Op, Tensor, Type
 
 CLOCK_GHZ = 1.7  # an H200 under load; turns cycles into the microseconds of a trace
 
-# latencies, cycles: Luo et al., "Dissecting the NVIDIA Hopper Architecture through Microbenchmarking" (arXiv:2501.12084; tables of memory latency, TMA, wgmma)
+# latencies, cycles: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv:2402.13499) and its successor (arXiv:2501.12084)
 GLOBAL_LATENCY = 480.0  # a load that misses L2 (L2 hit: about 260)
 TMA_LATENCY = 650.0  # about 170 over an ordinary load: issue, descriptor, boxes, complete_tx
 SHARED_LATENCY = 29.0
@@ -38,8 +40,8 @@ TENSOR_MEMORY_LATENCY = 30.0
 SHUFFLE_LATENCY = 23.0  # one round of shfl and the operation after it
 BARRIER = 20.0  # bar.sync, a fence, or one try_wait that succeeds
 # bytes a cycle, of one multiprocessor
-L2_BYTES = 48.0  # 12 TB/s of L2 shared by 132 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) at 1.7 GHz is 53; a tenth is lost. Tiles are taken to be in L2:
-#                  of a persistent kernel's loads all but the first of each tile are
+L2_BYTES = 53.0  # 12 TB/s of L2 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) shared by 132 at 1.7 GHz. For TMA: its tiles are taken to be in L2, as all
+#                  but the first load of each tile is in a GEMM or attention whose blocks share them
 HBM_BYTES = 21.4  # 4.8 TB/s (H200 data sheet) shared by 132 at 1.7 GHz: loads and stores of threads, which mostly stream
 SHARED_BYTES = 128.0  # 32 banks of 4 bytes
 TENSOR_MEMORY_BYTES = 512.0  # tcgen05.ld: 128 lanes of 4 bytes
@@ -85,7 +87,7 @@ FREE = Cost(0.0)
 
 
 class Unit:
-    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is free, in pieces, as warps' instructions interleave."""
+    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is free, in pieces, as warps interleave."""
 
     __slots__ = ("starts", "ends")
 

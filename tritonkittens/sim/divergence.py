@@ -1,4 +1,5 @@
-"""Branches that divide the threads of a role: on a scalar that differs between threads (a block of inline PTX can give each its own, whatever the compiler believes).
+"""Branches that divide the threads of a role: on a scalar that differs between threads (a block of inline PTX can give each its own, whatever the compiler
+believes).
 
 The two parts run as roles of their own, with the same clock component, until both have come to the block where every path from the branch meets (its immediate
 post-dominator); there they are one role again. What only whole roles can do is refused inside a part.
@@ -6,7 +7,7 @@ post-dominator); there they are one role again. What only whole roles can do is 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from .layouts import registers
 from .machine import Role, Wait
 from .report import Finding, Place, Stop
 from .ttgir import Block, Op, Tensor
+from .values import Poison
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -56,6 +58,20 @@ def meeting(block: Block) -> Block | None:
     return nearest
 
 
+def between(block: Block, meets: Block) -> Iterator[tuple[int, Any]]:
+    """(value, type) of what is computed from a branch to its meeting: behind a loop that threads leave at different times the header's values live on."""
+    seen, stack = {block}, [block]
+    while stack:
+        here = stack.pop()
+        yield from zip(here.arguments, here.argument_types)
+        for op in here.operations:
+            yield from zip(op.results, op.result_types)
+        for after in successors(here):
+            if after is not meets and after not in seen:
+                seen.add(after)
+                stack.append(after)
+
+
 def differs(role: Role, condition: Any) -> bool:
     """Do the executing threads disagree about a condition?"""
     if not isinstance(condition, np.ndarray) or not condition.ndim:
@@ -77,7 +93,8 @@ def check(role: Role, op: Op) -> None:
         return
     if any(isinstance(kind, Tensor) for kind in op.operand_types) or not role.mask[0]:
         place = Place(role.machine.where(role), op.name, op.location)
-        raise Stop(Finding("unknown", f"{op.name} behind a branch that only some threads take ({int(role.mask.sum())} of {role.mask.size}); the simulator does it for whole roles", (place,)))
+        some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
+        raise Stop(Finding("unknown", f"{op.name} behind a branch that {some}; the simulator does it for whole roles", (place,)))
 
 
 def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
@@ -118,7 +135,7 @@ def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) 
         return out.reshape(kind.shape)
     numbers = (int, float, np.generic, np.ndarray)
     if isinstance(kind, Tensor) or not isinstance(a, numbers) or not isinstance(b, numbers):
-        raise Stop(Finding("unknown", f"a value of type {kind} differs between the threads that a branch divided", (Place(role.machine.where(role), op.name, op.location),)))
+        return Poison(op)  # whoever uses it is told
     if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and a == b:
         return a
     return np.where(parts[1].mask, b, a)
@@ -131,7 +148,8 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
     taken = condition.astype(bool) & everyone
     meets = meeting(role.block)
     if meets is None and role.frames:
-        raise Stop(Finding("unknown", "a return behind a branch that only some threads of a called function take", (Place(machine.where(role), op.name, op.location),)))
+        place = Place(machine.where(role), op.name, op.location)
+        raise Stop(Finding("unknown", "a return behind a branch that only some threads of a called function take", (place,)))
     parts = []
     for mask, (block, operands) in zip((taken, everyone & ~taken), ways):
         part = part_of(role, mask, meets)
@@ -146,9 +164,10 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
     if meets is None:
         simulation.finish(role)
         return
-    values = [merged(role, op, kind, parts, [part.environment[slot] for part in parts]) for slot, kind in zip(meets.arguments, meets.argument_types)]
-    for slot, value in zip(meets.arguments, values):
-        role.environment[slot] = value
+    for slot, kind in [*zip(meets.arguments, meets.argument_types), *between(role.block, meets)]:
+        values = [part.environment[slot] for part in parts]
+        known = [v for v in values if v is not None]  # what only one part has computed nobody uses behind the meeting
+        role.environment[slot] = merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
     role.block, role.at = meets, 0
     role.done = meets is role.meets
 

@@ -116,14 +116,14 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
 
 def evaluate(vectors: list[list[int]], rank: int) -> np.ndarray:
     """Coordinates (2**len(vectors), rank) of every input: the XOR of the basis vectors whose bits are set."""
-    out = np.zeros((1, rank), np.int64)
+    out: np.ndarray = np.zeros((1, rank), np.int64)
     for vector in vectors:
         out = np.concatenate([out, out ^ np.array(vector, np.int64)])
     return out
 
 
 def _flat(coordinates: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.ravel_multi_index(tuple(coordinates.T), shape) if shape else np.zeros(len(coordinates), np.int64)
+    return np.asarray(np.ravel_multi_index(tuple(coordinates.T), shape)) if shape else np.zeros(len(coordinates), np.int64)
 
 
 @functools.cache
@@ -153,16 +153,16 @@ def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.n
     elements = 1 << len(offsets)
     coordinates = evaluate([*offsets, *blocks], rank)
     # a tile may be smaller than what its swizzle repeats over: then several offsets name one element, and the first counts
-    places = np.arange(elements, dtype=np.int64) * nbytes
+    places: np.ndarray = np.arange(elements, dtype=np.int64) * nbytes
     places = np.concatenate([places + block * SHARED_STRIDE for block in range(1 << len(blocks))])
     flat = _flat(coordinates % np.array(shape), shape)
-    out = np.full(int(np.prod(shape)), -1, np.int64)
+    out: np.ndarray = np.full(int(np.prod(shape)), -1, np.int64)
     out[flat[::-1]] = places[::-1]
     if (out < 0).any():
         raise LayoutError(f"layout {text} leaves elements of a tile {shape} without a place")
     replicas = None
     if blocks and len(flat) > out.size:
-        copies = np.full((1 << len(blocks), out.size), -1, np.int64)
+        copies: np.ndarray = np.full((1 << len(blocks), out.size), -1, np.int64)
         for block in range(1 << len(blocks)):
             part = slice(block * elements, (block + 1) * elements)
             copies[block, flat[part][::-1]] = places[part][::-1]
@@ -177,18 +177,18 @@ def _padded(layout: Any, shape: tuple[int, ...], nbytes: int) -> np.ndarray:
     rank = len(shape)
     vectors = [list(b) for b in layout.offset_bases]
     flat = _flat(evaluate(vectors, rank), shape)
-    places = np.arange(len(flat), dtype=np.int64)
+    places: np.ndarray = np.arange(len(flat), dtype=np.int64)
     padded = places.copy()
     for interval, padding in layout.interval_padding_pairs:
         padded += places // interval * padding
-    out = np.empty(int(np.prod(shape)), np.int64)
+    out: np.ndarray = np.empty(int(np.prod(shape)), np.int64)
     out[flat] = padded * nbytes
     return out.reshape(shape)
 
 
 @functools.cache
 def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Byte offset (lane · 2048 + column · 4) of every element in tensor memory, the places of copies (scales lie in all four lane quarters), and the columns taken.
+    """Byte offset (lane · 2048 + column · 4) of every element in tensor memory, the places of copies (scales lie in all four lane quarters), the columns taken.
 
     With CTA pairs the rank is in the bits from `SHARED_STRIDE` up.
     """
@@ -204,7 +204,7 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
         coordinates = (ranks[:, None, :] ^ coordinates[None, :, :]).reshape(-1, rank)
         places = (np.arange(len(ranks), dtype=np.int64)[:, None] * SHARED_STRIDE + places[None, :]).reshape(-1)
     flat = _flat(coordinates, shape)
-    out = np.full(int(np.prod(shape)), -1, np.int64)
+    out: np.ndarray = np.full(int(np.prod(shape)), -1, np.int64)
     out[flat[::-1]] = places[::-1]
     replicas = None
     if "scales" in text:

@@ -179,6 +179,8 @@ class Machine:
         for rank, base, runs in self._pieces(view.base, view.map):
             if rank >= len(self.ctas):
                 self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
+            if view.space == "shared" and self.has_ended(rank, role):
+                self.report("out-of-bounds", f"{view.name}: the shared memory of rank {rank}, whose threads have all ended", role, op, buffer=view.name)
             memory = self.memory(view.space, rank)
             if runs and base + runs[-1][1] > memory.size:
                 self.stop("out-of-bounds", f"{view.name} ends at byte {base + runs[-1][1]} of {memory.size} of {view.space} memory", role, op)
@@ -307,9 +309,10 @@ class Machine:
     def complete(self, operation: Async) -> None:
         self.flying.remove(operation)
         self.time = max(self.time, operation.finish)
+        operation.clock.operations |= operation.bit  # what it does itself is in order
+        operation.clock.fenced_operations |= operation.bit
         operation.effect(operation)
         operation.done = True
-        operation.clock.operations |= operation.bit
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
 
@@ -331,6 +334,10 @@ class Machine:
     def barrier(self, role: Role, address: int, op: Op, what: str) -> Barrier | None:
         """The barrier at an address, or None (reported) where there is none."""
         found = self.barriers.get(address)
+        if self.has_ended(address >> 24, role):
+            name = self.name_of("shared", address)
+            message = f"{name}: {what} in the shared memory of rank {address >> 24}, whose threads have all ended"
+            self.report("barrier-life", message, role, op, what, buffer=name)
         if found is None:
             name = self.name_of("shared", address)
             dead = self.dead_barriers.get(address)
@@ -343,6 +350,13 @@ class Machine:
                 (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), buffer=found.name,
             )  # fmt: skip
         return found
+
+    def has_ended(self, rank: int, role: Role) -> bool:
+        """Is that another CTA of the cluster, and have all its threads ended? Its shared memory is not there any more."""
+        if rank == role.rank or len(self.ctas) == 1:
+            return False
+        owners = [r for r in self.roles if r.rank == rank]
+        return bool(owners) and all(r.done for r in owners)
 
     def name_of(self, space: str, address: int) -> str:
         """The buffer at an address."""

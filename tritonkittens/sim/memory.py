@@ -21,17 +21,17 @@ class Bytes:
     def __init__(self, size: int):
         size += -size % 16
         self.size = size
-        self.bytes = np.full(size, POISON_BYTE, np.uint8)
-        self.written = np.zeros(size, bool)
+        self.bytes: np.ndarray = np.full(size, POISON_BYTE, np.uint8)
+        self.written: np.ndarray = np.zeros(size, bool)
         self.shadow = Shadow(size)
 
     def read(self, base: int, map: AddressMap) -> np.ndarray:
         """Bits of the elements, as unsigned words of their size."""
-        word = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
+        word: np.ndarray = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
         return word[map.elements + base // map.nbytes]
 
     def write(self, base: int, map: AddressMap, bits: np.ndarray) -> None:
-        word = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
+        word: np.ndarray = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
         if map.replicas is not None:
             for replica in map.replicas:
                 word[(replica + base) // map.nbytes] = bits

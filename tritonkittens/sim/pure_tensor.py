@@ -127,8 +127,9 @@ class Numbers:
     """The threads of inline PTX inside a region: as many as there are elements, and nothing but their registers."""
 
     def __init__(self, count: int):
-        self.tid = np.arange(count)
-        self.lane, self.warp = self.tid % 32, self.tid // 32
+        self.tid: np.ndarray = np.arange(count)
+        self.lane: np.ndarray = self.tid % 32
+        self.warp: np.ndarray = self.tid // 32
 
     def __getattr__(self, name: str) -> Any:
         raise NotImplementedError(f"inline PTX inside a region that is more than arithmetic ({name})")

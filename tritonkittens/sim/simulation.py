@@ -10,8 +10,8 @@ import numpy as np
 from . import divergence, tensormaps
 from .clocks import Clock
 from .machine import Async, Machine, Role, Wait
-from .operations import EFFECTS
 from .memory import Global
+from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
 from .schedule import Schedule
@@ -296,8 +296,9 @@ class Simulation:
         poison = next((v for v in values if isinstance(v, Poison)), None)
         if poison is not None:
             if op.name in EFFECTS:
-                place = Place(role.machine.where(role), f"{poison.op.name} gave no value", poison.op.location)
-                raise Stop(Finding("uninitialized", f"{op.name} of a value that was never computed", (place, Place(role.machine.where(role), op.name, op.location))))
+                who = role.machine.where(role)
+                places = (Place(who, poison.why, poison.op.location), Place(who, op.name, op.location))
+                raise Stop(Finding("uninitialized", f"{op.name} of a value that was never computed", places))
             return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
         if any(isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)):
             if op.name in FIRST_THREAD:

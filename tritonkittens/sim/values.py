@@ -17,8 +17,9 @@ class NotComputed(TypeError):
 class Poison:
     """The result of `ub.poison`, or of arithmetic on it. Using it for an address, a decision or a result in memory is reported."""
 
-    def __init__(self, op: Op):
+    def __init__(self, op: Op, why: str = ""):
         self.op = op
+        self.why = why or f"{op.name} gave no value"
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise NotComputed("poison has no value")

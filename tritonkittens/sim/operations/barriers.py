@@ -41,7 +41,7 @@ def inval_barrier(role: Role, op: Op, bar: View) -> None:
 
 @effect("ttng.barrier_expect")
 def barrier_expect(role: Role, op: Op, bar: View, predicate: Any) -> None:
-    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase. The leader expects the bytes of all that share the barrier; the others arrive only."""
+    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase. The leader expects the bytes of all that share the barrier, the others arrive."""
     if not predicate:
         return
     count = sharers(role, bar)
@@ -66,7 +66,7 @@ def arrive_barrier(role: Role, op: Op, bar: View, *predicate: Any) -> None:
 
 @effect("ttng.wait_barrier")
 def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
-    """Leaders wait. Triton's program for a cluster runs in lockstep here, so the other CTAs of a group do not run ahead of their leader as they may on hardware."""
+    """Leaders wait. A cluster that is one program runs in lockstep here: the other CTAs of a group do not run ahead of their leader as they may on hardware."""
     segments = op.attributes.get("operandSegmentSizes")
     if rest and (segments is None or segments[2]) and not rest[0]:
         return

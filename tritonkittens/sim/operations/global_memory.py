@@ -82,7 +82,7 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
     if poison := poisoned(pointers, *mask):
         role.machine.stop("uninitialized", "a store whose address or mask was never computed", role, op, computed=str(poison.op.location))
     if poison := poisoned(values):
-        place = Place(role.machine.where(role), f"{poison.op.name} gave no value", poison.op.location)
+        place = Place(role.machine.where(role), poison.why, poison.op.location)
         role.machine.report("uninitialized", "a store of a value that was never computed", role, op, "stores it", (place,))
         return
     kind = op.operand_types[0]

@@ -77,14 +77,9 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     operation = machine.start("wgmma", role, op, effect, queue=("wgmma", role.index), unit=f"tensor core {role.rank}", cost=cost, latency=WGMMA_LATENCY)
     product.operation = operation
     role.products.append(operation)
-    # warp_group_dot_wait takes no 8-bit registers: there ptxas keeps a product's registers to its wait by itself
-    if not isinstance(a, View) and op.operand_types[0].element.bits > 8:  # type: ignore[union-attr]
+    if not isinstance(a, View):
         for earlier in role.products:
-            if earlier.registers is not None and earlier.op.operands[0] == op.operands[0] and earlier.registers is not a:
-                machine.report(
-                    "in-flight", "the register operand of a wgmma is computed anew while an earlier wgmma that reads it may still run", role, op, "writes the registers again",
-                    (Place(machine.where(role), "wgmma", earlier.op.location),),
-                )  # fmt: skip
+            check_registers(role, earlier, op)
         operation.registers = a
     flying = InFlight(product, kind)
     if not op.attributes.get("isAsync"):
@@ -94,16 +89,14 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     return flying
 
 
-def computes_between(role: Role, first: Op, last: Op) -> bool:
-    """Is anything computed between two operations of straight code? It may get the registers of a value that is used no more.
-
-    Over the edge of a loop values are left to ptxas, as in what Triton's own pipelining makes; there only computing the operand anew counts (`warp_group_dot`).
-    """
-    between = [step.op for step in role.machine.simulation.program.block(role.block, role.warps)]
-    if first not in between or last not in between[between.index(first) :]:
-        return False
-    computed = between[between.index(first) + 1 : between.index(last)]
-    return any(isinstance(kind, Tensor) for o in computed if o.name not in ("ttng.warp_group_dot", "ttng.warp_group_dot_wait") for kind in o.result_types)
+def check_registers(role: Role, product: Async, op: Op) -> None:
+    """An operand in registers must not be computed anew before the product is waited for. (A value that is used no more is left to ptxas, as Triton's own
+    pipelining leaves it: what counts is the register that a loop writes again.)"""
+    if product.registers is not None and role.environment[product.op.operands[0]] is not product.registers:
+        role.machine.report(
+            "in-flight", "the register operand of a wgmma is computed anew before the wgmma that reads it is waited for", role, op, "comes too late",
+            (Place(role.machine.where(role), "wgmma", product.op.location),),
+        )  # fmt: skip
 
 
 def wait_products(role: Role, pending: int) -> Any:
@@ -119,14 +112,8 @@ def wait_products(role: Role, pending: int) -> Any:
 def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
     machine = role.machine
     over = role.products[: max(0, len(role.products) - op.attributes["pendings"])]
-    kept = [v for v in inputs if not isinstance(v, (InFlight, View))]
     for operation in over:
-        register = operation.registers
-        if register is not None and not any(register is v for v in kept) and computes_between(role, operation.op, op):
-            machine.report(
-                "in-flight", "wgmma reads its left operand from registers while it runs; that operand is not among the values of this wait, so the compiler may reuse its registers",
-                role, op, "waits", (Place(role.machine.where(role), "wgmma", operation.op.location),),
-            )  # fmt: skip
+        check_registers(role, operation, op)
     yield from wait_products(role, op.attributes["pendings"])
     results = []
     for value in inputs:

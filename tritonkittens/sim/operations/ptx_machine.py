@@ -1,5 +1,5 @@
-"""The machine under inline PTX: `inline_ptx._meaning.Machine` for the threads of a role that execute a block, in terms of the simulator's memories, barriers and
-asynchronous operations. What an instruction means is stated beside its shim; what a memory, a barrier or a copy is, here and in `..machine`.
+"""The machine under inline PTX: `inline_ptx._meaning.Machine` for the threads of a role that execute a block, in terms of the simulator's memories, barriers
+and asynchronous operations. What an instruction means is stated beside its shim; what a memory, a barrier or a copy is, here and in `..machine`.
 """
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..machine import ASYNC, GENERIC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..report import Finding, Place, Stop
-
 from ..ttgir import Op, Scalar, Tensor
 from ..values import AddressMap, Allocation, TensorMap, View
 from .control import role_ranks
@@ -29,6 +28,8 @@ _WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MLIR = {"u32": "i32", "s32": "i32", "b32": "i32", "u64": "i64", "s64": "i64", "b64": "i64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"}
 CLOCK_GHZ = 1.7  # of the modelled time, for %globaltimer and nanosleep
 CLC_LATENCY = 700.0
+# Fences of what is in order here anyway.
+IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias", "tcgen05.")
 TENSOR_COLUMNS = TENSOR_LANE_BYTES // 4
 
 
@@ -106,10 +107,10 @@ class RoleThreads:
 
     def _view(self, space: str, address: int, map: AddressMap) -> View:
         rank, inside = address // SHARED_STRIDE, address % SHARED_STRIDE
-        allocations = self.machine.ctas[rank].allocations[space] if rank < len(self.machine.ctas) else []
-        holder = next((a for a in allocations[::-1] if a.base <= inside < a.base + a.size), None)
-        if holder is None and space == "tensor":
-            holder = next((a for a in self.machine.ctas[min(rank, len(self.machine.ctas) - 1)].tensor_live.values() if a.base <= inside % TENSOR_LANE_BYTES < a.base + a.size), None)
+        cta = self.machine.ctas[rank] if rank < len(self.machine.ctas) else None
+        holder = next((a for a in cta.allocations[space][::-1] if a.base <= inside < a.base + a.size), None) if cta is not None else None
+        if holder is None and space == "tensor" and cta is not None:
+            holder = next((a for a in cta.tensor_live.values() if a.base <= inside % TENSOR_LANE_BYTES < a.base + a.size), None)
         kind = Tensor(map.shape, Scalar({1: "i8", 2: "i16", 4: "i32", 8: "i64"}.get(map.nbytes, "i8")), None)
         return View(space, address, map, kind, holder or Allocation(f"{space} memory at {inside}", self.op, 0, 1 << 24))
 
@@ -122,13 +123,14 @@ class RoleThreads:
             yield here, self._view(space, low, AddressMap(addresses[here] - low, nbytes))
 
     def _where(self, space: str, addresses: np.ndarray, nbytes: int, what: str) -> tuple[str, np.ndarray]:
-        """(shared, tensor or global; flat int64 places) with alignment checked. Generic addresses of shared memory are those of its window, far below any tensor's."""
+        """(shared, tensor or global; flat int64 places) with alignment checked. Generic addresses of shared memory are its window's, far below any tensor's."""
         flat = np.ascontiguousarray(addresses).reshape(-1).astype(np.uint64).view(np.int64)
         if space == "tensor":
             lane, column = flat >> 16 & 0xFFFF, flat & 0xFFFF
             if ((lane >= LANES) | (column * 4 + nbytes > TENSOR_LANE_BYTES)).any():
                 bad = int(flat[(lane >= LANES) | (column * 4 + nbytes > TENSOR_LANE_BYTES)][0])
-                self.machine.stop("out-of-bounds", f"{what} of {nbytes} bytes at lane {bad >> 16 & 0xFFFF}, column {bad & 0xFFFF} of tensor memory", self.role, self.op)
+                where = f"lane {bad >> 16 & 0xFFFF}, column {bad & 0xFFFF} of tensor memory"
+                self.machine.stop("out-of-bounds", f"{what} of {nbytes} bytes at {where}", self.role, self.op)
             self._allocated(column, nbytes, what)
             return space, (self.rank << 24) + lane * TENSOR_LANE_BYTES + column * 4
         if space == "generic":
@@ -211,8 +213,8 @@ class RoleThreads:
             self._release(space, flat)
         self._put(self.role, space, flat, data[active].reshape(-1, data.shape[-1]), GENERIC, order != "weak")
 
-    # Threads of one cluster hand on what they did through words that they store and load with an order (and fences around relaxed ones): whoever reads such a word
-    # knows what the writers of that word knew.
+    # Threads of one cluster hand on what they did through words that they store and load with an order (and fences around relaxed ones): whoever reads such
+    # a word knows what its writers knew.
 
     def _release(self, space: str, flat: np.ndarray) -> None:
         clock = self.role.release()
@@ -315,9 +317,9 @@ class RoleThreads:
 
     def fence(self, kind: str, active: np.ndarray) -> None:
         """Ordinary memory is in order here; the asynchronous proxy sees it across its fence only."""
-        if kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster") or kind.startswith("mbarrier_init."):
+        if kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
             self.role.clock.fence()
-        elif not kind.startswith(("acq_rel.", "sc.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias", "tcgen05.")) and kind != "warp":
+        elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
     def grid_dependency(self, action: str) -> Wait | None:
@@ -325,8 +327,8 @@ class RoleThreads:
         return None
 
     def set_max_registers(self, direction: str, count: int) -> Wait | None:
-        """A CTA's pool holds the registers that it was launched with: an increase waits until others have given back enough. How many these are is known only where
-        the kernel says so (`maxnreg`); with partitions the compiler moves registers itself. Else the budget is checked for the whole launch only."""
+        """A CTA's pool holds the registers that it was launched with: an increase waits until others have given back enough. How many these are is known only
+        where the kernel says so (`maxnreg`); with partitions the compiler moves registers itself. Else the budget is checked for the whole launch only."""
         program = self.machine.simulation.program
         launched = program.module.attributes.get("ttg.maxnreg")
         if not isinstance(launched, int) or len(program.role_names) > 1:
@@ -345,7 +347,11 @@ class RoleThreads:
         if need <= 0:
             take()
             return None
-        return ThenWait(lambda: cta.free_registers >= need, lambda: f"{need} registers of the CTA's pool, which has {cta.free_registers}", take, time=lambda: cta.registers_time)
+
+        def describe() -> str:
+            return f"{need} registers of the CTA's pool, which has {cta.free_registers}"
+
+        return ThenWait(lambda: cta.free_registers >= need, describe, take, time=lambda: cta.registers_time)
 
     def sleep(self, nanoseconds: int) -> Wait:
         until = self.role.time + nanoseconds * CLOCK_GHZ
@@ -417,8 +423,8 @@ class RoleThreads:
                 self.role.bulk_open.append(operation)
 
     def tensor_copy(
-        self, direction: str, tensor_map: int, coordinates: tuple[int, ...], shared: int, *, thread: int, barrier: int | None = None, multicast: int | None = None,
-        reduction: str | None = None,
+        self, direction: str, tensor_map: int, coordinates: tuple[int, ...], shared: int, *, thread: int, barrier: int | None = None,
+        multicast: int | None = None, reduction: str | None = None,
     ) -> None:  # fmt: skip
         role, op = self.role, self.op
         self._aligned(tensor_map, "a tensor map's address", 64)
@@ -438,9 +444,8 @@ class RoleThreads:
         source = self._box(shared, tensor)
         row, end = tensor.shape[-1] * tensor.nbytes, (start[-1] + tensor.box[-1]) * tensor.nbytes
         if end > row and row % 16:
-            self.machine.report(
-                "out-of-bounds", f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written", role, op, buffer=source.name
-            )
+            message = f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written"
+            self.machine.report("out-of-bounds", message, role, op, buffer=source.name)
         kind = "TMA store" if reduction is None else f"TMA reduce ({reduction})"
         start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), kind)
 
@@ -508,7 +513,8 @@ class RoleThreads:
             flat = np.ascontiguousarray(addresses).reshape(-1).astype(np.int64)
             reads.append(flat + (self.rank << 24))
             if int(flat.max()) + nbytes > memory.size:
-                self.machine.stop("out-of-bounds", f"wgmma reads an operand up to byte {int(flat.max()) + nbytes} of {memory.size} of shared memory", self.role, self.op)
+                message = f"wgmma reads an operand up to byte {int(flat.max()) + nbytes} of {memory.size} of shared memory"
+                self.machine.stop("out-of-bounds", message, self.role, self.op)
             return memory.bytes[flat[:, None] + np.arange(nbytes)].reshape(*addresses.shape, nbytes)
 
         values: np.ndarray = product.compute(peek)
@@ -737,7 +743,8 @@ class NamedBarrier:
         if threads % 32 or threads <= 0:
             role.machine.report("arrivals", f"named barrier {self.number}: {threads} threads; a positive multiple of 32 is needed", role, op)
         if self.arrived and threads != self.threads:
-            role.machine.report("arrivals", f"named barrier {self.number}: {role.name} expects {threads} threads, those before expected {self.threads}", role, op)
+            message = f"named barrier {self.number}: {role.name} expects {threads} threads, those before expected {self.threads}"
+            role.machine.report("arrivals", message, role, op)
         self.threads = threads
         generation = self.generation
         self.gathering.join(role.release())

@@ -39,9 +39,10 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
     if tail != kind.shape[len(lead) :]:  # a part of a larger allocation, at its origin
         cut = tuple(slice(0, n) for n in kind.shape[len(lead) :])
         offsets = offsets[cut]
-        replicas = None if replicas is None else replicas[(slice(None), *cut)]
+        every = (slice(None), *cut)
+        replicas = None if replicas is None else replicas[every]
     if lead:
-        steps = np.arange(int(np.prod(lead)), dtype=np.int64).reshape(*lead, *[1] * rank) * stride
+        steps: np.ndarray = np.arange(int(np.prod(lead)), dtype=np.int64).reshape(*lead, *[1] * rank) * stride
         replicas = None if replicas is None else np.stack([r + steps for r in replicas])
         offsets = offsets + steps
     _MAPS[key] = AddressMap(np.ascontiguousarray(offsets), nbytes, replicas), stride
@@ -49,7 +50,7 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
 
 
 def idle(role: Role) -> bool:
-    """Is nothing in flight that the role, or one that has ended, has started? Else what it reads may still lie where an allocation is made again (in a loop)."""
+    """Is nothing in flight that the role, or one that has ended, started? Else what it reads may still lie where an allocation is made again (in a loop)."""
     return not any(o.role is role or o.role.done for o in role.machine.flying)
 
 
@@ -74,6 +75,7 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
     base = op.attributes.get("allocation.offset")
     if base is None:
         machine.stop("unknown", "local_alloc without an offset: the allocation pass has not run", role, op)
+        raise AssertionError
     if isinstance(base, tuple):
         base = base[0]
     map, stride = address_map(kind)

@@ -27,8 +27,9 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
     column, row = op.attributes.get("tensor_memory_col_offset"), op.attributes.get("tensor_memory_row_offset", 0)
-    if column is None:
+    if column is None or row is None:
         machine.stop("unknown", "tmem_alloc without an offset: the allocation pass has not run", role, op)
+        raise AssertionError
     map, stride = address_map(kind)
     made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, op.result_name or "tensor memory", stride)
     for rank, base, runs in machine._pieces(made.base, made.map) if idle(role) else ():
@@ -40,16 +41,20 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
     return made if len(op.results) == 1 else (made, None)
 
 
-def untouched(role: Role, view: View) -> bool:
-    """Has nothing been written to this tensor memory since it was allocated?"""
-    return not any(role.machine.memory("tensor", rank).written[base + s : base + e].any() for rank, base, runs in role.machine._pieces(view.base, view.map) for s, e in runs)
+def written(role: Role, view: View) -> bool:
+    """Is every byte of the view written?"""
+    machine = role.machine
+    return all(machine.memory(view.space, rank).written[base + s : base + e].all() for rank, base, runs in machine._pieces(view.base, view.map) for s, e in runs)
 
 
 @effect("ttng.tmem_load")
 def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
-    if untouched(role, source):  # compilers read an accumulator before they know whether there is one; to use what was read is the mistake
-        return Poison(op) if len(op.results) == 1 else tuple(Poison(op) for _ in op.results)
-    values = role.machine.load(role, source, op)
+    machine = role.machine
+    if not written(role, source):
+        # compilers read an accumulator before they know whether there is one; to use what was read is the mistake
+        nothing = Poison(op, f"reads {source.name}, parts of which were never written")
+        return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
+    values = machine.load(role, source, op)
     kind = op.result_types[0]
     assert isinstance(kind, Tensor)
     out: list[Any] = [values.reshape(kind.shape)]
@@ -95,7 +100,8 @@ def pairs(role: Role) -> bool:
 
 
 def committed(role: Role, shared: tuple[View, ...]) -> list[int]:
-    """The ranks at whose barriers a commit of every issuing CTA arrives, once each time: its own, its pair's, and those that multicast gives the same `shared` data."""
+    """The ranks at whose barriers the commits of all issuing CTAs arrive, one by one: the issuer's own, its pair's, and those that multicast gives the same
+    `shared` data."""
     machine = role.machine
     if machine.simulation.program.num_ctas == 1:
         return [role.rank]
@@ -179,17 +185,17 @@ def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
 
 def unpack_fp4(bytes_: np.ndarray, axis: int) -> np.ndarray:
     """Two e2m1 numbers a byte, the first in the low bits, along `axis`."""
-    raw = bytes_.astype(np.uint8)
+    raw: np.ndarray = bytes_.astype(np.uint8)
     both = np.stack([raw & 15, raw >> 4], axis=axis + 1 if axis >= 0 else raw.ndim)
     shape = list(raw.shape)
     shape[axis] *= 2
     return decode("e2m1", both.reshape(shape))
 
 
-def scaled_operand(values: np.ndarray, kind: str, axis: int, k: int) -> np.ndarray:
-    """An operand of a scaled product: its numbers, fp4 unpacked along K."""
+def scaled_operand(values: np.ndarray, kind: str, axis: int) -> np.ndarray:
+    """An operand of a scaled product as numbers; fp4 is packed along K, also where shared memory holds it padded (the layout knows of that)."""
     if kind == "e2m1":
-        return unpack_fp4(values, axis) if values.shape[axis] * 2 == k else decode("e2m1", values.astype(np.uint8) & 15)
+        return unpack_fp4(values, axis)
     return values if values.dtype.kind == "f" else decode(kind, values.astype(np.uint8))
 
 
@@ -202,7 +208,7 @@ def tc_gen5_mma_scaled(role: Role, op: Op, *operands: Any) -> Any:
     a_type, b_type = _SCALED[op.attributes["a_type"]], _SCALED[op.attributes["b_type"]]
     m, n = d.map.shape[-2:]
     machine = role.machine
-    k = a.map.shape[-1] * (2 if a_type == "e2m1" and a.type.element.bits == 8 and not padded(a) else 1)
+    k = a.map.shape[-1] * (2 if a_type == "e2m1" else 1)
 
     def scales(operation: Async, view: View) -> np.ndarray:
         raw = machine.load(operation, view, op, ASYNC)
@@ -211,18 +217,13 @@ def tc_gen5_mma_scaled(role: Role, op: Op, *operands: Any) -> Any:
         return np.repeat(values, k // values.shape[-1], axis=-1)
 
     def read(operation: Async) -> tuple[np.ndarray, np.ndarray]:
-        x = scaled_operand(machine.load(operation, a, op, ASYNC), a_type, -1, k)
-        y = scaled_operand(machine.load(operation, b, op, ASYNC), b_type, 0, k)
+        x = scaled_operand(machine.load(operation, a, op, ASYNC), a_type, -1)
+        y = scaled_operand(machine.load(operation, b, op, ASYNC), b_type, 0)
         return x * scales(operation, a_scale)[: x.shape[0]], y * scales(operation, b_scale)[: y.shape[1]].T
 
     operation = product(role, op, d, bool(use), chosen, in_shared(a, b, a_scale, b_scale), read, tcgen05_cycles(m, n, k, 4 if a_type == "e2m1" else 8))
     yield None
     return None if operation else None
-
-
-def padded(view_: View) -> bool:
-    """fp4 with every 8 bytes padded to 16 (mixed-precision products): TMA has placed the numbers; the view still counts packed bytes."""
-    return False
 
 
 @effect("ttng.tc_gen5_commit")
@@ -231,7 +232,9 @@ def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
     (bar,), predicate, shared = op.split(operands)
     if predicate and not predicate[0]:
         return
-    role.machine.start("tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar], shared), queue=queue(role), unit=f"tensor core {role.rank}")
+    role.machine.start(
+        "tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar], shared), queue=queue(role), unit=f"tensor core {role.rank}"
+    )
 
 
 @effect("ttng.tmem_copy")
@@ -241,12 +244,16 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
 
     def effect(operation: Async) -> None:
         machine.touch(operation, source, False, ASYNC, op)
-        machine.check_written(operation, source, op)
+        whole = written(role, source)
         words = machine.read(source)
         if scales and words.shape != target.map.shape:
             words = unblock_scales(words, target.map.shape)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, words.reshape(target.map.shape))
+        if not whole:  # a pipeline may copy scales for a product that is predicated off; only a product that reads them is wrong
+            for rank, base, runs in machine._pieces(target.base, target.map):
+                for start, end in runs:
+                    machine.memory("tensor", rank).forget(base + start, base + end)
         if bar:
             signal(role, op, operation, list(bar))
 
@@ -273,7 +280,7 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
     def effect(operation: Async) -> None:
         program = machine.simulation.cancel_next()
         taken.append(program)
-        words = np.zeros(2, np.uint64)
+        words: np.ndarray = np.zeros(2, np.uint64)
         if program is not None:
             x, y, z = program
             words[:] = (1 << 63) | (x & 0xFFFFFFFF) << 1 & 0x7FFFFFFF | (y & 0xFFFF) << 32, z

@@ -25,7 +25,7 @@ _ELEMENT_TYPES = {0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("i32", 4), 4: 
 def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> np.ndarray:
     """The box at `start`, as words; outside the tensor the map's fill."""
     fill = encode(tensor.element, np.array(tensor.fill, np.float32)) if tensor.fill else 0
-    out = np.full(box, fill, _WORD[tensor.nbytes])
+    out: np.ndarray = np.full(box, fill, _WORD[tensor.nbytes])
     inside = [(max(0, -s), min(b, n - s)) for s, b, n in zip(start, box, tensor.shape)]
     if all(a < b for a, b in inside):
         source = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
@@ -67,7 +67,7 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], s
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
-    """Bytes that each barrier is told of: what lies in one CTA, for every CTA that shares the barrier. A multicast gives each receiving CTA's barrier its bytes."""
+    """Bytes each barrier is told of: what lies in one CTA, for every CTA that shares the barrier. A multicast tells each receiving CTA's barrier of its own."""
     holders = len(np.unique(target.map.offsets >> 24)) if target.map.spread else 1
     return target.map.total // holders * (len(role_ranks(role)) // len(bars))
 
@@ -125,7 +125,7 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
     lower, upper, steps = tensor.im2col["lower"], tensor.im2col["upper"], tensor.im2col["element_strides"]
     spatial = tensor.shape[1:-1]
     pixels, channels = box[-2], box[-1]
-    out = np.zeros((pixels, channels), _WORD[tensor.nbytes])
+    out: np.ndarray = np.zeros((pixels, channels), _WORD[tensor.nbytes])
     if tensor.fill:
         out[:] = encode(tensor.element, np.array(tensor.fill, np.float32))
     counts = [max(0, (n - 1 + up - low) // step + 1) for n, low, up, step in zip(spatial, lower, upper, steps)]
