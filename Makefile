@@ -23,10 +23,10 @@ demo: $(READY)
 	@$(RUN) -m tritonkittens demo
 
 test: $(READY)
-	@$(RUN) -m pytest -n 2 -q -rs $(ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -q -rs $(ARGS)
 
 test-gpu: $(READY)
-	@$(RUN) -m pytest -q -rs -m gpu tests/gpu $(ARGS)
+	@$(RUN) -m pytest -q -rs tests/gpu $(ARGS)
 
 bench: $(BENCH_READY)
 	@$(RUN) -m bench $(ARGS)

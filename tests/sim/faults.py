@@ -1,7 +1,8 @@
 """Kernels with one real mistake each, and the same kernels without it.
 
-Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` stands on a line that the report of that mistake has to name
-(`Fault.line` where several share one). `FAULTS` lists what is run: the right kind of report, a schedule that finds it, inputs, and what the correct twin gives.
+Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` stands on a line that the report of that mistake
+has to name (`Fault.line` where several share one). `FAULTS` lists what is run: the right kind of report, a schedule that finds it,
+inputs, and what the correct twin gives.
 """
 from __future__ import annotations
 
@@ -198,55 +199,53 @@ fault("extra_iteration", "deadlock", ring_sum, ring_inputs(1, 5, 4))
 
 
 @triton.jit
-def turn_consumer(Y, tiles, arrived, finished, iterations, CONSUMER: tl.constexpr, BUG: tl.constexpr):
+def turn_consumer(Y, tile, arrived, finished, order, tasks, CONSUMER: tl.constexpr, BUG: tl.constexpr):
     acc = tk.zero(tk.rt(tk.fp32, 16, 32))
-    for i in range(CONSUMER, iterations, 3):
-        tk.wait(arrived[i % 2], i // 2 & 1)
-        acc += tk.load(tiles[i % 2], like=acc)
-        if BUG == "released_for_another" and CONSUMER == 1:
-            tk.arrive(finished[(i + 1) % 2])
-        else:
-            tk.arrive(finished[i % 2])
+    for task in range(CONSUMER, tasks, 2):
+        if BUG != "turn_not_awaited":
+            tk.wait(order[CONSUMER], (task // 2 & 1) ^ (1 - CONSUMER))
+        for i in range(2 * task, 2 * task + 2):
+            tk.wait(arrived[0], i & 1)
+            acc += tk.load(tile, like=acc)
+            tk.arrive(finished[0])
+        tk.arrive(order[1 - CONSUMER])
     tk.store(Y, acc, (CONSUMER, 0))
 
 
 @triton.jit
-def turn_producer(X, tiles, arrived, finished, iterations):
-    ring = tk.pipeline(2)
-    for i in range(iterations):
-        tk.producer_acquire(ring, finished)
-        tk.producer_commit(ring, arrived, tiles[0])
-        tk.load_async(tiles[ring.index], X, (i, 0), arrived[ring.index])  # reports: released_for_another
-        ring = tk.advance(ring)
+def turn_producer(X, tile, arrived, finished, tasks):
+    for i in range(2 * tasks):
+        tk.wait(finished[0], (i & 1) ^ 1)
+        tk.expect(arrived[0], tile)
+        tk.load_async(tile, X, (i, 0), arrived[0])  # reports: turn_not_awaited
 
 
 @tk.kernel
 @triton.jit
-def turns(X, Y, iterations, BUG: tl.constexpr):
-    """Three consumers take the tiles of a ring of two by turns, so that each sees only some phases of a barrier. Y[c] = the sum of tiles c, c + 3, …"""
-    tiles = tk.allocate(tk.st(tk.fp32, 16, 32), 2)
-    arrived, finished = tk.semaphores(2), tk.semaphores(2)
+def turns(X, Y, tasks, BUG: tl.constexpr):
+    """Two consumers take tasks of two tiles by turns: each sees only half of the phases of a barrier. Y[c] = the sum of the tiles of tasks c, c + 2, …"""
+    tile = tk.allocate(tk.st(tk.fp32, 16, 32))
+    arrived, finished, order = tk.semaphores(1), tk.semaphores(1), tk.semaphores(2)
     tk.specialize(
         (
-            (turn_consumer, (Y, tiles, arrived, finished, iterations, 0, BUG)),
-            (turn_consumer, (Y, tiles, arrived, finished, iterations, 1, BUG)),
-            (turn_consumer, (Y, tiles, arrived, finished, iterations, 2, BUG)),
-            (turn_producer, (X, tiles, arrived, finished, iterations)),
+            (turn_consumer, (Y, tile, arrived, finished, order, tasks, 0, BUG)),
+            (turn_consumer, (Y, tile, arrived, finished, order, tasks, 1, BUG)),
+            (turn_producer, (X, tile, arrived, finished, tasks)),
         ),
-        warps=(4, 4, 4, 1),
+        warps=(4, 4, 1),
     )
 
 
 def turn_inputs(iterations: int) -> Any:
     def make(rng: Any) -> Any:
-        x, y = integers(rng, 16 * iterations, 32), empty(48, 32)
-        expected = torch.cat([x.reshape(iterations, 16, 32)[c::3].sum(0) for c in range(3)])
+        x, y = integers(rng, 32 * iterations, 32), empty(32, 32)
+        expected = torch.cat([x.reshape(iterations, 2, 16, 32)[c::2].sum((0, 1)) for c in range(2)])
         return (1,), (tk.gl(x, TILE), tk.gl(y), iterations), [y], [expected]
 
     return make
 
 
-fault("released_for_another", "race", turns, turn_inputs(14))
+fault("turn_not_awaited", "race", turns, turn_inputs(6), seed=1)
 
 
 # ---------------------------------------------------------------- products of a warpgroup (wgmma)

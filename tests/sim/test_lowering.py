@@ -14,6 +14,8 @@ from tritonkittens.kernels.gemm import inspectable
 from tritonkittens.sim import ttgir
 from tritonkittens.sim.layouts import registers, shared_offsets, tensor_offsets
 from tritonkittens.sim.lowering import load_ttgir
+from tritonkittens.sim.memory import Global
+from tritonkittens.sim.simulation import Simulation
 from tritonkittens.sim.ttgir import Dense, Descriptor, MemDesc, Opaque, ParseError, Pointer, Scalar, Tensor, parse
 
 GENERIC = """
@@ -55,7 +57,7 @@ def test_every_part_of_the_generic_form():
     ('"builtin.module"', '"x.module"', "not the generic form"),
     ("(%n) <{a", "(%m) <{a", "%m is used but not defined"),
     ("(i32) -> (i32, i1)", "(i32) -> (i32)", "2 results of 1 types"),
-    ('"cf.br"()[^bb2]', "cf.br ^bb2", "TTGIR line 16: expected an operation's name"),
+    ('"cf.br"()[^bb2]', "cf.br ^bb2", "TTGIR line 13: expected an operation's name"),
 ])  # fmt: skip
 def test_text_of_another_form_is_refused(old, new, message):
     with pytest.raises(ParseError, match=message.replace("(", r"\(")):
@@ -86,7 +88,7 @@ def test_a_lowered_kernel_has_what_the_simulator_reads():
         assert all("allocation.offset" in op.attributes for op in operations if op.name == "ttg.local_alloc")
         assert all("tensor_memory_col_offset" in op.attributes for op in operations if op.name == "ttng.tmem_alloc")
         assert {"input.A", "input.B", "arrived", "finished"} <= {op.result_name for op in operations}
-        assert program.role_names == ["consumer0", "consumer1", "producer"] and program.total_warps == 12
+        assert program.role_names[:3] == ["consumer0", "consumer1", "producer"] and program.total_warps == 12
         copies = [op for op in operations if op.name == "ttng.async_tma_copy_global_to_local"]
         assert len(copies) == 2 and all(any(f.file.endswith("gemm.py") for f in op.location.frames) for op in copies)
         assert program.uses_tensor_memory == (arch == "sm_100a")
@@ -136,7 +138,6 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="arch='sm_70': the simulator knows sm_80"):
         sim.run(scale, (1,), x, x, 4, FACTOR=1, BLOCK=16, arch="sm_70")
     with pytest.raises(ValueError, match="a tensor on meta"):
-        cases_explicit.through_registers
         with sim.device():
             cases_explicit.through_registers[(1, 1)](tk.gl(x.view(2, 2).to("meta")), tk.gl(x.view(2, 2)), tk.rt(tk.fp32, 64, 64), 2, 0)
     with pytest.raises(ValueError, match="a tensor on cpu"):
@@ -148,11 +149,11 @@ def test_an_unknown_operation_stops_the_run_and_is_named():
     for op in program.module.walk():
         if op.name == "arith.remsi":
             op.name = "test.mystery"
-    memory = sim.memory.Global()
-    simulation = sim.simulation.Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
+    memory = Global()
+    simulation = Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
     simulation.run()
     (finding,) = simulation.findings
-    assert finding.kind == "unknown" and "test.mystery" in str(finding) and "schedule.py" in str(finding)
+    assert finding.kind == "unknown" and "test.mystery" in str(finding) and "gemm.py" in str(finding)
 
 
 def test_the_outputs_alone_are_written(rng):

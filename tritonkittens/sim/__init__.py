@@ -1,9 +1,12 @@
 """Run any compiled Triton, Gluon or tritonkittens kernel on the CPU, and learn what is wrong with it: deadlocks, races, byte counts, phases, memory."""
 
+from .bank_conflicts import SharedAccess, bank_conflicts
 from .device import ARCHITECTURES, Launch, SimulatedDevice, device, run
 from .explore import Exploration, explore
-from . import memory, simulation  # noqa: F401
 from .report import KINDS, Finding, SimulationError
 from .schedule import Schedule
+from .timeline import Timeline
 
-__all__ = ["ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SimulatedDevice", "SimulationError", "device", "explore", "run"]
+__all__ = [
+    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline", "bank_conflicts", "device", "explore", "run",
+]  # fmt: skip

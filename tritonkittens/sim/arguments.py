@@ -41,7 +41,8 @@ def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
     im2col = None
     if isinstance(spec, Im2colSpec):
         im2col = dict(lower=spec.lower, upper=spec.upper, element_strides=spec.element_strides)
-    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tuple(spec.box), fill, name, im2col, tensor)
+    strides = tuple(s * size for s in tensor.stride())
+    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), strides, tuple(spec.box), fill, name, im2col, tensor)
 
 
 def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
@@ -52,11 +53,11 @@ def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
     fill = math.nan if getattr(value, "padding", "zero") == "nan" else 0.0
     im2col = None
     if hasattr(value, "pixel_box_lower_corner"):
-        im2col = dict(
-            lower=tuple(value.pixel_box_lower_corner), upper=tuple(value.pixel_box_upper_corner), element_strides=tuple(value.element_strides or (1,) * len(value.shape))[1:-1]
-        )
+        steps = tuple(value.element_strides or (1,) * len(value.shape))[1:-1]
+        im2col = dict(lower=tuple(value.pixel_box_lower_corner), upper=tuple(value.pixel_box_upper_corner), element_strides=steps)
     shape, strides = tuple(int(n) for n in value.shape), tuple(int(s) for s in value.strides)
-    yield TensorMap(tensor.data_ptr(), _ELEMENTS[tensor.dtype], size, shape, tuple(s * size for s in strides), tuple(value.block_shape), fill, name, im2col, tensor)
+    element, apart = _ELEMENTS[tensor.dtype], tuple(s * size for s in strides)
+    yield TensorMap(tensor.data_ptr(), element, size, shape, apart, tuple(value.block_shape), fill, name, im2col, tensor)
     yield from shape
     yield from strides
 
@@ -74,7 +75,8 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Sequence[str], m
         if isinstance(value, GlobalArg):
             memory.add_tensor(value.tensor, name)
             for spec in value.specs:
-                check_tensor_map(tuple(value.tensor.shape), value.tensor.stride(), value.tensor.itemsize, value.tensor.data_ptr(), spec, name, value.tensor.dtype)
+                tensor = value.tensor
+                check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr(), spec, name, tensor.dtype)
                 yield tensor_map(value.tensor, spec, name)
                 yield from value.tensor.shape
                 yield from (s if n > 1 else 1 for n, s in zip(value.tensor.shape, value.tensor.stride()))

@@ -37,7 +37,8 @@ def facts(capability: int, multiprocessors: int | None = None) -> Facts:
     block = SHARED_PER_BLOCK[capability]
     return Facts(
         index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or MULTIPROCESSORS[capability],
-        shared_memory_per_block=block, shared_memory_per_multiprocessor=block + 1024, registers_per_multiprocessor=65536, l2_bytes=50 << 20, memory_bytes=80 << 30,
+        shared_memory_per_block=block, shared_memory_per_multiprocessor=block + 1024, registers_per_multiprocessor=65536,
+        l2_bytes=50 << 20, memory_bytes=80 << 30,
     )  # fmt: skip
 
 
@@ -52,8 +53,9 @@ class Launch:
     def run(self, schedule: Schedule, step_limit: int = STEP_LIMIT, recorder: Any = None) -> Simulation:
         started = time.perf_counter()
         self.simulation = Simulation(
-            self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder, tensor_maps=dict(self.maps)
-        )
+            self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder,
+            tensor_maps=dict(self.maps),
+        )  # fmt: skip
         self.simulation.run()
         self.seconds = time.perf_counter() - started
         return self.simulation
@@ -67,8 +69,8 @@ class SimulatedDevice:
     """Launches go here. `launches` are kept in order; `raise_findings=False` collects what is found there instead of raising `SimulationError`."""
 
     def __init__(
-        self, arch: str = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None, step_limit: int = STEP_LIMIT,
-        raise_findings: bool = True, recorder: Any = None, memory: Sequence[Any] = (),
+        self, arch: str = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None,
+        step_limit: int = STEP_LIMIT, raise_findings: bool = True, recorder: Any = None, memory: Sequence[Any] = (),
     ):  # fmt: skip
         if arch not in ARCHITECTURES:
             raise ValueError(f"arch={arch!r}: the simulator knows {', '.join(ARCHITECTURES)}")
@@ -175,8 +177,8 @@ class _Utilities:
     def get_device_properties(self, device: Any) -> dict[str, Any]:
         known = self.device.facts
         return dict(
-            max_shared_mem=known.shared_memory_per_block, max_num_regs=known.registers_per_multiprocessor, multiprocessor_count=known.multiprocessors, warpSize=32,
-            sm_clock_rate=1_700_000, mem_clock_rate=2_600_000, mem_bus_width=5120,
+            max_shared_mem=known.shared_memory_per_block, max_num_regs=known.registers_per_multiprocessor, multiprocessor_count=known.multiprocessors,
+            warpSize=32, sm_clock_rate=1_700_000, mem_clock_rate=2_600_000, mem_bus_width=5120,
         )  # fmt: skip
 
 
@@ -219,7 +221,8 @@ class _Driver:
 
 @contextlib.contextmanager
 def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
-    """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped operators.
+    """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped
+    operators.
 
     arch: "sm_90a", "sm_100a", …. options: `schedule` (a seed, a `Schedule`, or a function that makes one for each launch), `multiprocessors`, `step_limit`,
     `raise_findings`, `memory` (tensors that a kernel reaches through addresses in memory). Gives the device, whose `launches` say what ran.
@@ -257,8 +260,8 @@ def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: tuple
 def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any) -> Launch:
     """Run one kernel on the CPU: numpy arrays or CPU torch tensors, results written into them.
 
-    kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the device
-    (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`) and the kernel's own keywords follow by name.
+    kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the
+    device (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`) and the kernel's own keywords follow by name.
 
     Returns the launch: `.simulation`, `.findings`, `.seconds`. Raises SimulationError for what the kernel does wrong.
     """

@@ -49,6 +49,9 @@ class Exploration:
             return f"{self.kernel}: {self.seeds} schedules, no finding ({self.seconds:.1f} s)"
         lines = [f"{self.kernel}: schedule {self.failing_seed} ({self.schedule}) fails"]
         lines += [str(f) for f in self.findings]
+        if not self.choices:
+            lines.append("  it fails under every schedule that lets the role started first go first")
+            return "\n".join(lines)
         moves = sum(c is not None for c in self.choices)
         lines.append(f"  shrunk to {moves} choices of {len(self.choices)}; every other step goes to the role that was started first:")
         shown = self.trace[-CHECKED_STEPS:]

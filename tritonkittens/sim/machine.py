@@ -472,12 +472,6 @@ class Machine:
 
     def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:
         """What a role yields to wait for the phase of that parity; afterwards it calls `passed`."""
-        last = role.seen_phase.get(barrier.address)
-        if last is not None and (last + 1) & 1 == parity & 1 and barrier.phase == last + 3 and not barrier.completed(parity):
-            self.report(
-                "phase-wrap", f"{barrier.name}: {role.name} waits for phase {last + 1}, but phases {last + 1} and {last + 2} have both completed: it is a whole round late "
-                "and would wait for phase " f"{last + 3}", role, op, f"waits for parity {parity & 1}", buffer=barrier.name, phase=last + 1,
-            )  # fmt: skip
         return Wait(
             lambda: barrier.completed(parity),
             lambda: f"phase of parity {parity & 1} of {barrier.name}",

@@ -76,6 +76,7 @@ class Global:
         self.starts: list[int] = []
         self.ranges: dict[int, tuple[int, np.ndarray, str, Any]] = {}
         self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
+        self.discovers = False  # may an address name a tensor that is no argument? Only in kernels that make pointers of numbers
 
     def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
         """Make `size` bytes at `address` known; `owner` is kept alive."""
@@ -102,7 +103,7 @@ class Global:
         if start <= address < start + size:
             return self.last
         found = self._find(address)
-        if found is None and self._discover(address):
+        if found is None and self.discovers and self._discover(address):
             found = self._find(address)
         if found is not None:
             self.last = found

@@ -15,7 +15,7 @@ from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
 from .schedule import Schedule
-from .ttgir import Op, Tensor
+from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
 STEP_LIMIT = 20_000_000  # operations of one launch
@@ -39,6 +39,7 @@ class Simulation:
         step_limit: int = STEP_LIMIT, recorder: Any = None, tensor_maps: dict[int, TensorMap] | None = None,
     ):  # fmt: skip
         self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
+        memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
         self.cluster = cluster
         self.schedule = schedule or Schedule()
         self.step_limit, self.recorder = step_limit, recorder
@@ -488,6 +489,10 @@ class Simulation:
             if barrier.phase > role.wait.phase:
                 lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
             details[barrier.name] = "\n        ".join(lines)
+            last = role.seen_phase.get(barrier.address)
+            if last is not None and barrier.phase == last + 3:  # only here: roles that take turns skip phases by right (by parity nobody can tell)
+                message = f"{barrier.name}: {role.name} saw phase {last} last; phases {last + 1} and {last + 2} have both completed, and it waits for phase {last + 3}"
+                self.found(Finding("phase-wrap", message, (places[-1],), {"buffer": barrier.name, "phase": last + 1}))
             if not barrier.pending and barrier.tx and barrier.delivered:  # all have arrived, copies have delivered, and the bytes do not match
                 took_part = tuple(Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what)
                 message = f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies delivered {barrier.delivered}"
@@ -508,6 +513,12 @@ class Simulation:
                 if role.wait is not None:
                     return f" (itself waits for {role.wait.describe()})"
         return ""
+
+
+def makes_pointers(op: Op) -> bool:
+    """Do addresses come out of memory or numbers here?"""
+    kinds = [k.element if isinstance(k, Tensor) else k for k in op.result_types]
+    return op.name == "tt.int_to_ptr" or (op.name == "tt.load" and any(isinstance(k, Pointer) for k in kinds)) or "inline_asm" in op.name
 
 
 def check(simulation: Simulation) -> None:

@@ -213,6 +213,7 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _IDENT = re.compile(r"[!#@^]?[\w$.-]+(?:::@?[\w$.-]+)*")
 _NUMBER = re.compile(r"-?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
 _DIMENSIONS = re.compile(r"((?:\d+x)*)(.*)", re.S)
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>(){}\[\]]')
 _CLOSE = {"<": ">", "(": ")", "[": "]", "{": "}"}
 _ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)")
 
@@ -245,9 +246,12 @@ class _Parser:
         return ParseError(f"TTGIR line {line}: {what} at {self.text[self.at : self.at + 60]!r}; this parser is written for the generic form of Triton 3.9")
 
     def skip(self) -> None:
-        self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+        if self.at < len(self.text) and self.text[self.at] in " \n\t/":
+            self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
 
     def peek(self, token: str) -> bool:
+        if self.text.startswith(token, self.at):
+            return True
         self.skip()
         return self.text.startswith(token, self.at)
 
@@ -276,24 +280,18 @@ class _Parser:
 
     def balanced(self) -> str:
         """From an opening bracket to its partner, both included."""
-        start, stack = self.at, []
+        start, at, stack = self.at, self.at, []
         text = self.text
-        while self.at < len(text):
-            c = text[self.at]
-            if c == '"':
-                self.at = _STRING.match(text, self.at).end()  # type: ignore[union-attr]
-                continue
-            if c == "-" and text.startswith("->", self.at):
-                self.at += 2
-                continue
-            if c in _CLOSE:
-                stack.append(_CLOSE[c])
-            elif stack and c == stack[-1]:
+        while found := _BRACKET.search(text, at):
+            at = found.end()
+            mark = found[0]
+            if mark in _CLOSE:
+                stack.append(_CLOSE[mark])
+            elif stack and mark == stack[-1]:
                 stack.pop()
                 if not stack:
-                    self.at += 1
-                    return text[start : self.at]
-            self.at += 1
+                    self.at = at
+                    return text[start:at]
         raise self.error("a bracket without an end")
 
     # types

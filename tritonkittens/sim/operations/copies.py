@@ -1,4 +1,7 @@
-"""cp.async: copies of threads from global to shared memory in the background, waited for by group. PTX ISA "cp.async" (an ordinary access, not the bulk copy)."""
+"""cp.async: copies of threads from global to shared memory in the background, waited for by group.
+
+PTX ISA "cp.async" (an ordinary access, not the bulk copy).
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -59,7 +62,9 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
     over = role.copy_groups[: max(0, len(role.copy_groups) - pending)]
     operations = [o for group in over for o in group]
     if operations:
-        yield Wait(lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} cp.async copies", time=lambda: max(o.finish for o in operations))
+        yield Wait(
+            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} cp.async copies", time=lambda: max(o.finish for o in operations)
+        )
         for operation in operations:
             role.clock.operations |= operation.bit  # ordinary stores: the asynchronous proxy needs a fence after them
             role.time = max(role.time, operation.finish)

@@ -34,9 +34,8 @@ def check_address(role: Role, op: Op, addresses: np.ndarray, nbytes: int) -> Non
 
 
 def outside(role: Role, op: Op, address: int, nbytes: int, what: str) -> None:
-    role.machine.stop(
-        "out-of-bounds", f"{what} of {nbytes} bytes at {address:#x}, outside every tensor of the launch; nearest before it: {role.machine.simulation.memory.name(address)}", role, op
-    )
+    nearest = role.machine.simulation.memory.name(address)
+    role.machine.stop("out-of-bounds", f"{what} of {nbytes} bytes at {address:#x}, outside every tensor of the launch; nearest before it: {nearest}", role, op)
 
 
 @effect("tt.load")

@@ -69,7 +69,8 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
 
     def effect(operation: Async) -> None:
         start = (chained.value if chained is not None else values) if use_c else None
-        product.value = accumulate(operand(machine, operation, a, op, op.operand_types[0]), operand(machine, operation, b, op, op.operand_types[1]), start, kind.element)  # type: ignore[arg-type]
+        left, right = operand(machine, operation, a, op, op.operand_types[0]), operand(machine, operation, b, op, op.operand_types[1])
+        product.value = accumulate(left, right, start, kind.element)  # type: ignore[arg-type]
 
     m, n = kind.shape[-2:]
     k = op.operand_types[0].shape[-1]  # type: ignore[union-attr]
@@ -110,14 +111,14 @@ def wait_products(role: Role, pending: int) -> Any:
 
 @effect("ttng.warp_group_dot_wait")
 def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
-    machine = role.machine
     over = role.products[: max(0, len(role.products) - op.attributes["pendings"])]
     for operation in over:
         check_registers(role, operation, op)
     yield from wait_products(role, op.attributes["pendings"])
     results = []
     for value in inputs:
-        if isinstance(value, InFlight) and value.product.operation is not None and value.product.operation.done and value.product.operation not in role.products:
+        operation = value.product.operation if isinstance(value, InFlight) else None
+        if operation is not None and operation.done and operation not in role.products:
             value.product.waited = True
             results.append(value.product.value)
         else:

@@ -119,7 +119,8 @@ def _picked(buffer: View, indices: np.ndarray, axis: int) -> View:
 
 def _check_indices(role: Role, op: Op, buffer: View, indices: np.ndarray, axis: int) -> None:
     if indices.size and (indices.min() < 0 or indices.max() >= buffer.map.shape[axis]):
-        role.machine.stop("out-of-bounds", f"{buffer.name}: indices {int(indices.min())} to {int(indices.max())} along a dimension of {buffer.map.shape[axis]}", role, op)
+        extent = buffer.map.shape[axis]
+        role.machine.stop("out-of-bounds", f"{buffer.name}: indices {int(indices.min())} to {int(indices.max())} along a dimension of {extent}", role, op)
 
 
 @effect("ttg.local_gather")

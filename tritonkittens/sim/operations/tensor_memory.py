@@ -44,7 +44,8 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
 def written(role: Role, view: View) -> bool:
     """Is every byte of the view written?"""
     machine = role.machine
-    return all(machine.memory(view.space, rank).written[base + s : base + e].all() for rank, base, runs in machine._pieces(view.base, view.map) for s, e in runs)
+    pieces = machine._pieces(view.base, view.map)
+    return all(machine.memory(view.space, rank).written[base + s : base + e].all() for rank, base, runs in pieces for s, e in runs)
 
 
 @effect("ttng.tmem_load")

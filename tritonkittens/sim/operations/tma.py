@@ -61,9 +61,8 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], s
     if store and any(s < 0 for s in start):
         role.machine.stop("out-of-bounds", f"a TMA store to {tensor.name} at coordinates {start}: they must not be negative (illegal instruction)", role, op)
     if not store and start and start[-1] * tensor.nbytes % 16:
-        role.machine.stop(
-            "misaligned", f"a TMA load of {tensor.name} at coordinates {start}: the last is {start[-1] * tensor.nbytes} bytes, not a multiple of 16 (illegal instruction)", role, op
-        )
+        last = start[-1] * tensor.nbytes
+        role.machine.stop("misaligned", f"a TMA load of {tensor.name} at coordinates {start}: the last is {last} bytes, not a multiple of 16 (illegal instruction)", role, op)
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
@@ -193,7 +192,8 @@ def reduced(tensor: TensorMap, kind: str, old: np.ndarray, new: np.ndarray) -> n
         return np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype)
     a, b = decode(tensor.element, np.ascontiguousarray(old)), decode(tensor.element, np.ascontiguousarray(new))
     float_ = Scalar(tensor.element).is_float
-    out = {"add": lambda: a + b, "min": lambda: np.fmin(a, b) if float_ else np.minimum(a, b), "max": lambda: np.fmax(a, b) if float_ else np.maximum(a, b)}[kind]()
+    least, most = (np.fmin, np.fmax) if float_ else (np.minimum, np.maximum)
+    out = {"add": np.add, "min": least, "max": most}[kind](a, b)
     return encode(tensor.element, round_to(tensor.element, out) if float_ else out)
 
 
