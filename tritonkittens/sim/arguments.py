@@ -101,7 +101,7 @@ def convert(flat: Sequence[Any], types: Sequence[Any], kernel: str) -> list[Any]
     """Numbers in the form that each parameter's type has at run time."""
     if len(flat) != len(types):
         raise ArgumentError(f"{kernel}: {len(flat)} values for {len(types)} parameters of the compiled kernel")
-    out = []
+    out: list[Any] = []
     for value, kind in zip(flat, types):
         if isinstance(kind, Descriptor):
             if not isinstance(value, TensorMap):

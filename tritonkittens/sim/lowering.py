@@ -1,8 +1,8 @@
 """TTGIR → the form that is simulated, by Triton's own passes, up to the step before LLVM: memory is allocated, barriers and fences are in place.
 
 Whatever changes from one Triton to the next in this is here and in `ttgir`: the passes and their order (`make_llir` of the NVIDIA backend), and how generic
-text is got out of MLIR. Triton offers no such printer, but MLIR prints every operation generically once a module does not verify; so an operation is put after a
-terminator, and what is printed is that.
+text is got out of MLIR. Triton offers no such printer, but MLIR prints every operation generically once a module does not verify; so an operation is put after
+a terminator, and what is printed is that.
 """
 from __future__ import annotations
 

@@ -491,7 +491,7 @@ class Simulation:
             details[barrier.name] = "\n        ".join(lines)
             last = role.seen_phase.get(barrier.address)
             if last is not None and barrier.phase == last + 3:  # only here: roles that take turns skip phases by right (by parity nobody can tell)
-                message = f"{barrier.name}: {role.name} saw phase {last} last; phases {last + 1} and {last + 2} have both completed, and it waits for phase {last + 3}"
+                message = f"{barrier.name}: {role.name} saw phase {last} last; {last + 1} and {last + 2} are both complete, and it waits for {last + 3}"
                 self.found(Finding("phase-wrap", message, (places[-1],), {"buffer": barrier.name, "phase": last + 1}))
             if not barrier.pending and barrier.tx and barrier.delivered:  # all have arrived, copies have delivered, and the bytes do not match
                 took_part = tuple(Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what)

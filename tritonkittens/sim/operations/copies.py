@@ -63,8 +63,9 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
     operations = [o for group in over for o in group]
     if operations:
         yield Wait(
-            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} cp.async copies", time=lambda: max(o.finish for o in operations)
-        )
+            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} cp.async copies",
+            time=lambda: max(o.finish for o in operations),
+        )  # fmt: skip
         for operation in operations:
             role.clock.operations |= operation.bit  # ordinary stores: the asynchronous proxy needs a fence after them
             role.time = max(role.time, operation.finish)

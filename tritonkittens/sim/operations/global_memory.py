@@ -20,7 +20,7 @@ RMW = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "fadd", 6: "max", 7: "min", 8: 
 
 def element_of(kind: Any) -> Scalar:
     """The number type of a value, or of what its pointer points to."""
-    element = kind.element if isinstance(kind, Tensor) else kind
+    element: Any = kind.element if isinstance(kind, Tensor) else kind
     if isinstance(element, Pointer):
         element = element.pointee
     return Scalar("i64") if isinstance(element, Pointer) else element
@@ -50,7 +50,7 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     kind = op.result_types[0]
     element = element_of(kind)
     scalar = not isinstance(kind, Tensor)
-    shape = () if scalar else kind.shape
+    shape = kind.shape if isinstance(kind, Tensor) else ()
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
     on = None if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
     active = addresses if on is None else addresses[on]
@@ -103,8 +103,8 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
 def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """One atomic operation on values."""
     if name in ("umax", "umin"):
-        unsigned = old.view(_WORD[old.dtype.itemsize]), new.astype(old.dtype).view(_WORD[old.dtype.itemsize])
-        return (np.maximum if name == "umax" else np.minimum)(*unsigned).view(old.dtype)
+        word: Any = _WORD[old.dtype.itemsize]
+        return (np.maximum if name == "umax" else np.minimum)(old.view(word), new.astype(old.dtype).view(word)).view(old.dtype)
     if name in ("add", "fadd"):
         total = old + new
         return round_to(element.name, total) if element.is_float else total.astype(old.dtype)
@@ -139,7 +139,7 @@ def _atomic(role: Role, op: Op, pointers: Any, mask: Any, change: Any) -> Any:
     kind = op.operand_types[0]
     element = element_of(kind)
     scalar = not isinstance(kind, Tensor)
-    shape = () if scalar else kind.shape
+    shape = kind.shape if isinstance(kind, Tensor) else ()
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
     on = np.ones(addresses.size, bool) if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
     old = read_modify_write(role, op, addresses[on], element, change(shape, on, element))

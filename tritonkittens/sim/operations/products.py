@@ -117,8 +117,8 @@ def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
     yield from wait_products(role, op.attributes["pendings"])
     results = []
     for value in inputs:
-        operation = value.product.operation if isinstance(value, InFlight) else None
-        if operation is not None and operation.done and operation not in role.products:
+        product = value.product.operation if isinstance(value, InFlight) else None
+        if product is not None and product.done and product not in role.products:
             value.product.waited = True
             results.append(value.product.value)
         else:

@@ -62,7 +62,8 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], s
         role.machine.stop("out-of-bounds", f"a TMA store to {tensor.name} at coordinates {start}: they must not be negative (illegal instruction)", role, op)
     if not store and start and start[-1] * tensor.nbytes % 16:
         last = start[-1] * tensor.nbytes
-        role.machine.stop("misaligned", f"a TMA load of {tensor.name} at coordinates {start}: the last is {last} bytes, not a multiple of 16 (illegal instruction)", role, op)
+        message = f"a TMA load of {tensor.name} at coordinates {start}: the last is {last} bytes, not a multiple of 16 (illegal instruction)"
+        role.machine.stop("misaligned", message, role, op)
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
