@@ -84,7 +84,8 @@ def main() -> None:
         limit = f"   limit {r['limit_seconds']:.0f} s" if r["limit_seconds"] else ""
         print(f"{name:<42} {r['seconds']:7.2f} s   with compilation {r['with_compilation']:6.2f} s   peak {r['peak_mib']:6.0f} MiB{limit}", flush=True)
     info = {
-        "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(), "triton": triton.__version__, "torch": torch.__version__,
+        "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
+        "triton": triton.__version__, "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "command": " ".join(["python", *sys.orig_argv[1:]]),
     }  # fmt: skip
     folder = pathlib.Path(options.out) if options.out else RESULTS

@@ -4,8 +4,10 @@
         x = torch.randn(64, 64, device=kernel_device)
         my_kernel[(1,)](x)
 
-pip installs this as a pytest plugin; without pip, `pytest_plugins = ["tritonkittens.testing"]` in conftest.py does the same. The marker `simulated(arch=…, …)` passes
-options to `tritonkittens.sim.device` (`arch`, `schedule`, `multiprocessors`, …); `simulated(always=True)` keeps a test in the simulator also where there is a GPU.
+pip installs this as a pytest plugin; without pip, `pytest_plugins = ["tritonkittens.testing"]` in conftest.py does the same. The marker `simulated(arch=…,
+…)` passes
+options to `tritonkittens.sim.device` (`arch`, `schedule`, `multiprocessors`, …); `simulated(always=True)` keeps a test in the simulator also where there
+is a GPU.
 """
 from __future__ import annotations
 

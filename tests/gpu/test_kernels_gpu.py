@@ -48,7 +48,8 @@ def test_gemm_of_random_shapes(dtype, transposed, rng):
     """Ragged and tiny extents; rows that TMA cannot address are among them."""
     edges = [1, 8, 16, 63, 64, 65, 128, 129, 255, 256, 257, 520]
     shapes = [(1, 1, 1), (128, 256, 64), (1, 256, on_gpu_or_simulated(4096, 512)), (on_gpu_or_simulated(2048, 400), 8, 8), (300, 264, 8), (1000, 1, 65)]
-    shapes += [tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, on_gpu_or_simulated(1200, 300))) for _ in range(3)) for _ in range(on_gpu_or_simulated(24, 4))]
+    largest, count = on_gpu_or_simulated((1200, 24), (300, 4))
+    shapes += [tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, largest)) for _ in range(3)) for _ in range(count)]
     for m, n, k in shapes:
         print(m, n, k)
         a, b = randn(m, k, dtype=dtype), operand_b(k, n, transposed, dtype)

@@ -1,5 +1,6 @@
 """Exploration, shrinking and replay; the `check` command; the pytest fixture."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -122,8 +123,10 @@ def test_the_check_command_refuses(tmp_path, capsys):
     file = tmp_path / "refused.py"
     file.write_text(textwrap.dedent(FILE).replace("{mistake}", ""))
     for arguments, message in (
-        (["nothing"], "give FILE:NAME"), ([f"{tmp_path}/none.py:x"], "no such file"), ([f"{file}:x"], "has no x"), ([f"{file}:lonely"], "write a function example_lonely()"),
-        ([f"{file}:add", "--arch", "sm_70"], "the simulator knows"), ([f"{file}:add", "--schedules", "0"], "at least 1"), ([f"{file}:example_add"], "launched no kernel"),
+        (["nothing"], "give FILE:NAME"), ([f"{tmp_path}/none.py:x"], "no such file"), ([f"{file}:x"], "has no x"),
+        ([f"{file}:lonely"], "write a function example_lonely()"),
+        ([f"{file}:add", "--arch", "sm_70"], "the simulator knows"),
+        ([f"{file}:add", "--schedules", "0"], "at least 1"), ([f"{file}:example_add"], "launched no kernel"),
     ):  # fmt: skip
         assert main(["check", *arguments]) == 2
         assert message in capsys.readouterr().err, arguments
@@ -149,6 +152,7 @@ def test_the_fixture_gives_a_device_on_which_kernels_run(pytester):
     )
     root = Path(__file__).resolve().parents[2]
     plugin = ["-p", "tritonkittens.testing"]
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *plugin, "-p", "no:cacheprovider", str(pytester.path)], cwd=root, capture_output=True, text=True, timeout=300,
-                          env={**__import__("os").environ, "PYTHONPATH": str(root)}, check=False)  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "-p", "no:cacheprovider", str(pytester.path)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert "2 passed" in done.stdout, done.stdout[-3000:]

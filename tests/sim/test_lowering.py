@@ -26,7 +26,8 @@ GENERIC = """
 "builtin.module"() ({
   "tt.func"() <{function_type = (!tt.ptr<f32>, i32) -> (), sym_name = "k"}> ({
   ^bb0(%x: !tt.ptr<f32> loc("x"(#loc)), %n: i32 loc("n"(#loc))):
-    %0:2 = "test.two"(%n) <{a = array<i32: 1, -2>, b = [3 : i64, true], c = 0x7F800000 : f32, d = "q\\22uote", e = #x.y<z>}> : (i32) -> (i32, i1) loc("named"(#loc2))
+    %0:2 = "test.two"(%n) <{a = array<i32: 1, -2>, b = [3 : i64, true], c = 0x7F800000 : f32, d = "q\\22uote", e = #x.y<z>}>
+        : (i32) -> (i32, i1) loc("named"(#loc2))
     %c = "arith.constant"() <{value = dense<[1, 2]> : tensor<2xi32, #blocked>}> : () -> tensor<2xi32, #blocked> loc(#loc2)
     "cf.cond_br"(%0#1, %0#0)[^bb1, ^bb2] <{operandSegmentSizes = array<i32: 1, 1, 0>}> : (i1, i32) -> () loc(#loc)
   ^bb1(%later: i32 loc(unknown)):  // pred: ^bb0
@@ -57,7 +58,7 @@ def test_every_part_of_the_generic_form():
     ('"builtin.module"', '"x.module"', "not the generic form"),
     ("(%n) <{a", "(%m) <{a", "%m is used but not defined"),
     ("(i32) -> (i32, i1)", "(i32) -> (i32)", "2 results of 1 types"),
-    ('"cf.br"()[^bb2]', "cf.br ^bb2", "TTGIR line 13: expected an operation's name"),
+    ('"cf.br"()[^bb2]', "cf.br ^bb2", "TTGIR line 14: expected an operation's name"),
 ])  # fmt: skip
 def test_text_of_another_form_is_refused(old, new, message):
     with pytest.raises(ParseError, match=message.replace("(", r"\(")):
@@ -67,7 +68,8 @@ def test_text_of_another_form_is_refused(old, new, message):
 def test_types():
     def of(text):
         parser = ttgir._Parser(text)
-        parser.aliases = {"#s": "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>", "#smem": "#ttg.shared_memory", "#b": "#ttg.slice<{dim = 1, parent = #p}>", "#p": "#ttg.x<1>"}
+        parser.aliases = {"#s": "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>", "#smem": "#ttg.shared_memory"}
+        parser.aliases |= {"#b": "#ttg.slice<{dim = 1, parent = #p}>", "#p": "#ttg.x<1>"}
         return parser.type()
 
     assert of("tensor<2x4x!tt.ptr<bf16>, #b>") == Tensor((2, 4), Pointer(Scalar("bf16")), "#ttg.slice<{dim = 1, parent = #ttg.x<1>}>")
@@ -126,8 +128,9 @@ def test_kernels_as_text_and_numpy_arrays(rng, n):
     sim.run(scale, (4,), x, y, n, FACTOR=3, BLOCK=256)
     assert np.array_equal(y, x * np.float32(3))
     if n:
-        text = triton.compile(triton.compiler.ASTSource(scale, {"X": "*fp32", "Y": "*fp32", "n": "i32", "FACTOR": "constexpr", "BLOCK": "constexpr"}, {(3,): 3, (4,): 256}),
-                              target=triton.backends.compiler.GPUTarget("cuda", 90, 32)).asm["ttgir"]  # fmt: skip
+        signature = {"X": "*fp32", "Y": "*fp32", "n": "i32", "FACTOR": "constexpr", "BLOCK": "constexpr"}
+        source = triton.compiler.ASTSource(scale, signature, {(3,): 3, (4,): 256})
+        text = triton.compile(source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32)).asm["ttgir"]
         y[:] = np.nan
         sim.run(text, (4,), x, y, n)
         assert np.array_equal(y, x * np.float32(3))

@@ -8,5 +8,6 @@ from .schedule import Schedule
 from .timeline import Timeline
 
 __all__ = [
-    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline", "bank_conflicts", "device", "explore", "run",
+    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline",
+    "bank_conflicts", "device", "explore", "run",
 ]  # fmt: skip

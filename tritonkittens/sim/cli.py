@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
         "target", metavar="FILE:NAME",
-        help="a Python file and in it a kernel or template, whose example arguments the function example_NAME() gives as (grid, arguments) or (grid, arguments, keywords); "
-        "or a function without parameters that launches kernels on CPU tensors",
+        help="a Python file and in it a kernel or template, whose example arguments the function example_NAME() gives as (grid, arguments) "
+        "or (grid, arguments, keywords); or a function without parameters that launches kernels on CPU tensors",
     )  # fmt: skip
     parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
     parser.add_argument("--schedules", type=int, default=20, metavar="N", help="how many interleavings to run (default: 20)")
     parser.add_argument("--step-limit", type=int, default=20_000_000, metavar="N", help="operations after which a launch counts as endless")
-    parser.add_argument("--timeline", metavar="FILE", help="save the first run as a Chrome/Perfetto trace (.json) or a picture (.svg): modelled time, not measured")
+    parser.add_argument("--timeline", metavar="FILE", help="save a run as a Chrome/Perfetto trace (.json) or a picture (.svg): modelled time, not measured")
 
 
 def load(path: str) -> ModuleType:

@@ -48,6 +48,7 @@ class Launch:
     def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, maps: dict[int, TensorMap]):
         self.program, self.grid, self.values, self.memory, self.cluster, self.maps = program, grid, values, memory, cluster, maps
         self.simulation: Simulation | None = None
+        self.recorder: Any = None
         self.seconds = 0.0
 
     def run(self, schedule: Schedule, step_limit: int = STEP_LIMIT, recorder: Any = None) -> Simulation:

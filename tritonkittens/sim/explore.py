@@ -21,7 +21,8 @@ CHECKED_STEPS = 12  # steps of a trace that are shown
 
 @dataclass
 class Exploration:
-    """What `explore` saw. `seeds` ran; where one failed: its `schedule`, its `findings`, the shrunk `choices` (for `replay`) and the `trace` of what they do."""
+    """What `explore` saw. `seeds` ran; where one failed: its `schedule`, its `findings`, the shrunk `choices` (for `replay`) and the `trace` of what they
+    do."""
 
     kernel: str
     seeds: int
@@ -98,7 +99,7 @@ def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_lim
 
     def run(schedule: Any) -> list[Finding]:
         snapshot.restore()
-        return launch.run(schedule, step_limit, getattr(launch, "recorder", None)).findings
+        return launch.run(schedule, step_limit, launch.recorder).findings
 
     result = Exploration(launch.program.name, 0, 0.0, launch=launch, _rerun=run)
     for seed in seeds if seeds is not None else range(schedules):
@@ -111,7 +112,8 @@ def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_lim
                 reference = contents
             elif any(not np.array_equal(a, b) for a, b in zip(reference, contents)):
                 op = launch.program.module.kernel
-                findings = [Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (Place(launch.program.name, "kernel", op.location),))]
+                place = Place(launch.program.name, "kernel", op.location)
+                findings = [Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (place,))]
                 launch.findings.extend(findings)
         if findings:
             result.failing_seed, result.schedule, result.findings = seed, recorded.name, list(findings)
@@ -158,14 +160,17 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
 
 
 def explore(
-    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT, **options: Any
-) -> Exploration:
+    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
+    **options: Any,
+) -> Exploration:  # fmt: skip
     """Run a launch under `schedules` different legal interleavings, with delays on every asynchronous completion, adversarial ones first.
 
-    kernel, grid, args, options: as in `run`; or `kernel` a function that launches, with grid None (every launch it makes is explored on its own, with what it found in
+    kernel, grid, args, options: as in `run`; or `kernel` a function that launches, with grid None (every launch it makes is explored on its own, with what
+    it found in
     memory). A result that differs between schedules is a finding too, unless the kernel adds atomically.
 
-    Returns an `Exploration`, of the first launch that failed or of the last. Raises SimulationError (unless `raise_findings` is False); its text has the shrunk schedule.
+    Returns an `Exploration`, of the first launch that failed or of the last. Raises SimulationError (unless `raise_findings` is False); its text has the
+    shrunk schedule.
     """
     snapshots: list[_Snapshot] = []
     with device(arch, raise_findings=False, step_limit=step_limit) as simulated:

@@ -1,6 +1,7 @@
 """One cluster at work: its CTAs' memories, the roles that run code, the asynchronous operations in flight, and the rules of order between them.
 
-Nothing here knows a TTGIR operation; `operations/` says what each does in terms of this machine. A role runs until an operation touches something that others see,
+Nothing here knows a TTGIR operation; `operations/` says what each does in terms of this machine. A role runs until an operation touches something that
+others see,
 then the schedule chooses who goes on: a role that can, or an asynchronous operation that completes.
 """
 from __future__ import annotations
@@ -44,15 +45,16 @@ class Async:
     `effect` runs at completion: it touches memory (as this agent) and signals. `after`: an operation of the same in-order unit that completes first.
     """
 
-    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "phase", "unit", "gate", "registers")
+    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "phase",
+                 "unit", "gate", "registers")  # fmt: skip
 
     def __init__(self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], after: Async | None, unit: str, number: int):
         self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = kind, role, op, effect, after, unit, number
-        self.clock = role.clock.copy()
+        self.clock: Clock = role.clock.copy()
         self.bit = 1 << number
         self.done = False
-        self.started = role.time
-        self.finish = role.time
+        self.started: float = role.time
+        self.finish: float = role.time
         self.who = f"{kind} of {role.name}"
         self.barrier: Barrier | None = None  # that it will signal
         self.phase = 0  # of that barrier when it started
@@ -69,9 +71,9 @@ class Role:
     def __init__(self, machine: Machine, rank: int, index: int, name: str, warps: int, start_warp: int, environment: list[Any], block: Block):
         self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = machine, rank, index, name, warps, start_warp
         self.environment, self.block, self.at = environment, block, 0
-        self.clock = Clock(machine.number_of_roles)
+        self.clock: Clock = Clock(machine.number_of_roles)
         self.clock.roles[index] = 1
-        self.time = 0.0
+        self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of an operation that is under way
         self.pending_results: tuple[int, ...] = ()
@@ -221,7 +223,7 @@ class Machine:
         if not view.map.spread:
             return self.memory(view.space, view.base >> 24).read(view.base & MASK, view.map)
         nbytes = view.map.nbytes
-        places = view.base + view.map.offsets
+        places: np.ndarray = view.base + view.map.offsets
         out = np.zeros(places.shape, {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[nbytes])
         for rank in np.unique(places >> 24):
             here = (places >> 24) == rank
@@ -235,7 +237,7 @@ class Machine:
             return
         nbytes = view.map.nbytes
         for offsets in [view.map.offsets] if view.map.replicas is None else view.map.replicas:
-            places = view.base + offsets
+            places: np.ndarray = view.base + offsets
             for rank in np.unique(places >> 24):
                 here = (places >> 24) == rank
                 memory = self.memory(view.space, int(rank))
@@ -262,7 +264,8 @@ class Machine:
         who = "" if isinstance(agent, Role) else f" by the {agent.kind}"
         kind = "shared" if view.space == "shared" else "tensor"
         allocated = Place("allocation", view.allocation.name, view.allocation.op.location)
-        self.report("uninitialized", f"{view.name} is read{who}, but parts of this {kind} memory were never written", role, op, "reads it", (allocated,), buffer=view.name)
+        message = f"{view.name} is read{who}, but parts of this {kind} memory were never written"
+        self.report("uninitialized", message, role, op, "reads it", (allocated,), buffer=view.name)
 
     def load(self, agent: Role | Async, view: View, op: Op, proxy: str = GENERIC) -> np.ndarray:
         """Values of a view, checked."""
@@ -375,7 +378,8 @@ class Machine:
             self.report("misaligned", f"{name}: an mbarrier lies on 8 bytes, not at {address & MASK}", role, op)
         if address in self.barriers:
             old = self.barriers[address]
-            self.report("barrier-life", f"{name}: initialised again without mbarrier.inval", role, op, "mbarrier.init", (Place("before", "mbarrier.init", old.init_op.location),))
+            before = Place("before", "mbarrier.init", old.init_op.location)
+            self.report("barrier-life", f"{name}: initialised again without mbarrier.inval", role, op, "mbarrier.init", (before,))
         access = Access(role.index, role.clock.roles[role.index], 0, GENERIC, True, op, self.where(role), True)
         role.clock.roles[role.index] += 1
         self.ctas[address >> 24].shared.written[(address & MASK) : (address & MASK) + 8] = True
@@ -405,8 +409,9 @@ class Machine:
         if count > barrier.pending:
             others = ", ".join(barrier.arrived) or "nobody"
             self.report(
-                "arrivals", f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} (phase {barrier.phase}; arrived before: {others})",
-                role, op, what, (Place("initialised", f"count {barrier.count}", barrier.init_op.location),), buffer=barrier.name, phase=barrier.phase,
+                "arrivals", f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} "
+                f"(phase {barrier.phase}; arrived before: {others})", role, op, what,
+                (Place("initialised", f"count {barrier.count}", barrier.init_op.location),), buffer=barrier.name, phase=barrier.phase,
             )  # fmt: skip
             count = barrier.pending
         barrier.pending -= count
@@ -443,9 +448,10 @@ class Machine:
         barrier.history[f"{role.name} ({operation.kind})"] = (f"delivers {nbytes} bytes", operation.op)
         if barrier.phase != phase:
             self.report(
-                "bytes", f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase {barrier.phase}: phase {phase} completed without "
-                "them, because fewer bytes were expected than its copies deliver", role, operation.op, f"copies {nbytes} bytes",
-                tuple(Place(who, what, place.location) for who, (what, place) in barrier.history.items() if "expects" in what), buffer=barrier.name, phase=phase,
+                "bytes", f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase {barrier.phase}: phase "
+                f"{phase} completed without them, because fewer bytes were expected than its copies deliver", role, operation.op, f"copies {nbytes} bytes",
+                tuple(Place(who, what, place.location) for who, (what, place) in barrier.history.items() if "expects" in what),
+                buffer=barrier.name, phase=phase,
             )  # fmt: skip
         clock = operation.clock.copy()
         clock.operations |= operation.bit
@@ -466,8 +472,9 @@ class Machine:
                 op = role.op
                 assert op is not None
                 self.report(
-                    "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase {wait.phase}; by parity it cannot "
-                    "tell that from none", role, op, f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
+                    "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase "
+                    f"{wait.phase}; by parity it cannot tell that from none", role, op,
+                    f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
                 )  # fmt: skip
 
     def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:

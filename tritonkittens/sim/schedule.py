@@ -9,6 +9,11 @@ from .machine import Async, Machine, Role
 Agent = Role | Async
 
 
+def candidates(roles: list[Role], operations: list[Async]) -> list[Agent]:
+    """Everything that can happen now."""
+    return [*roles, *operations]
+
+
 class Schedule:
     """By modelled time: of everything that can happen the earliest does. The base of all others."""
 
@@ -90,7 +95,7 @@ class OneAhead(Schedule):
         for role in roles:
             if role.index % machine.simulation.roles_per_cta == self.favourite:
                 return role
-        return self.random.choice([*roles, *operations])
+        return self.random.choice(candidates(roles, operations))
 
 
 class OneBehind(Schedule):
@@ -125,7 +130,7 @@ class Priorities(Schedule):
                 self.priority[key] = self.random.random()
             return self.priority[key]
 
-        return max([*roles, *operations], key=rank)
+        return max(candidates(roles, operations), key=rank)
 
     def reads_early(self) -> bool:
         return self.random.random() < 0.5
@@ -142,7 +147,7 @@ class Uniform(Priorities):
     name = "uniformly random"
 
     def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
-        return self.random.choice([*roles, *operations])
+        return self.random.choice(candidates(roles, operations))
 
 
 def nth(seed: int, roles: int) -> Schedule:

@@ -78,7 +78,7 @@ class Simulation:
         """Global memory of the compiler's own, for one program."""
         key = (id(role.machine), role.rank, id(op))
         if key not in self.scratch_blocks:
-            block = np.zeros(nbytes + alignment, np.uint8)
+            block: np.ndarray = np.zeros(nbytes + alignment, np.uint8)
             self.scratch_blocks[key] = block
             start = block.ctypes.data + -block.ctypes.data % alignment
             self.memory.add(start, nbytes, "scratch of the compiler", block)
@@ -171,7 +171,8 @@ class Simulation:
         self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
         for operation in list(machine.flying):
             if operation.kind in ("TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async") and operation in machine.flying:
-                machine.report("unfinished", f"a {operation.kind} is in flight when its CTA ends: nobody waits for it", operation.role, operation.op, operation.kind)
+                message = f"a {operation.kind} is in flight when its CTA ends: nobody waits for it"
+                machine.report("unfinished", message, operation.role, operation.op, operation.kind)
         while machine.flying:
             ready = [o for o in machine.flying if o.can_complete()]
             if not ready:
@@ -182,12 +183,14 @@ class Simulation:
                 op = barrier.init_op
                 expects = tuple(Place(who, what, o.location) for who, (what, o) in barrier.history.items() if "bytes" in what)
                 self.found(
-                    Finding("bytes", f"{barrier.name}: at the end {-barrier.tx} bytes more were delivered than expected", (*expects, Place(machine.name, "mbarrier.init", op.location)),
+                    Finding("bytes", f"{barrier.name}: at the end {-barrier.tx} bytes more were delivered than expected",
+                            (*expects, Place(machine.name, "mbarrier.init", op.location)),
                             {"buffer": barrier.name})
                 )  # fmt: skip
         for cta in machine.ctas:
             for allocation in cta.tensor_live.values():
-                self.found(Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (Place(machine.name, "tcgen05.alloc", allocation.op.location),)))
+                place = Place(machine.name, "tcgen05.alloc", allocation.op.location)
+                self.found(Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (place,)))
         self.finished.append(machine)
 
     # ---- one machine
@@ -303,7 +306,8 @@ class Simulation:
             return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
         if any(isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)):
             if op.name in FIRST_THREAD:
-                first = [v.reshape(-1)[0].item() if isinstance(v, np.ndarray) and not isinstance(kind, Tensor) else v for v, kind in zip(values, op.operand_types)]
+                differ = [isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)]
+                first = [v.reshape(-1)[0].item() if d else v for v, d in zip(values, differ)]
                 return EFFECTS[op.name](role, op, *first)
             place = Place(role.machine.where(role), op.name, op.location)
             raise Stop(Finding("unknown", f"{op.name} of a scalar that differs between the threads of its role", (place,))) from error
@@ -463,7 +467,8 @@ class Simulation:
     def endless(self, machine: Machine, role: Role, op: Op) -> None:
         raise Stop(
             Finding(
-                "loop", f"{self.step_limit} operations and no end: the limit `step_limit`; {role.name} is still running", (Place(machine.where(role), op.name, op.location),),
+                "loop", f"{self.step_limit} operations and no end: the limit `step_limit`; {role.name} is still running",
+                (Place(machine.where(role), op.name, op.location),),
                 {"roles": "; ".join(f"{r.name}: {r.steps} operations" for r in machine.roles)},
             )
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """MLIR text in generic form → operations. The only module that knows how Triton prints TTGIR.
 
 The generic form (MLIR Language Reference, "Operations") is the same for every operation: results, name, operands, successors, properties, regions, attributes,
-types, location. So nothing here knows a single operation of Triton's; what an operation means is said elsewhere, and an operation without a meaning stops the run.
+types, location. So nothing here knows a single operation of Triton's; what an operation means is said elsewhere, and an operation without a meaning stops
+the run.
 """
 from __future__ import annotations
 
@@ -354,8 +355,8 @@ class _Parser:
                 parts = split_list(body[7:-1]) + parts[1:]
                 body = parts[0]
             shape, element = shaped(body)
-            layout = self.resolve(parts[1]) if len(parts) > 1 else None
-            return Descriptor(shape, element, layout, "tensordesc_im2col" if "im2col" in text else "tensordesc")
+            encoding = self.resolve(parts[1]) if len(parts) > 1 else None
+            return Descriptor(shape, element, encoding, "tensordesc_im2col" if "im2col" in text else "tensordesc")
         if re.fullmatch(r"(i\d+|index|bf16|f\d+\w*|tf32)", text):
             return Scalar(text)
         return Other(text)
@@ -387,8 +388,8 @@ class _Parser:
             return self.number(found[0], self.type() if self.take(":") else Scalar("f64" if "." in found[0] else "i64"))
         if self.peek("array<"):
             self.need(_IDENT, "array")
-            kind, _, items = self.balanced()[1:-1].partition(":")
-            return tuple(self.number(i.strip(), Scalar(kind.strip())) for i in items.split(",") if i.strip())
+            element, _, numbers = self.balanced()[1:-1].partition(":")
+            return tuple(self.number(i.strip(), Scalar(element.strip())) for i in numbers.split(",") if i.strip())
         if self.peek("dense<"):
             self.need(_IDENT, "dense")
             body = self.balanced()[1:-1]
@@ -456,14 +457,14 @@ class _Parser:
                 if found.frames:
                     return found
             return Location()
-        if found := _STRING.match(text):
-            rest = text[found.end() :]
+        if quoted := _STRING.match(text):
+            rest = text[quoted.end() :]
             if place := re.match(r":(\d+):\d+", rest):
-                return Location((Frame(unescape(found[1]), int(place[1])),))
+                return Location((Frame(unescape(quoted[1]), int(place[1])),))
             if rest.startswith("("):
                 inner = self.make_location(rest[1:-1])
-                return Location(inner.frames, unescape(found[1]))
-            return Location((), unescape(found[1]))
+                return Location(inner.frames, unescape(quoted[1]))
+            return Location((), unescape(quoted[1]))
         return Location()
 
     def optional_location(self) -> Location:
