@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
@@ -270,6 +269,3 @@ def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any
     with device(arch, **own) as simulated:
         start_kernel(simulated, kernel, grid, args, options)
     return simulated.launches[-1]
-
-
-__all__ = ["ARCHITECTURES", "Launch", "SimulatedDevice", "device", "facts", "np", "run"]

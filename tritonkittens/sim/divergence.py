@@ -170,6 +170,3 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
         role.environment[slot] = merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
     role.block, role.at = meets, 0
     role.done = meets is role.meets
-
-
-__all__ = ["check", "differs", "diverge", "first", "meeting"]

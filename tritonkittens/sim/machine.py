@@ -88,7 +88,6 @@ class Role:
         self.copy_open: list[Async] = []
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
-        self.on_return: Callable[[], None] | None = None
         self.mask: Any = None  # bool for each thread: those that took a branch which divides the role (`divergence`); None is all
         self.meets: Block | None = None  # where a part of a divided role ends
 
@@ -540,6 +539,3 @@ class ClusterBarrier:
 def poisoned(*values: Any) -> Poison | None:
     """The first poison among the operands."""
     return next((v for v in values if isinstance(v, Poison)), None)
-
-
-__all__ = ["ASYNC", "GENERIC", "Async", "Cta", "Machine", "Role", "Wait", "poisoned"]

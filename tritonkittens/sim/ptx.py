@@ -497,6 +497,3 @@ def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = S
                 raise type(error)(f"{step.text!r}: {error}; in the PTX block: {block.asm}") from error
         at[place + 1] = at[place + 1] | mask if place + 1 in at else mask
     return [state.register(slot) for slot in block.outputs]
-
-
-__all__ = ["Block", "NoMeaning", "PtxFault", "PtxSyntaxError", "execute", "parse"]

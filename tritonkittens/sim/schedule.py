@@ -44,10 +44,6 @@ class Schedule:
     def cluster_order(self, count: int) -> list[int]:
         return list(range(count))
 
-    def burst(self) -> int:
-        """How many operations a role may do before others are asked."""
-        return 1
-
 
 class Eager(Schedule):
     """Asynchronous operations complete at once; roles in random order."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from . import divergence, tensormaps
-from .clocks import Clock
 from .machine import Async, Machine, Role, Wait
 from .memory import Global
 from .operations import EFFECTS
@@ -530,6 +529,3 @@ def check(simulation: Simulation) -> None:
     """Raise what a finished run found."""
     if simulation.findings:
         raise SimulationError(simulation.program.name, simulation.findings, simulation)
-
-
-__all__ = ["Clock", "Simulation", "check"]

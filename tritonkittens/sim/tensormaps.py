@@ -64,6 +64,3 @@ def changed(tensor: TensorMap, field: str, ordinal: int, value: int) -> TensorMa
     elif not (field == "rank" and value == len(tensor.shape) - 1 or field == "element_stride" and value == 1):
         raise ValueError(f"tensormap.replace.{field} with {value}")
     return replace(tensor, **fields)
-
-
-__all__ = ["FORMATS", "NBYTES", "changed", "pack", "unpack"]

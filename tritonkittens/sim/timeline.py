@@ -599,6 +599,3 @@ def _png(shapes: list[_Shape], width: float, height: float, path: Path) -> None:
                 zorder=order, clip_on=True,
             )  # fmt: skip
     figure.savefig(path)
-
-
-__all__ = ["COLOURS", "NOTE", "Share", "Span", "Timeline"]

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..layouts import SHARED_STRIDE
 from ..machine import Role
 from ..ttgir import Op
 from ..values import View
@@ -99,6 +98,3 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
 
     operation = machine.start("cp.async arrival", role, op, done, unit="cp.async")
     operation.gate = lambda: all(c.done for c in copies)
-
-
-__all__ = ["SHARED_STRIDE", "addresses"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine import Role, Wait, poisoned
+from ..machine import Role, poisoned
 from ..report import Stop
 from ..ttgir import Op
 from .registry import effect, view
@@ -115,6 +115,3 @@ def dependency_wait(role: Role, op: Op) -> None:
 )
 def launch_dependents(role: Role, op: Op) -> None:
     """Nothing to start early, for the same reason."""
-
-
-__all__ = ["Wait", "role_ranks"]

@@ -311,6 +311,3 @@ def packed_registers(words: np.ndarray, bits: int) -> list[np.ndarray]:
                 register |= words[:, start + k] << np.uint64(bits * k)
         out.append(register)
     return out
-
-
-__all__ = ["elementwise", "extern_function", "inline_asm"]

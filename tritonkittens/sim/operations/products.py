@@ -7,7 +7,7 @@ import numpy as np
 
 from ..costs import WGMMA_LATENCY, wgmma_cycles
 from ..machine import ASYNC, Async, Machine, Role, Wait
-from ..numbers import decode, round_to
+from ..numbers import round_to
 from ..report import Place
 from ..ttgir import Op, Scalar, Tensor
 from ..values import InFlight, Poison, View
@@ -124,6 +124,3 @@ def warp_group_dot_wait(role: Role, op: Op, *inputs: Any) -> Any:
         else:
             results.append(value)
     return tuple(results) if len(results) != 1 else results[0]
-
-
-__all__ = ["Product", "accumulate", "decode", "operand", "wait_products"]

@@ -761,6 +761,3 @@ class NamedBarrier:
             self.gathering = Clock(self.roles)
             self.time = self.latest
         return generation
-
-
-__all__ = ["NamedBarrier", "PtxBarrier", "RoleThreads", "ThenWait", "combined", "contiguous"]

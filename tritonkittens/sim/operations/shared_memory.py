@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts import SHARED_STRIDE, TENSOR_LANE_BYTES, layout_rank, shared_offsets, tensor_offsets
+from ..layouts import SHARED_STRIDE, layout_rank, shared_offsets, tensor_offsets
 from ..machine import Role
-from ..numbers import decode, encode
 from ..report import Finding, Place, Stop
 from ..ttgir import MemDesc, Op
 from ..values import AddressMap, Allocation, View
@@ -215,6 +214,3 @@ def memdesc_reinterpret(role: Role, op: Op, source: View) -> View:
     map, _ = address_map(kind)
     base = source.base + (int(source.map.offsets.min()) if source.map.offsets.size else 0)
     return View(source.space, base, map, kind, source.allocation)
-
-
-__all__ = ["TENSOR_LANE_BYTES", "address_map", "allocate", "decode", "encode"]

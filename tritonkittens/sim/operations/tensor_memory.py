@@ -313,6 +313,3 @@ def clc_is_canceled(role: Role, op: Op, answer: int) -> int:
 def clc_get_program_id(role: Role, op: Op, answer: int) -> int:
     axis = op.attributes["dim"]
     return [(answer & 0x7FFFFFFF) >> 1, (answer >> 32) & 0xFFFF, (answer >> 64) & 0xFFFF][axis]
-
-
-__all__ = ["TENSOR_LANE_BYTES", "role_ranks"]
