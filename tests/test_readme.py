@@ -1,18 +1,22 @@
 """What the README shows works: its kernels are compiled here and run on a GPU, its commands are executed."""
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
-from tests.util import poison, relative_error
+from tests.util import on_gpu_or_simulated, poison, relative_error
+from tritonkittens.kernels.gemm import gemm
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -25,7 +29,7 @@ def blocks(language):
 @pytest.fixture(scope="session")
 def shown(tmp_path_factory):
     """The README's kernel definitions as a module; the lines that use them are left to the tests."""
-    code = "import triton\nimport triton.language as tl\n\nimport tritonkittens.lang as tk\n"
+    code = "import pytest\nimport torch\nimport triton\nimport triton.language as tl\n\nimport tritonkittens.lang as tk\n"
     for block in blocks("python"):
         definitions = re.split(r"\n(?=tile = |RowSums\(\)\()", block)[0]
         if "def " in definitions:
@@ -53,21 +57,47 @@ def test_the_kernels_compile(shown):
     assert "cp.async.bulk.tensor" in sums.asm["ptx"]
 
 
-@pytest.mark.gpu
-def test_the_kernels_run(shown, rng):
-    x = torch.randn(16, 64, device="cuda")
+def test_the_kernels_run(shown, rng, kernel_device):
+    x = torch.randn(16, 64, device=kernel_device)
     y = poison(torch.empty_like(x))
     shown.softmax_kernel[(1,)](x, y, 16, 64)
     assert relative_error(y, x.double().softmax(1)) < 1e-6
-    q, k = (torch.randn(192, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    s = poison(torch.empty(192, 192, device="cuda"))
+    q, k = (torch.randn(192, 128, device=kernel_device, dtype=torch.bfloat16) for _ in range(2))
+    s = poison(torch.empty(192, 192, device=kernel_device))
     tile = tk.st(tk.bf16, 64, 128)
     shown.scores_kernel[(q.shape[0] // 64, k.shape[0] // 64)](tk.gl(q, tile), tk.gl(k, tile), tk.gl(s), tile)
     assert relative_error(s, q.double() @ k.double().T) < 1e-6
-    x = torch.randn(64 * 200, 128 * 3, device="cuda", dtype=torch.bfloat16)
-    y = poison(torch.empty(x.shape[0], 16, device="cuda"))
+    x = torch.randn(64 * on_gpu_or_simulated(200, 5), 128 * 3, device=kernel_device, dtype=torch.bfloat16)
+    y = poison(torch.empty(x.shape[0], 16, device=kernel_device))
     shown.RowSums()(x, y)
     assert relative_error(y, x.double().sum(1, keepdim=True).expand(-1, 16)) < 1e-5
+
+
+@triton.jit
+def scale(X, Y, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + i, tl.load(X + i, mask=i < n) * FACTOR, mask=i < n)
+
+
+def test_the_simulator_block_runs(rng):
+    (block,) = [b for b in blocks("python") if "sim.explore" in b]
+    a, b = (torch.randn(128, 128).bfloat16() for _ in range(2))
+    x, y = rng.standard_normal(1000).astype("float32"), np.full(1000, np.nan, "float32")
+    names = dict(scale=scale, gemm=gemm, a=a, b=b, x=x, y=y, n=1000)
+    exec(block, names)
+    assert np.array_equal(y, x * np.float32(3)) and relative_error(names["c"], a.double() @ b.double()) < 5e-3
+
+
+def test_the_check_command(shown, tmp_path):
+    (command,) = re.findall(r"^python -m (tritonkittens check [^#\n]*)", README, re.MULTILINE)
+    (softmax,) = [b for b in blocks("python") if "def softmax_kernel" in b]
+    example = "def example_softmax():\n    return (1,), (torch.randn(16, 64), torch.empty(16, 64), 16, 64)\n"
+    head = "import torch\nimport triton\nimport triton.language as tl\nimport tritonkittens.lang as tk\n"
+    (tmp_path / "my_kernels.py").write_text(head + softmax + "\nsoftmax = softmax_kernel\n\n" + example)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "50 schedules, no finding" in done.stdout, done.stdout + done.stderr
+    assert "modelled" in (tmp_path / "softmax.svg").read_text()
 
 
 def test_the_error_that_is_quoted():
