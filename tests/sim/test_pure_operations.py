@@ -75,11 +75,11 @@ def toward_zero(a, b):
 SIGNED = {
     "addi": operator.add, "subi": operator.sub, "muli": operator.mul, "andi": operator.and_, "ori": operator.or_, "xori": operator.xor, "maxsi": max,
     "minsi": min,
-    "divsi": toward_zero, "remsi": lambda a, b: a - toward_zero(a, b) * b if b else -1, "floordivsi": lambda a, b: a // b if b else -1,
+    "divsi": toward_zero, "remsi": lambda a, b: a - toward_zero(a, b) * b if b else a, "floordivsi": lambda a, b: a // b if b else -1,
     "ceildivsi": lambda a, b: -(-a // b) if b else -1,
 }  # fmt: skip
 UNSIGNED = {
-    "divui": lambda a, b: a // b if b else -1, "remui": lambda a, b: a % b if b else -1, "maxui": max, "minui": min,
+    "divui": lambda a, b: a // b if b else -1, "remui": lambda a, b: a % b if b else a, "maxui": max, "minui": min,
     "ceildivui": lambda a, b: -(-a // b) if b else -1,
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def _integer(name: str, read: Callable[[Any, Type], Any], scalar: Callable[[int,
             try:
                 out = scalar(a, b) if read is read_signed and bits > 1 else scalar(read(a, kind), read(b, kind))
             except ZeroDivisionError:  # what tiles give; code may divide in vain, for a tile past the last
-                out = -1
+                out = a if "rem" in name else -1
             return out if -128 <= out < 128 and bits > 1 else wrap(out, bits)
         x, y = read(a, kind), read(b, kind)
         if isinstance(x, int) or isinstance(y, int):  # a constant inside a region
@@ -96,13 +96,14 @@ def _quotient(a: int, b: int) -> int:
 
 
 def _tile_quotient(a: Any, b: Any) -> Any:
-    """Toward zero. Division by zero gives all ones, as the code that ptxas makes for it does (PTX leaves it open)."""
+    """Toward zero. Division by zero gives all ones and leaves the dividend, as 32 bits on the H200 do (PTX leaves it open; positive int64 there give 2**32
+    - 1)."""
     rest = np.fmod(a, b)
     return np.where(b == 0, -1, (a - rest) // np.where(b == 0, 1, b)).astype(np.result_type(a, b))
 
 
 def _tile_remainder(a: Any, b: Any) -> Any:
-    return np.where(b == 0, -1, np.fmod(a, b)).astype(np.result_type(a, b))
+    return np.where(b == 0, a, np.fmod(a, b)).astype(np.result_type(a, b))
 
 
 def _or_ones(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -120,7 +121,7 @@ _integer("arith.remsi", read_signed, lambda a, b: a - _quotient(a, b) * b, _tile
 _integer("arith.floordivsi", read_signed, operator.floordiv, _or_ones(operator.floordiv))
 _integer("arith.ceildivsi", read_signed, lambda a, b: -(-a // b), _or_ones(lambda a, b: a // b + (a % b != 0)))
 _integer("arith.divui", read_unsigned, operator.floordiv, _or_ones(operator.floordiv))
-_integer("arith.remui", read_unsigned, operator.mod, _or_ones(operator.mod))
+_integer("arith.remui", read_unsigned, operator.mod, lambda a, b: np.where(b == 0, a, a % np.where(b == 0, np.ones_like(b), b)))
 _integer("arith.ceildivui", read_unsigned, lambda a, b: -(-a // b), _or_ones(lambda a, b: a // b + (a % b != 0)))
 _integer("arith.maxsi", read_signed, max, np.maximum)
 _integer("arith.minsi", read_signed, min, np.minimum)

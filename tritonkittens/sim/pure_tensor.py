@@ -310,7 +310,7 @@ def dot(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Any:
     if element(op.operand_types[0]).name == "f32":
         precision = op.attributes.get("inputPrecision", 2)
         if precision == 0:
-            a, b = round_to("tf32", a), round_to("tf32", b)
+            a, b = round_to("tf32", a, toward_zero=True), round_to("tf32", b, toward_zero=True)  # the hardware drops the low 13 bits
         elif precision == 3:  # high·high + high·low + low·high
             (ah, al), (bh, bl) = ((h := round_to("bf16", x), round_to("bf16", x - h)) for x in (a, b))
             return settle(np.matmul(ah, bh) + (np.matmul(ah, bl) + np.matmul(al, bh)) + c, kind)

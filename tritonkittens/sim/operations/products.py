@@ -45,7 +45,7 @@ def operand(machine: Machine, agent: Any, value: Any, op: Op, kind: Any) -> np.n
         element = value.type.element.name
     else:
         values, element = value, kind.element.name
-    return round_to("tf32", values) if element == "f32" else values
+    return round_to("tf32", values, toward_zero=True) if element == "f32" else values
 
 
 @effect("ttng.warp_group_dot")

@@ -132,7 +132,7 @@ def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple
 
 def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
     values = role.machine.load(agent, value, op, ASYNC)
-    return round_to("tf32", values) if value.type.element.name == "f32" else values
+    return round_to("tf32", values, toward_zero=True) if value.type.element.name == "f32" else values
 
 
 def product(role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float) -> Any:
