@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest_plugins = ["tritonkittens.testing"]  # also where the package is on PYTHONPATH only, without its entry point
+
 
 def pytest_configure(config):
     # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a session.

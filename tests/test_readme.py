@@ -94,7 +94,7 @@ def test_the_check_command(shown, tmp_path):
     example = "def example_softmax():\n    return (1,), (torch.randn(16, 64), torch.empty(16, 64), 16, 64)\n"
     head = "import torch\nimport triton\nimport triton.language as tl\nimport tritonkittens.lang as tk\n"
     (tmp_path / "my_kernels.py").write_text(head + softmax + "\nsoftmax = softmax_kernel\n\n" + example)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "50 schedules, no finding" in done.stdout, done.stdout + done.stderr
     assert "modelled" in (tmp_path / "softmax.svg").read_text()

@@ -153,6 +153,6 @@ def test_the_fixture_gives_a_device_on_which_kernels_run(pytester):
     root = Path(__file__).resolve().parents[2]
     plugin = ["-p", "tritonkittens.testing"]
     command = [sys.executable, "-m", "pytest", "-q", *plugin, "-p", "no:cacheprovider", str(pytester.path)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert "2 passed" in done.stdout, done.stdout[-3000:]

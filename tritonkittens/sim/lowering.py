@@ -7,17 +7,21 @@ a terminator, and what is printed is that.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from triton import knobs
 from triton._C.libtriton import ir, nvidia, passes
+from triton.compiler import compiler
 
 from .program import Program, prepare
 from .ttgir import Module, parse
 
 PTX_VERSION = 88  # what the allocation passes are told; 3.9 asks it for nothing that shows in TTGIR
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # in the key of what is cached: other passes, other text
 _MARK = 0x7461696C  # the value of the constant that makes the module invalid
 
 
@@ -90,7 +94,7 @@ def load_lowered(text: str) -> Program:
 
 def stages(backend: Any = None, table: dict[str, Any] | None = None, options: Any = None, language: Any = None, capability: Any = None) -> Any:
     """Triton's hook `knobs.runtime.add_stages_inspection_hook`: everything after TTGIR becomes one stage that lowers for the simulator. No ptxas, no GPU."""
-    key = "tritonkittens.sim"
+    key = f"tritonkittens.sim {_SOURCE}"
     if table is None:
         return key, key
 
@@ -109,12 +113,25 @@ def stages(backend: Any = None, table: dict[str, Any] | None = None, options: An
     return key, key
 
 
+def _with_file(key_of: Any) -> Any:
+    """Triton's key of a compilation, with the kernel's file. Triton takes equal functions of two files for one, and the cached text has the lines of the
+    first."""
+
+    def cache_key(source: Any, *rest: Any, **named: Any) -> str:
+        function = getattr(source, "fn", None)
+        return key_of(source, *rest, **named) + str(getattr(function, "file_name", ""))
+
+    return cache_key
+
+
 class compiling_for_simulation:
     """Within it `triton.compile` stops at TTGIR and leaves the simulator's text where the binary would be."""
 
     def __enter__(self) -> None:
-        self.before = knobs.runtime.add_stages_inspection_hook
-        knobs.runtime.add_stages_inspection_hook = stages
+        self.before = knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key
+        if self.before[0] is not stages:
+            knobs.runtime.add_stages_inspection_hook = stages
+            compiler.get_cache_key = _with_file(compiler.get_cache_key)
 
     def __exit__(self, *_: Any) -> None:
-        knobs.runtime.add_stages_inspection_hook = self.before
+        knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key = self.before

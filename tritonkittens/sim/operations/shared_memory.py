@@ -66,6 +66,15 @@ def allocate(role: Role, op: Op, kind: MemDesc, base: int, size: int, name: str,
     return View(kind.space, (rank << 24) + base, map, kind, allocation)
 
 
+def buffer_name(op: Op) -> str:
+    """The Python variable that an allocation was bound to; where the compiler lost it (tuples), the line."""
+    name = op.result_name
+    if name and not name[0].isdigit():
+        return name
+    frames = op.location.frames
+    return f"buffer of {frames[-1]}" if frames else "buffer"
+
+
 @effect("ttg.local_alloc")
 def local_alloc(role: Role, op: Op, *source: Any) -> View:
     machine = role.machine
@@ -80,7 +89,7 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
     map, stride = address_map(kind)
     size = max(end & (SHARED_STRIDE - 1) for _, end in map.runs) if map.runs else 0
     lead = len(kind.shape) - min(layout_rank(kind), len(kind.shape))
-    made = allocate(role, op, kind, base, size, op.result_name or "shared", stride if lead else None)
+    made = allocate(role, op, kind, base, size, buffer_name(op), stride if lead else None)
     for cta in machine.ctas if machine.simulation.program.num_ctas > 1 else [machine.ctas[role.rank]]:
         if idle(role):
             cta.shared.forget(base, base + size)

@@ -15,7 +15,7 @@ from .barriers import addresses
 from .control import role_ranks
 from .products import accumulate
 from .registry import effect, view
-from .shared_memory import address_map, allocate, idle
+from .shared_memory import address_map, allocate, buffer_name, idle
 
 # tt::ScaleDotElemType, by its value in the attribute
 _SCALED = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
@@ -31,7 +31,7 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
         machine.stop("unknown", "tmem_alloc without an offset: the allocation pass has not run", role, op)
         raise AssertionError
     map, stride = address_map(kind)
-    made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, op.result_name or "tensor memory", stride)
+    made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, buffer_name(op), stride)
     for rank, base, runs in machine._pieces(made.base, made.map) if idle(role) else ():
         memory = machine.memory("tensor", rank)
         for start, end in runs:
