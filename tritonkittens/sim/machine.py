@@ -138,6 +138,13 @@ class Machine:
         self.time = 0.0
         self.steps = 0
 
+    def release_memory(self) -> None:
+        """The cluster has ended: what it held is given back, what it was stays for those who ask."""
+        for cta in self.ctas:
+            cta.shared, cta.tensor = Bytes(0), None
+        for role in self.roles:
+            role.environment = []
+
     # ---- findings
 
     def where(self, role: Role) -> str:

@@ -190,6 +190,7 @@ class Simulation:
             for allocation in cta.tensor_live.values():
                 place = Place(machine.name, "tcgen05.alloc", allocation.op.location)
                 self.found(Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (place,)))
+        machine.release_memory()
         self.finished.append(machine)
 
     # ---- one machine
