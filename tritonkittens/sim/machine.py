@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from .simulation import Simulation
 
 MASK = SHARED_STRIDE - 1
+WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
+
+
+def _nothing(operation: Async) -> None:
+    """The effect of an operation that is complete."""
 
 
 class Wait:
@@ -126,6 +131,7 @@ class Machine:
         self.ctas = [Cta(rank, program, module.shared_bytes, module.uses_tensor_memory) for rank, program in enumerate(programs)]
         self.roles: list[Role] = []
         self.flying: list[Async] = []
+        self.completed: list[tuple[int, Role, Op, str]] = []  # what some role has to wait for before the CTA ends
         self.barriers: dict[int, Barrier] = {}
         self.dead_barriers: dict[int, Op] = {}
         self.operations = 0
@@ -321,7 +327,10 @@ class Machine:
         operation.clock.operations |= operation.bit  # what it does itself is in order
         operation.clock.fenced_operations |= operation.bit
         operation.effect(operation)
+        operation.effect = _nothing  # it holds operands
         operation.done = True
+        if operation.kind in WAITED_FOR:
+            self.completed.append((operation.bit, operation.role, operation.op, operation.kind))
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import divergence, tensormaps
-from .machine import Async, Machine, Role, Wait
+from .machine import WAITED_FOR, Async, Machine, Role, Wait
 from .memory import Global
 from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
@@ -168,10 +168,18 @@ class Simulation:
     def end(self, machine: Machine) -> None:
         """What a cluster leaves behind when its roles have ended."""
         self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
-        for operation in list(machine.flying):
-            if operation.kind in ("TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async") and operation in machine.flying:
+        for operation in machine.flying:
+            if operation.kind in WAITED_FOR:
                 message = f"a {operation.kind} is in flight when its CTA ends: nobody waits for it"
                 machine.report("unfinished", message, operation.role, operation.op, operation.kind)
+        reported = {place.location for finding in self.findings for place in finding.places}
+        known = 0
+        for role in machine.roles:
+            known |= role.clock.operations
+        for bit, role, op, kind in machine.completed:
+            if not known & bit and op.location not in reported:
+                message = f"nobody waits for a {kind}: it may still be in flight when its CTA ends"
+                machine.report("unfinished", message, role, op, kind)
         while machine.flying:
             ready = [o for o in machine.flying if o.can_complete()]
             if not ready:
