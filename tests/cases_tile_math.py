@@ -435,7 +435,7 @@ CASTS = {
         )
         + (
             Case("tk.cast(x * 40, tk.bf16, rounding='rtz')", lambda i: _toward_zero(i.x * 40, 16), dtype=lambda _: tk.bf16, slack=0),
-            Case("tk.cast(x * 40, tk.int32)", lambda i: (i.x * 40).trunc(), dtype=lambda _: tk.int32, slack=0),
+            Case("tk.cast(x * 40, tk.int32)", lambda i: (i.x * 40).float().trunc(), dtype=lambda _: tk.int32, slack=0),
             Case("tk.cast(c, tk.bf16)", lambda i: i.c.to(torch.bfloat16).double(), of="col", dtype=lambda _: tk.bf16, slack=0),
             Case("x.to(tk.fp16)", lambda i: i.x.to(torch.float16).double(), dtype=lambda _: tk.fp16, slack=0),
         ),
