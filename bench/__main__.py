@@ -1,8 +1,91 @@
-"""Every benchmark, one after the other, each in a process of its own: `python -m bench [--out FOLDER]`."""
+"""Every benchmark: `python -m bench [SUITE…] [--out FOLDER] [--quick] [--slow] [--only TEXT] [--list]`, and `python -m bench plot [FOLDER]`.
+
+Each suite prints a table, writes SUITE.json and draws SUITE.svg into the folder (bench/results). Several suites run in a process each, so that a fault
+in one leaves the others alone. The exit status is 1 where a result was wrong or one of our kernels did not run.
+"""
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pathlib
 import subprocess
 import sys
 
-BENCHMARKS = ("gemm", "attention", "launch_overhead", "simulator")
+import torch
+
+from bench.harness import RESULTS, Suite, run
+from bench.plots import draw
+
+MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention")
+STANDALONE = {"launch_overhead": "host time of one kernel launch", "simulator": "speed and memory of the simulator (needs no GPU)"}
+
+
+def suites() -> dict[str, Suite]:
+    """The suites of the harness, by name, in the order in which they run."""
+    return {suite.name: suite for module in MODULES for suite in importlib.import_module(f"bench.{module}").SUITES}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="default: all; `plot [FOLDER]` draws the plots of existing result files")
+    parser.add_argument("--out", help=f"folder for results (default {RESULTS})")
+    parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20")
+    parser.add_argument("--slow", action="store_true", help="also peers that take minutes to compile")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--list", action="store_true", help="list suites and their cases; measure nothing")
+    options = parser.parse_args(arguments)
+    if options.suites[:1] == ["plot"]:
+        if len(options.suites) > 2:
+            parser.error(f"plot {' '.join(options.suites[1:])}: plot takes one folder")
+        return options
+    known = [*suites(), *STANDALONE]
+    for name in options.suites:
+        if name not in known:
+            parser.error(f"suite {name!r}: must be plot or one of {', '.join(known)}")
+    options.suites = options.suites or known
+    return options
+
+
+def plot(folder: pathlib.Path) -> None:
+    """Draw every result file of a folder."""
+    for source in sorted(folder.glob("*.json")):
+        print(draw(source))
+
+
+def alone(name: str, options: argparse.Namespace) -> int:
+    """One suite, in this process."""
+    if name in STANDALONE:
+        out = ["--out", options.out] if options.out else []
+        status = subprocess.run([sys.executable, "-m", f"bench.{name}", *out]).returncode
+        if status == 0:
+            print(draw(pathlib.Path(options.out or RESULTS) / f"{name}.json"))
+        return status
+    if not torch.cuda.is_available():
+        print(f"{name}: skipped, it needs a CUDA device and there is none")
+        return 1
+    return run(suites()[name], options)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.suites[:1] == ["plot"]:
+        plot(pathlib.Path(options.suites[1]) if len(options.suites) > 1 else pathlib.Path(options.out or RESULTS))
+        return 0
+    if options.list:
+        for name in options.suites:
+            print(f"{name}: {STANDALONE.get(name) or suites()[name].title}")
+            for case in suites()[name].cases(options) if name not in STANDALONE else ():
+                print(f"  {case.name} [{case.kind}]")
+        return 0
+    if len(options.suites) == 1:
+        return alone(options.suites[0], options)
+    flags = [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
+             *(["--only", options.only] if options.only else [])]  # fmt: skip
+    return max(abs(subprocess.run([sys.executable, "-m", "bench", name, *flags]).returncode) for name in options.suites)
+
 
 if __name__ == "__main__":
-    sys.exit(max(subprocess.run([sys.executable, "-m", f"bench.{name}", *sys.argv[1:]]).returncode for name in BENCHMARKS))
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # an orderly end lets nanobind fill the screen

@@ -1,32 +1,181 @@
-"""GEMM against cuBLAS (torch.mm), TFLOP/s. `python -m bench.gemm [--out FOLDER]`."""
+"""The GEMM against cuBLAS: squares and short K (Figure 7 of the paper), ragged and model shapes, fp8, epilogues, host time."""
 from __future__ import annotations
 
 import argparse
+import functools
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-from bench.harness import call_time, device_time, interleaved, row, save, show
-from tritonkittens.kernels.gemm import gemm
+from bench.harness import Case, Factory, Suite, Trial
+from bench.peers import SCALE_BLOCK, Product, peers
 
-SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 1024), (4096, 4096, 256))
+OURS, BARE = "tritonkittens", "tritonkittens, bare"
+DEVICE = "cuda"
+BF16_BOUND, EPILOGUE_BOUND = 4e-3, 1e-2  # rounding to bf16 is 1.7e-3; torch's epilogues round after every step
+FAST_FP8_BOUND = 2e-2  # Hopper's tensor core keeps 14 bits of an fp8 sum
+BLOCK_FP8_BOUND = 4e-3
+
+SQUARES = tuple((n, n, n) for n in (512, 1024, 2048, 4096, 8192, 16384))
+SHORT_K = tuple((4096, 4096, k) for k in (64, 128, 256, 512, 1024, 2048))
+LAYOUTS = ("NN", "NT", "TN")  # of A and B: T is stored transposed
+
+TOKENS = (1, 16, 64, 512, 4096, 16384)
+# Weights as stored, (N, K). DeepSeek-V3: 128 heads, query 128 + 64, key 128 + value 128, latent 1536 (queries) and 512 + 64 (keys and values)
+WEIGHTS = {
+    "Llama-3 8B": {"q, o": (4096, 4096), "k, v": (1024, 4096), "gate, up": (14336, 4096), "down": (4096, 14336)},
+    "Llama-3 70B": {"q, o": (8192, 8192), "k, v": (1024, 8192), "gate, up": (28672, 8192), "down": (8192, 28672)},
+    "DeepSeek-V3": {
+        "q_a": (1536, 7168), "q_b": (128 * 192, 1536), "kv_a": (512 + 64, 7168), "kv_b": (128 * 256, 512), "o": (7168, 128 * 128),
+        "gate, up": (18432, 7168), "down": (7168, 18432), "expert gate, up": (2048, 7168), "expert down": (7168, 2048),
+    },
+}  # fmt: skip
+RAGGED = (
+    (4095, 4097, 4103), (1000, 1000, 1000), (127, 129, 255), (3000, 5000, 2000), (4104, 4104, 4104), (8200, 1000, 3000), (1, 4095, 4097), (100, 50000, 512),
+)  # fmt: skip
+
+SIDE = 4096
+EPILOGUES: dict[str, Mapping[str, Any]] = {
+    "bare": {},
+    "bias": {"bias": True},
+    "bias, gelu": {"bias": True, "activation": "gelu"},
+    "bias, gelu_tanh": {"bias": True, "activation": "gelu_tanh"},
+    "bias, silu": {"bias": True, "activation": "silu"},
+    "residual + gate · (a·b + bias)": {"bias": True, "gate": True, "residual": True},
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", help="folder for the result file")
-    options = parser.parse_args()
-    rows = []
-    for m, n, k in SHAPES:
-        a, b = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-        ours, theirs = torch.empty(m, n, device="cuda", dtype=torch.bfloat16), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        contenders = {"cublas": lambda: torch.mm(a, b, out=theirs), "tritonkittens": lambda: gemm(a, b, out=ours)}
-        for how, measure in (("device", device_time), ("with host", call_time)):
-            rows.append(row(f"bf16 {m}x{n}x{k}", 2 * m * n * k, interleaved(contenders, measure), "cublas", "tritonkittens", how))
-            show(rows[-1:])
-        difference = (ours.double() - theirs.double()).norm() / theirs.double().norm()
-        assert difference < 1e-3, difference
-    print(save("gemm", rows, options.out))
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Random data: zeros or ones draw less power and run faster than any real tensor."""
+    x = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    return x.to(dtype)
 
 
-if __name__ == "__main__":
-    main()
+def ours(p: Product, new_result: bool = False, **config: Any) -> Callable[[], torch.Tensor]:
+    """Our GEMM, with the configuration that it chooses or with these fields of it."""
+    from tritonkittens.kernels.gemm import Config, gemm
+
+    settings = {"config": Config(**config)} if config else {}
+    return functools.partial(gemm, p.a, p.b, **p.options(), **settings, **({} if new_result else {"out": p.out()}))
+
+
+def trial(p: Product, contenders: Mapping[str, Factory], operation: str = "gemm", bound: float = BF16_BOUND, slow: bool = False, note: str = "") -> Trial:
+    """Ours and the operation's peers on a product."""
+    return Trial(contenders, peers(operation, p, slow), p.error(), bound, note)
+
+
+def bf16(m: int, n: int, k: int, layout: str = "NN") -> Product:
+    a = randn(k, m).T if layout[0] == "T" else randn(m, k)
+    b = randn(n, k).T if layout[1] == "T" else randn(k, n)
+    return Product(a, b)
+
+
+def case(name: str, shape: tuple[int, int, int], prepare: Callable[[], Trial], kind: str = "device", **facts: Any) -> Case:
+    """A case of a product of this shape (M, N, K)."""
+    m, n, k = shape
+    return Case(name, 2 * m * n * k, {"M": m, "N": n, "K": k, **facts}, prepare, kind)
+
+
+def sweep() -> Iterator[tuple[str, tuple[int, int, int], int]]:
+    """The shapes of Figure 7 and the short ones: (what varies, shape, its value)."""
+    for shape in SQUARES:
+        yield "M = N = K", shape, shape[0]
+    for shape in SHORT_K:
+        yield "M = N = 4096, K", shape, shape[2]
+
+
+def sweep_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(shape: tuple[int, int, int], layout: str) -> Trial:
+        p = bf16(*shape, layout)
+        return trial(p, {OURS: functools.partial(ours, p)}, slow=options.slow)
+
+    return [
+        case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(prepare, (m, n, k), layout), layout=layout, panel=f"{layout}, {what}", extent=extent)
+        for layout in LAYOUTS for what, (m, n, k), extent in sweep()
+    ]  # fmt: skip
+
+
+def model_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(shape: tuple[int, int, int], layout: str) -> Trial:
+        p = bf16(*shape, layout)
+        return trial(p, {OURS: functools.partial(ours, p)}, slow=options.slow)
+
+    shapes = [(model, weight, (m, n, k), "NT") for model, weights in WEIGHTS.items() for weight, (n, k) in weights.items() for m in TOKENS]
+    shapes += [("ragged", f"{m}x{n}x{k}", (m, n, k), "NN") for m, n, k in RAGGED]
+    return [
+        case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(prepare, (m, n, k), layout), model=model, weight=weight, layout=layout)
+        for model, weight, (m, n, k), layout in shapes
+    ]
+
+
+def fp8(m: int, n: int, k: int, scaling: str) -> Product:
+    """e4m3 operands; B is (N, K) stored, as the tensor core and `torch._scaled_mm` want it. Scales as `torch._scaled_mm` wants their memory."""
+    a, b = randn(m, k, dtype=torch.float8_e4m3fn), randn(n, k, dtype=torch.float8_e4m3fn).T
+    if scaling == "tensor":
+        shapes: tuple = ((), ())
+    elif scaling == "row":
+        shapes = ((m, 1), (1, n))
+    else:
+        blocks = k // SCALE_BLOCK
+        scale_a = torch.rand(blocks, m, device=DEVICE).T + 0.5  # consecutive along M
+        padded = torch.rand(-(-n // SCALE_BLOCK), -(-blocks // 4) * 4, device=DEVICE) + 0.5
+        return Product(a, b, scale_a=scale_a, scale_b=padded[:, :blocks].T, out_dtype=torch.bfloat16)
+    scale_a, scale_b = (torch.rand(shape, device=DEVICE) + 0.5 for shape in shapes)
+    return Product(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
+
+
+def fp8_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(shape: tuple[int, int, int], scaling: str) -> Trial:
+        p = fp8(*shape, scaling)
+        operation, bound = ("gemm fp8 blocks", BLOCK_FP8_BOUND) if scaling == "block" else ("gemm fp8", FAST_FP8_BOUND)
+        return trial(p, {OURS: functools.partial(ours, p)}, operation, bound)
+
+    return [
+        case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(prepare, (m, n, k), scaling),
+             scaling=scaling, panel=f"scale per {scaling}, {what}", extent=extent)
+        for scaling in ("tensor", "row", "block") for what, (m, n, k), extent in sweep() if scaling != "block" or k % SCALE_BLOCK == 0
+    ]  # fmt: skip
+
+
+def epilogue_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(epilogue: Mapping[str, Any]) -> Trial:
+        bare = bf16(SIDE, SIDE, SIDE)
+        shapes = {"bias": (SIDE,), "gate": (SIDE,), "residual": (SIDE, SIDE)}
+        p = Product(bare.a, bare.b, **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()})
+        against = peers("gemm with epilogue" if epilogue else "gemm", p)
+        baselines = {BARE: (functools.partial(ours, bare), bare.error())} if epilogue else {}
+        return Trial({OURS: functools.partial(ours, p)}, against, p.error(), EPILOGUE_BOUND, baselines=baselines)
+
+    return [case(f"bf16 {SIDE}³ {name}", (SIDE, SIDE, SIDE), functools.partial(prepare, epilogue), epilogue=name) for name, epilogue in EPILOGUES.items()]
+
+
+def over_bare(row: dict) -> None:
+    """What the epilogue costs: time over that of our bare product in the same rounds."""
+    mine, bare = row["contenders"][OURS], row["contenders"].get(BARE, {})
+    if "ms" in mine and "ms" in bare:
+        percent = 100 * (statistics.median(mine["ms"]) / statistics.median(bare["ms"]) - 1)
+        mine["extra"] = {"% over bare": round(percent, 2)}
+
+
+def host_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(side: int, new_result: bool) -> Trial:
+        p = bf16(side, side, side)
+        return trial(p, {OURS: functools.partial(ours, p, new_result)}, "gemm new result" if new_result else "gemm")
+
+    cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
+    return [
+        case(f"bf16 {side}³ {'new result' if new else 'out='}, {kind} time", (side, side, side), functools.partial(prepare, side, new), kind, new_result=new)
+        for kind, side, new in cases
+    ]
+
+
+SUITES = (
+    Suite("gemm", "GEMM sweep against cuBLAS (Figure 7)", sweep_cases, plot={"x": "extent", "panel": "panel"}),
+    Suite("gemm_models", "GEMM at model shapes (weights stored (N, K)) and ragged ones", model_cases,
+          plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
+    Suite("gemm_fp8", "e4m3 GEMM against torch._scaled_mm", fp8_cases, plot={"x": "extent", "panel": "panel"}),
+    Suite("gemm_epilogues", "fused epilogues against torch eager and torch.compile", epilogue_cases, extend=over_bare),
+    Suite("gemm_host", "time of a small GEMM with the host", host_cases, unit="µs"),
+)  # fmt: skip

@@ -1,76 +1,214 @@
-"""Interleaved measurement: every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat that a
-neighbour leaves behind hit all of them; medians over the rounds are compared."""
+"""Measuring ours beside its peers: a suite is a list of cases, a case becomes one row of a table and of a JSON file.
+
+Every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat that a neighbour leaves behind
+hit all of them; medians over the rounds are compared. A contender that cannot run is shown as missing with its reason. One whose result is wrong is not
+timed, and makes the run fail, as does one of ours that cannot run.
+"""
 from __future__ import annotations
 
-import datetime
+import argparse
 import json
+import math
 import pathlib
 import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import triton
-from triton.testing import do_bench
+
+from bench.machine import clocks, machine
+from bench.plots import draw
+from bench.timing import KINDS, Call, Round
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-ROUNDS = 20  # even: each contender runs first as often as last
+ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
+UNITS = {"TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3}
+SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
+
+Factory = Callable[[], Callable[[], torch.Tensor]]  # makes what is timed: a call that returns its result
 
 
-def device_time(run: Callable[[], object]) -> float:
-    """Median milliseconds of a call on the device, L2 flushed between calls."""
-    return do_bench(run, warmup=10, rep=30, return_mode="median")
+@dataclass(frozen=True)
+class Trial:
+    """A case with its operands in memory. `error` is the relative error of a result; beyond `bound` it is wrong. `baselines` are timed beside the others
+    and compared with none: they calculate something else, and so each has an error function of its own."""
+
+    ours: Mapping[str, Factory]
+    peers: Mapping[str, Factory]
+    error: Callable[[torch.Tensor], float]
+    bound: float
+    note: str = ""
+    baselines: Mapping[str, tuple[Factory, Callable[[torch.Tensor], float]]] = field(default_factory=dict)
+
+    def contenders(self) -> dict[str, tuple[Factory, Callable[[torch.Tensor], float]]]:
+        return {**{name: (factory, self.error) for name, factory in {**self.peers, **self.ours}.items()}, **self.baselines}
 
 
-def call_time(run: Callable[[], object], calls: int = 300) -> float:
-    """Milliseconds a call, launched back to back from Python: what a program sees, host time counted."""
-    for _ in range(20):
-        run()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(calls):
-        run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - started) / calls * 1e3
+@dataclass(frozen=True)
+class Case:
+    """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by."""
+
+    name: str
+    work: float
+    facts: Mapping[str, Any]
+    prepare: Callable[[], Trial]
+    kind: str = "device"
 
 
-def interleaved(contenders: dict[str, Callable[[], object]], measure: Callable[[Callable[[], object]], float], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Milliseconds of every contender in every round."""
-    for run in contenders.values():
-        run()
-    torch.cuda.synchronize()
+@dataclass(frozen=True)
+class Suite:
+    """`plot` is a specification for `bench.plots`; `extend` adds figures of its own to the cells of a row."""
+
+    name: str
+    title: str
+    cases: Callable[[argparse.Namespace], Sequence[Case]]
+    unit: str = "TFLOP/s"
+    plot: Mapping[str, Any] = field(default_factory=dict)
+    extend: Callable[[dict], None] | None = None
+
+
+def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) -> Callable[[torch.Tensor], float]:
+    """Relative Frobenius norm of a result's difference to `expected` (float64); of `rows` of the result only, where given (leading dimensions flattened)."""
+
+    def error(result: torch.Tensor) -> float:
+        flat = result.reshape(-1, result.shape[-1])
+        got = (flat if rows is None else flat[rows]).double()
+        if got.shape != expected.shape:
+            raise ValueError(f"the result has shape {tuple(got.shape)}; {tuple(expected.shape)} was expected")
+        return ((got - expected).norm() / expected.norm()).item()
+
+    return error
+
+
+def interleaved(contenders: Mapping[str, Round], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of every contender in every round; the order alternates."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for i in range(rounds):
-        for name, run in list(contenders.items())[:: -1 if i % 2 else 1]:
-            times[name].append(measure(run))
+        for name, measure in list(contenders.items())[:: -1 if i % 2 else 1]:
+            times[name].append(measure())
     return times
 
 
-def row(case: str, flops: float, times: dict[str, list[float]], peer: str, mine: str, how: str) -> dict:
-    """One line of the results: TFLOP/s (median, lowest, highest) of each, and the ratio of the medians to the peer's."""
-    rates = {
-        name: {"median": flops / statistics.median(t) / 1e9, "low": flops / max(t) / 1e9, "high": flops / min(t) / 1e9, "ms": t} for name, t in times.items()
-    }
-    return {"case": case, "how": how, "tflops": rates, "peer": peer, "ratio": rates[mine]["median"] / rates[peer]["median"]}
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-def show(rows: Sequence[dict]) -> None:
-    """Print the results as a table."""
-    for r in rows:
-        cells = "   ".join(f"{name} {v['median']:.0f} ({v['low']:.0f}–{v['high']:.0f})" for name, v in r["tflops"].items())
-        print(f"{r['case']:<44} {r['how']:<12} {cells}   ratio {r['ratio']:.3f}", flush=True)
+def require_context() -> None:
+    """Raises where an error has taken the GPU's context with it: every later call would fail for the same reason."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-def save(name: str, rows: Sequence[dict], folder: str | None = None) -> pathlib.Path:
-    """Write a result file with the machine, the versions, the date and the command."""
-    path = pathlib.Path(folder) if folder else RESULTS
-    path.mkdir(parents=True, exist_ok=True)
-    target = path / f"{name}.json"
-    info = {
-        "gpu": torch.cuda.get_device_name(), "triton": triton.__version__,
-        "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "command": " ".join(["python", *sys.orig_argv[1:]]),
-    }
-    target.write_text(json.dumps({"info": info, "rows": list(rows)}, indent=1) + "\n")
+def _start(factory: Factory, error_of: Callable[[torch.Tensor], float], bound: float, timer: Callable[[Call], Round]) -> tuple[dict[str, Any], Round | None]:
+    """A contender's cell, and what times it where its result is right."""
+    try:
+        call = factory()
+        error = error_of(call())
+        if not error <= bound:  # NaN is wrong too
+            return {"wrong": f"relative error {error:.2e}, at most {bound:.0e} is right", "error": error if math.isfinite(error) else None}, None
+        return {"error": error}, timer(call)
+    except Exception as error:
+        require_context()
+        return {"missing": _reason(error)}, None
+
+
+def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> dict[str, Any]:
+    """One row: for every contender its error and either median, range, ratio to the best peer and the milliseconds of every round, or why it has none."""
+    trial = case.prepare()
+    cells, timed = {}, {}
+    for name, (factory, error) in trial.contenders().items():
+        cell, timer = _start(factory, error, trial.bound, kinds[case.kind])
+        cells[name] = {"ours": name in trial.ours, **cell}
+        if timer is not None:
+            timed[name] = timer
+    for name, ms in interleaved(timed, rounds).items():
+        value = UNITS[unit]
+        cells[name] |= {"value": value(case.work, statistics.median(ms)), "low": value(case.work, max(ms)), "high": value(case.work, min(ms)), "ms": ms}
+    medians = {name: statistics.median(cell["ms"]) for name, cell in cells.items() if "ms" in cell}
+    best = min((name for name in medians if name in trial.peers), key=medians.__getitem__, default=None)
+    for name in medians:
+        if best is not None and name in trial.ours:
+            cells[name]["ratio"] = medians[best] / medians[name]
+    return {"case": case.name, "kind": case.kind, "facts": dict(case.facts), "note": trial.note, "bound": trial.bound, "best_peer": best, "contenders": cells}
+
+
+def faults(rows: Sequence[dict]) -> list[str]:
+    """Why this run has failed: results that are wrong, and ours that did not run."""
+    return [
+        f"{row['case']}: {name}: {cell.get('wrong') or cell['missing']}"
+        for row in rows for name, cell in row["contenders"].items() if "wrong" in cell or (cell["ours"] and "missing" in cell)
+    ]  # fmt: skip
+
+
+def summary(rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
+    """Geometric mean of the ratios of each of ours to its best peer, the lowest and its case."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for row in rows:
+        for name, cell in row["contenders"].items():
+            if "ratio" in cell:
+                found.setdefault(name, []).append((cell["ratio"], row["case"]))
+    return {
+        name: {
+            "geometric_mean": math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios)),
+            "rows": len(ratios), "lowest": min(ratios)[0], "lowest_case": min(ratios)[1],
+        }
+        for name, ratios in found.items()
+    }  # fmt: skip
+
+
+def format_row(row: dict, unit: str) -> str:
+    """A row of the table: one line for every contender."""
+    lines = [f"{row['case']}   [{row['kind']}]" + (f"   {row['note']}" if row["note"] else "")]
+    for name, cell in row["contenders"].items():
+        if "ms" not in cell:
+            state = "wrong" if "wrong" in cell else "missing"
+            lines.append(f"  {name:<28} {state}: {' '.join(cell[state].split())[:SHOWN_REASON]}")
+            continue
+        low, high = sorted((cell["low"], cell["high"]))
+        spread = f"({low:.4g} to {high:.4g})"
+        ratio = f"ratio {cell['ratio']:.3f}" if "ratio" in cell else "best peer" if name == row["best_peer"] else ""
+        extra = "   ".join(f"{key} {value}" for key, value in cell.get("extra", {}).items())
+        lines.append(f"  {name:<28} {cell['value']:8.4g} {unit:<8} {spread:<22} error {cell['error']:.1e}   {ratio:<12} {extra}".rstrip())
+    return "\n".join(lines)
+
+
+def format_summary(rows: Sequence[dict]) -> str:
+    """The last lines: a geometric mean for each of ours."""
+    return "\n".join(
+        f"{name}: geometric mean of the ratios to the best peer {s['geometric_mean']:.3f} over {s['rows']} rows, lowest {s['lowest']:.3f} ({s['lowest_case']})"
+        for name, s in summary(rows).items()
+    )
+
+
+def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
+    """Write a suite's result file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{suite.name}.json"
+    target.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     return target
+
+
+def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> int:
+    """Measure a suite, print its table, write JSON and plot; returns the process's exit status. The file is written after every case, so that an interrupted
+    run keeps what it has."""
+    folder = pathlib.Path(options.out) if options.out else RESULTS
+    cases = [case for case in suite.cases(options) if options.only in case.name]
+    rows: list[dict] = []
+    report = {"suite": suite.name, "title": suite.title, "unit": suite.unit, "plot": dict(suite.plot), "info": machine(),
+              "clocks_before": clocks(), "clocks_after": None, "summary": {}, "rows": rows}  # fmt: skip
+    print(f"{suite.name}: {suite.title}\n{report['clocks_before']}", flush=True)
+    for case in cases:
+        rows.append(measure(case, suite.unit, QUICK_ROUNDS if options.quick else ROUNDS, kinds))
+        if suite.extend is not None:
+            suite.extend(rows[-1])
+        print(format_row(rows[-1], suite.unit), flush=True)
+        report["summary"] = summary(rows)
+        save(suite, report, folder)
+    report["clocks_after"] = clocks()
+    target = save(suite, report, folder)
+    print(f"{report['clocks_after']}\n{format_summary(rows)}\n{target}")
+    print(draw(target))
+    for fault in faults(rows):
+        print(f"FAILED {fault}")
+    return 1 if faults(rows) else 0

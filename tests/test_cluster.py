@@ -13,16 +13,8 @@ def meta(*shape, dtype=torch.bfloat16):
 @pytest.mark.parametrize(("cols", "copies"), [(64, 1), (128, 2), (96, 2), (16, 1)])
 def test_a_multicast_load_is_one_copy_for_each_swizzled_block(cols, copies):
     tile = tk.st(tk.bf16, 64, cols)
-    kernel = cases.shared_loads.compile(tk.gl(meta(128, cols), tile, multicast=True), tk.gl(meta(256, cols)), tile, cluster_size=2)
+    kernel = cases.shared_loads.compile(tk.gl(meta(128, cols), tile), tk.gl(meta(256, cols)), tile, cluster_size=2)
     assert kernel.asm["ptx"].count(".multicast::cluster") == copies and kernel.metadata.num_ctas == 2
-
-
-def test_multicast_needs_descriptors_in_memory():
-    tile = tk.st(tk.bf16, 64, 64)
-    with pytest.raises(tk.TileError, match=r"load_async\(multicast=…\): make the global layout with tk.gl\(…, multicast=True\)"):
-        cases.shared_loads.compile(tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64)), tile, cluster_size=2)
-    with pytest.raises(tk.TileError, match="with multicast: give the tile types that TMA moves"):
-        tk.gl(meta(128, 64), multicast=True)
 
 
 def test_a_static_layout_makes_extents_constants():

@@ -85,7 +85,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, start, first, drain"):
+    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, load_finish, start, first, drain"):
         Misspelt()
 
 
@@ -145,7 +145,7 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, consumer_registers, consumers, ordered, producer_registers, stages"
+    known = "blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, producer_registers, producer_warps, schedule, stages"
     with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):

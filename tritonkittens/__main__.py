@@ -1,4 +1,4 @@
-"""`python -m tritonkittens`: the demo, the inspector and the simulator."""
+"""`python -m tritonkittens`: the demo, the inspector, the simulator and the tuner."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tritonkittens import __version__
     from tritonkittens.inspect import cli
     from tritonkittens.sim import cli as check
+    from tritonkittens.tune import cli as tuned
 
     about = "ThunderKittens' tile abstractions as a library on Triton."
     parser = argparse.ArgumentParser(prog="python -m tritonkittens", description=about)
@@ -30,11 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and reports what is wrong with it.",
     )
     check.add_arguments(checker)
+    tuned.add_arguments(commands.add_parser(
+        "tuned",
+        help="which configuration a kernel runs a problem with, what was tried and why it won; makes the tables that come with the package",
+        description="Without arguments: the families of kernels and how many of their problems were tuned. With FAMILY: those problems. With FAMILY "
+        "key=value …: why that problem has its configuration. With --export FAMILY: the results on disk as a table of the package.",
+    ))
     arguments = parser.parse_args(argv)
     if arguments.command == "inspect":
         return cli.run(arguments)
     if arguments.command == "check":
         return check.run(arguments)
+    if arguments.command == "tuned":
+        return tuned.run(arguments)
     from tritonkittens.demo import main as demo  # imports torch and every kernel: only where it is asked for
 
     demo()

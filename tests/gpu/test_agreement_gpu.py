@@ -81,7 +81,7 @@ def test_streams_of_whole_numbers(rng, cls):
 def test_multicast(rng):
     tile = tk.st(tk.bf16, 48, 64)
     x = torch.randn(96, 64).bfloat16()
-    launch = lambda x, y: cases_cluster.shared_loads[(3,)](tk.gl(x, tile, multicast=True), tk.gl(y), tile, cluster_size=2)  # noqa: E731
+    launch = lambda x, y: cases_cluster.shared_loads[(3,)](tk.gl(x, tile), tk.gl(y), tile, cluster_size=2)  # noqa: E731
     gpu, simulated = both(launch, x, torch.empty(3 * 4 * 48, 64).bfloat16())
     assert torch.equal(gpu, simulated)
 

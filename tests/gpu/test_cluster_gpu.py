@@ -16,7 +16,7 @@ def test_both_blocks_get_what_one_loads(rng, cols, dtype):
     for repeat in range(3):  # other tensors, perhaps at the same addresses
         x = torch.randn(96, cols, device=DEVICE).to(dtype)
         y = poison(torch.empty(3 * 4 * 48, cols, dtype=dtype, device=DEVICE))
-        cases.shared_loads[(3,)](tk.gl(x, tile, multicast=True), tk.gl(y), tile, cluster_size=2, debug=True)
+        cases.shared_loads[(3,)](tk.gl(x, tile), tk.gl(y), tile, cluster_size=2, debug=True)
         assert torch.equal(y, x.repeat(6, 1)), repeat
 
 

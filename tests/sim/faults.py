@@ -1019,7 +1019,7 @@ def neighbours_inputs(rng: Any) -> Any:
 
 def multicast_inputs(rng: Any) -> Any:
     x, y = integers(rng, 32, 32), empty(64, 32)
-    return (1,), (tk.gl(x, TILE, multicast=True), tk.gl(y), TILE), [y], [torch.cat([x, x])]
+    return (1,), (tk.gl(x, TILE), tk.gl(y), TILE), [y], [torch.cat([x, x])]
 
 
 CLUSTER = dict(options=dict(cluster_size=2))

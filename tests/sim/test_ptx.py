@@ -531,7 +531,7 @@ def test_mbarriers():
     assert (done == 1).all()
     with pytest.raises(RuntimeError, match="trap in 128 threads"):
         run(mbarrier.wait_or_trap_text.fn(5000, "cta", 90), "r,r", 64, 1, machine=machine)
-    run(mbarrier.arrive_remote_text.fn(3, "cta", 90), "r,r", 64, 2, machine=machine)
+    run(mbarrier.arrive_remote_text.fn(3, "cta", 90, "cluster"), "r,r", 64, 2, machine=machine)
     assert machine.barriers[2 << 24 | 64].log == [("arrive", 3, True)]
     asm, constraints = extern.PTX["tritonkittens_spin_try_wait"]
     assert (run(asm, constraints, 64, 1, 5, machine=machine)[0] == 0xFFFFFFFF).all() and (run(asm, constraints, 64, 0, 5, machine=machine)[0] == 1).all()

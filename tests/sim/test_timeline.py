@@ -244,7 +244,7 @@ def test_each_cta_of_a_cluster_has_its_own_lanes_and_engines(tmp_path):
     y = poison(torch.empty(4 * 48, 64))
     timeline = Timeline()
     with sim.device("sm_90a", recorder=timeline):
-        cases_cluster.shared_loads[(1,)](tk.gl(x, tile, multicast=True), tk.gl(y), tile, cluster_size=2)
+        cases_cluster.shared_loads[(1,)](tk.gl(x, tile), tk.gl(y), tile, cluster_size=2)
     assert torch.equal(y, x.repeat(2, 1))
     assert [c.name.rsplit(" ", 2)[-2:] for c in timeline.ctas] == [["rank", "0"], ["rank", "1"]]
     first = [next(s for s in timeline.spans(c) if s.lane == "TMA") for c in timeline.ctas]

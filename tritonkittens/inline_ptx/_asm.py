@@ -25,6 +25,8 @@ _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 # Is the kernel that is being traced launched in clusters? Gluon hands the address of a descriptor to assembly without the bits that name the CTA (it takes
 # every single-CTA kernel for one that is alone), and rank 1 would then address the memory of rank 0: the shared window of a CTA starts at its rank << 24.
 in_cluster: contextvars.ContextVar[bool] = contextvars.ContextVar("in_cluster", default=False)
+# The name of the kernel that is being traced: its parameters are called <name>_param_<i> in PTX.
+kernel_name: contextvars.ContextVar[str] = contextvars.ContextVar("kernel_name", default="")
 _OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
 _SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))).hexdigest()

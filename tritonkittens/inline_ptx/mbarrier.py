@@ -28,12 +28,14 @@ def arrive_text(count, issuer, sm):
 
 
 @constexpr_function
-def arrive_remote_text(count, issuer, sm):
+def arrive_remote_text(count, issuer, sm, scope):
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
+    if scope not in _SCOPES:
+        raise OperandError(f"mbarrier.arrive_remote(scope={scope!r}): 'cta' or 'cluster'")
     instructions = (
         "mapa.shared::cluster.u32 remote, $0, $1;",
-        f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], {count};",
+        f"mbarrier.arrive{'.release.cluster' if scope == 'cluster' else ''}.shared::cluster.b64 _, [remote], {count};",
     )
     return issued(instructions, issuer, sm, ".reg .b32 remote;")
 
@@ -168,14 +170,14 @@ def wait_or_trap(bar, phase, limit_ns: tl.constexpr = 2_000_000_000, scope: tl.c
 
 
 @triton.jit
-def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
-    """`mapa`, then `mbarrier.arrive.release.cluster`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the
-    cluster.
+def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "warp", scope: tl.constexpr = "cluster"):
+    """`mapa`, then `mbarrier.arrive`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the cluster.
 
-    The waiting CTA uses scope "cluster". sm_90. PTX ISA "mbarrier.arrive", "mapa".
+    `scope` "cluster" orders this thread's memory accesses before the wait of the other CTA, which uses scope "cluster" too; on the H200 that
+    is a fence of the whole GPU (MEMBAR.ALL.GPU) and a flush of L1. "cta" only counts. sm_90. PTX ISA "mbarrier.arrive", "mapa".
     """
     require("mbarrier.arrive_remote", 90)
-    asm(arrive_remote_text(count, issuer, arch()), "r,r", [bar, cta])
+    asm(arrive_remote_text(count, issuer, arch(), scope), "r,r", [bar, cta])
 
 
 @triton.jit

@@ -7,13 +7,15 @@ Sources: CUDA Driver API, "Tensor Map Object Management" (`cuTensorMapEncodeTile
 import ctypes
 import functools
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, builtin, issued, kernel_name, require, unwrap
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning, uniform
 
+PARAMETER_WINDOW = 1 << 56  # where the simulator maps kernel parameters: parameter i is at i · NBYTES of it, above every real address
 NBYTES = 128  # size of a tensor map; its address is a multiple of 64 for the driver, of 128 for tensormap.replace
 
 # name -> (CUtensorMapDataType, bytes, is a floating-point type); fp8 and fp4 travel as bytes
@@ -250,6 +252,23 @@ def replace(
     asm(replace_text(field, ordinal, space, issuer, arch()), replace_constraints(field, space), [tensor_map, value])
 
 
+@builtin
+def _parameter_text(index, _semantic=None):
+    name = f"{kernel_name.get()}_param_{int(unwrap(index))}"
+    return tl.constexpr(f"{{ .reg .b32 place; .reg .b64 wide; mov.b32 place, {name}; cvt.u64.u32 wide, place; cvta.param.u64 $0, wide; }}")
+
+
+@triton.jit
+def parameter_address(index: tl.constexpr):
+    """`cvta.param` -> i64: the generic address of the tensor map that is kernel parameter number `index`. sm_90.
+
+    Gluon passes tensor maps as parameters and does not give out their addresses, which multicast copies need. Inside `@tk.kernel` only.
+    PTX ISA "cvta", "Kernel Function Parameters".
+    """
+    require("cvta.param", 90)
+    return asm(_parameter_text(index), "=l", [], tl.int64, is_pure=True)
+
+
 # --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
 
 
@@ -259,3 +278,8 @@ def _replace(t: Machine, i: Instruction, addresses, *operands):
     for address, word in zip(lanes(addresses, i.active), lanes(value, i.active)):
         ordinal_of = uniform(ordinal[0], i.active, "the dimension of tensormap.replace") if ordinal else 0
         t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", ordinal_of, word)
+
+
+@meaning("cvta.param.u64")
+def _parameter_address(t: Machine, i: Instruction, place):
+    return np.uint64(PARAMETER_WINDOW) + np.asarray(place).astype(np.uint64)

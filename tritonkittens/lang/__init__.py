@@ -1,6 +1,7 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
+from tritonkittens.lang.engine import my_turn, pass_turn
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.im2col import im2col, load_im2col_async
@@ -106,7 +107,28 @@ from tritonkittens.lang.reductions import (
     sum,
 )
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
-from tritonkittens.lang.schedule import block_count, block_index, ceil_div, longest_first, stream_k, supergroup, supergroup_rows, unravel
+from tritonkittens.lang.schedule import (
+    ColumnMajor,
+    Knob,
+    LongestFirst,
+    OnePerBlock,
+    Order,
+    Persistent,
+    RowMajor,
+    Schedule,
+    SplitK,
+    StreamK,
+    Supergroup,
+    block_count,
+    block_index,
+    ceil_div,
+    longest_first,
+    stream_k,
+    supergroup,
+    supergroup_rows,
+    tile_at,
+    unravel,
+)
 from tritonkittens.lang.shared import allocate, bank_conflicts, subtile
 from tritonkittens.lang.sync import (
     advance,
@@ -128,7 +150,7 @@ from tritonkittens.lang.sync import (
     sync,
     wait,
 )
-from tritonkittens.lang.template import Call, lcf, my_turn, pass_turn, task
+from tritonkittens.lang.template import Call, lcf, lcsf
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
 from tritonkittens.lang.tiles import apply, concat_cols, full, full_like, iota, neg_infty, one, pos_infty, split_cols, swap_layout, transpose, zero
 from tritonkittens.lang.types import col_vec, row_vec, rt, rv, st, sv, tt
@@ -163,3 +185,4 @@ from tritonkittens.lang.vectors import (
     sub_col,
     sub_row,
 )
+from tritonkittens.lang.work import task

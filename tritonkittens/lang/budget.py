@@ -26,6 +26,7 @@ class Bill:
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
     copied: int = 0
+    stored: int = 0  # copies that stores by TMA consist of
     reads_shared: bool = False  # has any thread read shared memory by itself (ld.shared, ldmatrix)?
     load_bytes: dict[str, int] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ class GlobalLayout(NamedTuple):
     them.
 
     A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
-    edge. `addresses` points to the descriptors in global memory where multicast needs them. `fixed` are the extents and strides that the
+    edge. `parameter` is the number of the kernel parameter that the first descriptor is. `fixed` are the extents and strides that the
     kernel is compiled for, None in the place of those that it is not.
     """
 
@@ -32,7 +32,7 @@ class GlobalLayout(NamedTuple):
     shape: tuple = ()
     strides: tuple = ()
     even: Any = ()
-    addresses: Any = ()
+    parameter: Any = ()
     fixed: Any = ()
 
 
@@ -70,14 +70,12 @@ class gl:
     `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where
     a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
     will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". `static` names the dimensions, or True for all,
-    whose extents and strides are constants of the kernel, which is compiled anew for others: `tk.gl(x, static=(-2, -1))`. `multicast` is
-    for loads that write into several blocks of a cluster (`load_async(…, multicast=mask)`).
+    whose extents and strides are constants of the kernel, which is compiled anew for others: `tk.gl(x, static=(-2, -1))`.
     """
 
-    __slots__ = ("fill", "multicast", "specs", "static", "tensor", "tiles")
+    __slots__ = ("fill", "specs", "static", "tensor", "tiles")
 
-    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False,
-                 multicast: bool = False):
+    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False):
         if not isinstance(tensor, torch.Tensor):
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
@@ -88,11 +86,9 @@ class gl:
                 raise TileError(f"gl of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
         if fill not in ("zero", "nan"):
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
-        self.tensor, self.tiles, self.fill, self.multicast = tensor, tiles, fill, multicast
+        self.tensor, self.tiles, self.fill = tensor, tiles, fill
         self.static = static_axes(static, tensor.ndim)
         self.specs = map_specs(tiles, tensor.ndim, fill)
-        if multicast and not self.specs:
-            raise TileError(f"gl of shape {tuple(tensor.shape)} with multicast: give the tile types that TMA moves")
 
     def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         """(extents, strides) that the kernel is compiled for; None where it is not."""

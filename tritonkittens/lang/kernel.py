@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from tritonkittens.inline_ptx._asm import in_cluster
+from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang._backend import (
     ARCHITECTURES,
@@ -26,7 +26,6 @@ from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
-from tritonkittens.lang.multicast import device_maps
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map
@@ -123,6 +122,8 @@ class Kernel:
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
             signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
+        descriptors = [kinds[i] if i in kinds else "constexpr" for i in range(len(self.parameters))]
+        constexprs.update(_parameter_numbers(descriptors))
         for (i, *inner), fixed in static:
             path = (self.runtime[i], *inner, GlobalLayout._fields.index("fixed"))
             constexprs[path] = fixed
@@ -139,7 +140,7 @@ class Kernel:
                                     f"compiled for sm_{arch}")
         if cluster > 1:
             settings["num_stages"] = cluster  # without meaning in an explicit kernel; the code differs, and so must the key of Triton's cache
-        token = in_cluster.set(cluster > 1)
+        token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
             with billing(arch) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
@@ -148,6 +149,7 @@ class Kernel:
             raise
         finally:
             in_cluster.reset(token)
+            kernel_name.reset(named)
         limit = SHARED_LIMIT.get(arch, 0)
         if compiled.metadata.shared > limit:
             items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
@@ -158,6 +160,32 @@ class Kernel:
         # cluster
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled
+
+
+def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:
+    """For the `parameter` field of every argument that has one, by its path: the number of the kernel parameter that its first descriptor is.
+
+    A descriptor is followed by its extents and strides, each a parameter of its own.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    position = 0
+
+    def visit(kind: Any, path: tuple[int, ...]) -> None:
+        nonlocal position
+        if isinstance(kind, ArgType):
+            ranks = [len(spec.lower) + 2 if isinstance(spec, Im2colSpec) else len(spec.box) for spec in kind.specs]
+            position += sum(1 + 2 * rank for rank in ranks) if kind.kind == "descriptor" else kind.kind != "constexpr"
+            return
+        fields = getattr(kind, "_fields", ())
+        if "parameter" in fields and kind.parameter is not None and getattr(kind.parameter, "kind", None) == "constexpr":
+            numbers[path + (fields.index("parameter"),)] = position
+        for i, inner in enumerate(kind):
+            visit(inner, (*path, i))
+
+    for i, kind in enumerate(kinds):
+        if kind != "constexpr":
+            visit(kind, (i,))
+    return numbers
 
 
 def _flat(kinds: Any) -> Iterator[str]:
@@ -225,8 +253,7 @@ def prepare(argument: Any) -> Any:
         even: Any = None if even_rows(tensor) else ()
         fixed: Any = None if argument.static else ()
         if argument.specs:
-            addresses = device_maps(tensor, argument.specs) if argument.multicast else ()
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, addresses, fixed)
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, None, fixed)
         strides = tensor.stride()
         return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even, (), fixed)
     if isinstance(argument, torch.Tensor):

@@ -35,7 +35,10 @@ class layout:
 
     - `globals`: for each tensor of the call, in order, the tile type (or tuple of them, or None for pointer access only) that TMA moves;
     - `input`: the tiles of one ring slot (at least one);
+    - `multicast`: names of input tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
     - `scratch`: tiles that each consumer gets once a task; `finish`: tiles in which each consumer stages results;
+    - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
+    - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `args`: names of run-time numbers of the call.
     """
@@ -46,6 +49,9 @@ class layout:
     finish: Any = field(default_factory=dict)
     accumulators: Any = field(default_factory=dict)
     args: tuple[str, ...] = ()
+    multicast: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    output: Any = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tensors = []
@@ -53,7 +59,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "scratch", "finish"):
+        for name in ("input", "scratch", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if any(n == "arrived" for n, _ in tiles):
                 raise TileError(f"layout({name}={{'arrived': …}}): the name is taken by the semaphore that the tiles arrive on")
@@ -61,6 +67,12 @@ class layout:
         if not self.input:
             raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
+        for name, tiles in (("multicast", self.input), ("preload", self.finish)):
+            chosen = tuple(getattr(self, name))
+            if unknown := [n for n in chosen if n not in dict(tiles)]:
+                where = "input" if name == "multicast" else "finish"
+                raise TileError(f"layout({name}={chosen!r}): {unknown[0]!r} is no {where} tile; there are {', '.join(n for n, _ in tiles) or 'none'}")
+            object.__setattr__(self, name, chosen)
         object.__setattr__(self, "args", tuple(self.args))
 
 
@@ -87,20 +99,22 @@ class Placement:
 
 
 def place(
-    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False,
+    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False, output_stages: int = 0,
+    may_overlap: bool = True,
 ) -> Placement:
     """Choose the number of stages and where the finish tiles go; `stages` fixes the number.
 
-    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. Raises `TileError` with the bill where
-    nothing fits.
+    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. `may_overlap`: may the finish tiles lie
+    over the ring? Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
     stage, scratch, finish = _padded(plan.input), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)
+    limit -= output_stages * _padded(plan.output)
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
     least = 2 if pipelined else 1
     apart = min((limit - scratch - finish) // stage, MAX_STAGES)
-    shared = min((limit - scratch) // stage, MAX_STAGES)
+    shared = min((limit - scratch) // stage, MAX_STAGES) if may_overlap else 0
     if stages is not None:
         if not isinstance(stages, int) or not least <= stages <= MAX_STAGES:
             why = " (pipelined: a slot is given back one iteration later)" if pipelined else ""

@@ -17,7 +17,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, rank_of, strides_of
-from tritonkittens.lang.multicast import load_multicast
+from tritonkittens.lang.multicast import load_multicast, load_slice, slice_of
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
@@ -124,6 +124,11 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
             mask = t.call(_both, t.call(_inside, r, extents[-2]), t.call(_inside, c, extents[-1]))
             out.append((t.call(_tile_pointers, base, r, c, strides[-2], strides[-1]), mask))
     return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
+
+
+def tile_pointers(t: Trace, g: Any, tile: Any) -> list[Any]:
+    """For every piece of a register tile its pointers into a tensor of the tile's shape."""
+    return [pointers for pointers, _ in _access(t, g, tile, [0] * len(shape_of(tile)))]
 
 
 def _frame(t: Trace, dst: shared) -> Any:
@@ -362,6 +367,16 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
+def _slice_map(g: Any, tile: shared) -> int:
+    """Which descriptor moves a block's part of a tile that the cluster loads together."""
+    part = slice_of(tile.spec, tile.loaders, "load_async")
+    wanted = (1,) * (rank_of(g) - 2) + part.shape, part.piece_swizzle(part.cols)
+    for number, m in enumerate(g.maps):
+        if (tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width) == wanted:
+            return number
+    raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
+
+
 def _policy(cache_policy: Any, name: str) -> Any:
     cache_policy = unwrap(cache_policy)
     if cache_policy is None:
@@ -381,7 +396,8 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
     treats the lines ("evict_first", "evict_last", "evict_normal"; TMA only).
 
     `multicast` is a mask (one bit for each rank of the cluster, int32): the tile is written to the same place in each of those blocks and completes on the same
-    semaphore of each, which must expect its bytes (`tk.gl(…, multicast=True)`, `cluster_size=` at launch). Source: PTX ISA, cp.async.bulk.tensor; cp.async.
+    semaphore of each, which must expect its bytes (`cluster_size=` at launch). A ring tile that a template's layout names in `multicast` is loaded by all
+    blocks of the cluster together, each its part. Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_async: the destination must be a shared tile or vector, got {dst!r}")
@@ -393,8 +409,13 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
-    copies = _tma_copies(t, src, dst, coord, "load_async")
     bill().copied += dst.nbytes
+    if dst.loaders > 1:
+        if policy is not None or unwrap(multicast) is not None:
+            raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes neither cache_policy nor multicast")
+        check_global(src, "load_async")
+        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _slice_map(src, dst), arrived)
+    copies = _tma_copies(t, src, dst, coord, "load_async")
     if multicast is not None and unwrap(multicast) is not None:
         if policy is not None:
             raise TileError("load_async(cache_policy=…, multicast=…): give one of them")
@@ -435,6 +456,7 @@ def _store_tma(t: Trace, what: str, fn: Any, dst: Any, src: Any, coord: Any, **o
         raise TileError(f"{what}: the source must be a shared tile or vector, got {src!r}; tk.store writes registers")
     for m, place, view in _tma_copies(t, dst, src, coord, what):
         t.call(fn, m, place, view, **options)
+        bill().stored += 1
 
 
 @op

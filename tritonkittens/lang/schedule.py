@@ -1,12 +1,108 @@
-"""Which work a block does: supergroup order for L2, longest first for causal work, stream-K, task ↔ coordinate helpers."""
+"""Which work a block does: schedules (how tasks are dealt to blocks), orders (which tile a task is), and the arithmetic behind them.
+
+Schedules and orders are small values that a template takes as knobs: `Gemm(schedule=tk.StreamK(), order=tk.Supergroup(8))`.
+"""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.types import unwrap
+
+
+class Knob:
+    """Base of the plain immutable values (frozen dataclasses) that a template may have as knobs, beside numbers, strings and tile types."""
+
+
+@dataclass(frozen=True)
+class Schedule(Knob):
+    """Base of the schedules: how the tasks of a launch are dealt to its blocks."""
+
+
+@dataclass(frozen=True)
+class OnePerBlock(Schedule):
+    """A block for every task: the hardware deals them, and a block's end overlaps with nothing of its own."""
+
+
+@dataclass(frozen=True)
+class Persistent(Schedule):
+    """As many blocks as run at once, each taking every so-many-th task: what one task ends with overlaps with the loads of the next."""
+
+
+@dataclass(frozen=True)
+class SplitK(Schedule):
+    """Every task's iterations in `parts` equal parts, each worked on like a task, for launches of few tasks. The parts' accumulators are summed in fp32 in a
+    fixed order by whichever part comes last, so that results do not change from run to run.
+    """
+
+    parts: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, int) or not 1 <= self.parts <= 64:
+            raise TileError(f"SplitK(parts={self.parts!r}): must be 1 to 64")
+
+
+@dataclass(frozen=True)
+class StreamK(Schedule):
+    """Whole tasks while they fill the device; the iterations of the rest, of one to two rounds, dealt evenly to all blocks, which sum up the tasks that they
+    share as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al. (2023), "Stream-K", section 5.2.
+    """
+
+
+@dataclass(frozen=True)
+class Order(Knob):
+    """Base of the orders: which tile of a grid of tiles a task is."""
+
+
+@dataclass(frozen=True)
+class RowMajor(Order):
+    """Row by row."""
+
+
+@dataclass(frozen=True)
+class ColumnMajor(Order):
+    """Column by column."""
+
+
+@dataclass(frozen=True)
+class Supergroup(Order):
+    """In bands of `rows` rows, column by column within a band (TK's SUPER_M): see `supergroup`."""
+
+    rows: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, int) or self.rows < 1:
+            raise TileError(f"Supergroup(rows={self.rows!r}): must be at least 1")
+
+
+@dataclass(frozen=True)
+class LongestFirst(Order):
+    """The last row first, for work that grows with the row: see `longest_first`."""
+
+
+@op
+def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
+    """(row, col) of task number `task` of a `rows` × `cols` grid of tiles, in an `Order`."""
+    order = unwrap(order)
+    if isinstance(order, Supergroup):
+        return t.call(_supergroup, task, rows, cols, order.rows)
+    if isinstance(order, RowMajor):
+        return t.call(_unravel, task, cols)
+    if isinstance(order, ColumnMajor):
+        return t.call(_column_major, task, rows)
+    if isinstance(order, LongestFirst):
+        return t.call(_longest_first, task, rows, cols)
+    raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows) or LongestFirst()")
+
+
+@triton.jit
+def _column_major(task, rows):
+    return task % rows, task // rows
 
 
 @triton.jit

@@ -18,8 +18,9 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 class shared_type(base_type):
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool):
-        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
+                 loaders: int = 1):
+        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders = spec, axes, stages, pieces, whole, loaders
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, shared_type) and self.mangle() == other.mangle()
@@ -31,7 +32,7 @@ class shared_type(base_type):
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
 
     def mangle(self) -> str:
-        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_" + "_".join(p.mangle() for p in self.pieces) + "M"
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_" + "_".join(p.mangle() for p in self.pieces) + "M"
 
     def _flatten_ir_types(self, builder: Any, out: list) -> None:
         for p in self.pieces:
@@ -42,22 +43,23 @@ class shared_type(base_type):
         for p in self.pieces:
             piece, cursor = p._unflatten_ir(handles, cursor)
             pieces.append(piece)
-        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole), cursor
+        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole, self.loaders), cursor
 
 
 class shared(base_value):
     """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
 
     `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
-    cores cannot read it.
+    cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all.
     """
 
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True):
-        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
+                 loaders: int = 1):
+        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders = spec, axes, stages, pieces, whole, loaders
 
     @property
     def type(self) -> shared_type:  # type: ignore[override]
-        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole)
+        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders)
 
     @property
     def dtype(self) -> tl.dtype:
@@ -96,7 +98,7 @@ class shared(base_value):
             p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
 
     def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
-        return shared(self.spec, axes or self.axes, stages, tuple(fn(p) for p in self.pieces), self.whole if whole is None else whole)
+        return shared(self.spec, axes or self.axes, stages, tuple(fn(p) for p in self.pieces), self.whole if whole is None else whole, self.loaders)
 
     def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)

@@ -126,17 +126,18 @@ def role_thread(t: Trace) -> Any:
 
 
 @triton.jit
-def _arrive_remote(bar, cta, COUNT: tl.constexpr, thread):
+def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
     if thread == 0:
-        ptx_mbarrier.arrive_remote(bar, cta, COUNT, issuer="thread")
+        ptx_mbarrier.arrive_remote(bar, cta, COUNT, issuer="thread", scope=SCOPE)
 
 
 @op
-def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None) -> Any:
+def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None, scope: Any = "cluster") -> Any:
     """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
     any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
 
-    `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`.
+    `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`. Where nothing
+    but tensor cores and TMA touched the memory in question, `scope="cta"` at both ends is enough and spares a fence of the whole GPU.
     Source: PTX ISA, mbarrier.arrive, mapa.
     """
     per, count, cta = unwrap(per), unwrap(count), unwrap(cta)
@@ -150,10 +151,10 @@ def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = Non
         # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without it the H200 overwrote slots whose last ld.shared were still under way.
         publish(t)
     if cta is not None and per == "warp":
-        t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp")
+        t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp", scope=unwrap(scope))
     elif cta is not None:
         t.call(gl.barrier)
-        t.call(_arrive_remote, bar, cta, tl.constexpr(count), role_thread(t))
+        t.call(_arrive_remote, bar, cta, tl.constexpr(count), tl.constexpr(unwrap(scope)), role_thread(t))
     elif per == "warp":
         t.call(ptx_mbarrier.arrive, bar, count, issuer="warp")
     else:

@@ -7,6 +7,7 @@ from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
 from .target import is_reachable, simulator
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
+from .workspace import workspace
 
 __all__ = [
     "ArgType",
@@ -28,4 +29,5 @@ __all__ = [
     "multiprocessor_count",
     "shared_memory_per_block",
     "simulator",
+    "workspace",
 ]

@@ -17,9 +17,6 @@ class Simulator(Protocol):
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
         """Run one launch of a `Launcher` to its end."""
 
-    def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
-        """Descriptors of a tensor that lie in global memory, 128 bytes each from the start of `buffer`."""
-
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
         """The bytes of a tensor map, dimensions from the fastest (`inline_ptx.tensormap.encode_tiled`)."""
 

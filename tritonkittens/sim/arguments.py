@@ -42,7 +42,7 @@ def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
     if isinstance(spec, Im2colSpec):
         im2col = dict(lower=spec.lower, upper=spec.upper, element_strides=spec.element_strides)
     strides = tuple(s * size for s in tensor.stride())
-    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), strides, tuple(spec.box), fill, name, im2col, tensor)
+    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), strides, tuple(spec.box), fill, name, im2col, tensor, spec=spec)
 
 
 def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:

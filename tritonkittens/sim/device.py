@@ -15,9 +15,8 @@ from tritonkittens.launch import simulator
 from tritonkittens.launch.arguments import argument_types
 from tritonkittens.launch.device import Device as Facts
 
-from ..launch.tensormap import hardware_box
 from . import tensormaps
-from .arguments import as_tensor, convert, flatten, tensor_map
+from .arguments import as_tensor, convert, flatten
 from .lowering import compiling_for_simulation, load_lowered, load_ttgir
 from .memory import Global
 from .program import Program
@@ -44,8 +43,8 @@ def facts(capability: int, multiprocessors: int | None = None) -> Facts:
 class Launch:
     """One launch on a simulated device: what it was, and how to do it again on the same memory with another schedule."""
 
-    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, maps: dict[int, TensorMap]):
-        self.program, self.grid, self.values, self.memory, self.cluster, self.maps = program, grid, values, memory, cluster, maps
+    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int):
+        self.program, self.grid, self.values, self.memory, self.cluster = program, grid, values, memory, cluster
         self.simulation: Simulation | None = None
         self.recorder: Any = None
         self.seconds = 0.0
@@ -54,7 +53,6 @@ class Launch:
         started = time.perf_counter()
         self.simulation = Simulation(
             self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder,
-            tensor_maps=dict(self.maps),
         )  # fmt: skip
         self.simulation.run()
         self.seconds = time.perf_counter() - started
@@ -78,7 +76,6 @@ class SimulatedDevice:
         self.facts = facts(self.capability, multiprocessors)
         self.schedule, self.step_limit, self.raise_findings, self.recorder = schedule, step_limit, raise_findings, recorder
         self.launches: list[Launch] = []
-        self.maps: dict[int, TensorMap] = {}
         self.memory = [as_tensor(m) for m in memory]
         self.compiled: dict[Any, Any] = {}
         self.before_launch: Callable[[Launch], None] | None = None
@@ -98,12 +95,9 @@ class SimulatedDevice:
         memory = Global()
         for extra in self.memory:
             memory.add_tensor(extra, "memory given to the device")
-        for known in self.maps.values():
-            if known.owner is not None:
-                memory.add_tensor(known.owner, known.name)
         types = program.module.kernel.regions[0].blocks[0].argument_types
         values = convert(flat(memory), types, program.name)
-        launch = Launch(program, grid, values, memory, cluster, self.maps)
+        launch = Launch(program, grid, values, memory, cluster)
         self.launches.append(launch)
         if self.before_launch is not None:
             self.before_launch(launch)
@@ -125,14 +119,6 @@ class SimulatedDevice:
         kinds = _kinds(types)
         x, y, z = grid
         self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.arg_names, memory)), cluster)
-
-    def register_maps(self, buffer: torch.Tensor, tensor: torch.Tensor, specs: tuple) -> None:
-        for i, spec in enumerate(specs):
-            made = tensor_map(tensor, spec, "tensor with multicast")
-            made.box, made.swizzle = hardware_box(spec, made.nbytes), spec.swizzle
-            made.owner = tensor
-            self.maps[buffer.data_ptr() + 128 * i] = made
-        self._buffers = [*getattr(self, "_buffers", []), buffer]
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
         """What cuTensorMapEncodeTiled makes, dimensions from the fastest as it takes them."""

@@ -22,6 +22,7 @@ import numpy as np
 import tritonkittens.inline_ptx  # noqa: F401  its modules register their meanings
 from tritonkittens.inline_ptx import _glue  # noqa: F401
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, Meaning, NoMeaning, PtxFault, find
+from tritonkittens.inline_ptx.tensormap import NBYTES
 
 STEP_LIMIT = 1_000_000  # taken back edges
 _UNWRITTEN = 0xABABABABABABABAB  # what a register holds that nothing has written: a wrong result shows
@@ -137,6 +138,7 @@ class _Scope:
 
 _NAME = r"[A-Za-z_$%][\w$]*"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_PARAMETER = re.compile(r"\w+_param_(\d+)")
 _LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
 _STATEMENT = re.compile(r"[^;{]*(?:\{[^}]*\}[^;{]*)*;")
 _DECLARATION = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.S)
@@ -264,7 +266,7 @@ class _Parser:
         self.steps.append(step)
         self.scopes.append(scope)
 
-    def name(self, text: str, scope: _Scope) -> Register | Variable | Special:
+    def name(self, text: str, scope: _Scope) -> Register | Variable | Special | int:
         if match := re.fullmatch(r"\$(\d+)", text):
             number = int(match.group(1))
             if number >= len(self.operands):
@@ -275,6 +277,8 @@ class _Parser:
             return found
         if text.startswith("%"):
             return Special(text)
+        if match := _PARAMETER.fullmatch(text):
+            return int(match.group(1)) * NBYTES  # a place in parameter space, of the simulator's own measure
         raise self.error(f"{text!r} is not declared")
 
     def operand(self, text: str, scope: _Scope) -> Any:

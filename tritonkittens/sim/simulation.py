@@ -3,9 +3,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
+from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
+from tritonkittens.launch import hardware_box
 
 from . import divergence, tensormaps
 from .machine import WAITED_FOR, Async, Machine, Role, Wait
@@ -35,14 +39,14 @@ class Simulation:
 
     def __init__(
         self, program: Program, grid: tuple[int, int, int], arguments: Sequence[Any], memory: Global, *, cluster: int = 1, schedule: Schedule | None = None,
-        step_limit: int = STEP_LIMIT, recorder: Any = None, tensor_maps: dict[int, TensorMap] | None = None,
+        step_limit: int = STEP_LIMIT, recorder: Any = None,
     ):  # fmt: skip
         self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
         memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
         self.cluster = cluster
         self.schedule = schedule or Schedule()
         self.step_limit, self.recorder = step_limit, recorder
-        self.tensor_maps: dict[int, TensorMap] = tensor_maps if tensor_maps is not None else {}
+        self.tensor_maps: dict[int, TensorMap] = {}  # of kernel parameters, by their address
         self.findings: list[Finding] = []
         self.keys: set[Any] = set()
         self.roles_per_cta = len(program.role_names)
@@ -65,6 +69,11 @@ class Simulation:
     def tensor_map(self, address: int) -> TensorMap | None:
         """The tensor map at an address: one that was made there, or one whose bytes lie there."""
         known = self.tensor_maps.get(address)
+        if known is None and address >= PARAMETER_WINDOW:
+            whole = self.arguments[(address - PARAMETER_WINDOW) // tensormaps.NBYTES]
+            if isinstance(whole, TensorMap) and whole.spec is not None:
+                known = self.tensor_maps[address] = replace(whole, box=hardware_box(whole.spec, whole.nbytes), swizzle=whole.spec.swizzle)
+            return known
         found = None if known is not None else self.memory.find(address)
         if found is None or address + tensormaps.NBYTES > found[0] + found[1]:
             return known

@@ -142,3 +142,4 @@ class TensorMap:
     im2col: dict[str, Any] | None = None
     owner: Any = field(default=None, repr=False)
     swizzle: int = 0  # bytes; where the map itself places the box (copies by inline PTX), not a layout
+    spec: Any = field(default=None, repr=False)  # of a kernel's parameter: the tile that it was made for

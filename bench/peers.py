@@ -1,0 +1,214 @@
+"""What ours is compared with: for every operation, functions from its operands to a call that is timed.
+
+A peer imports what it needs when it is asked for, so that one that is not installed, or refuses the operands, is shown as missing with the reason.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.harness import Factory, frobenius_error
+
+SCALE_BLOCK = 128  # rows or columns that share a scale
+CHECKED_WHOLE = 2**36  # multiply-adds up to which every row is compared with float64; of larger products CHECKED_ROWS random rows are
+CHECKED_ROWS = 256
+
+Peer = Callable[[Any], Callable[[], torch.Tensor]]
+_PEERS: dict[str, dict[str, tuple[Peer, bool]]] = {}
+
+ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def peer(operation: str, name: str, slow: bool = False) -> Callable[[Peer], Peer]:
+    """Register a peer of an operation; a slow one runs under --slow only."""
+
+    def register(make: Peer) -> Peer:
+        _PEERS.setdefault(operation, {})[name] = make, slow
+        return make
+
+    return register
+
+
+def peers(operation: str, operands: Any, slow: bool = False) -> dict[str, Factory]:
+    """The peers of an operation on these operands. Raises KeyError for an operation without any."""
+    return {name: functools.partial(make, operands) for name, (make, is_slow) in _PEERS[operation].items() if slow or not is_slow}
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = act(a·b·scales + bias), or residual + gate · y. a: (M, K), b: (K, N), any strides; bias and gate: (N,); residual: (M, N); scales: fp32, one number,
+    (M, 1) and (1, N), or (M, K/128) and (K/128, N/128)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    gate: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+    @property
+    def work(self) -> int:
+        return 2 * self.a.shape[0] * self.a.shape[1] * self.b.shape[1]
+
+    def options(self) -> dict[str, Any]:
+        """The keywords that are given."""
+        names = ("bias", "activation", "gate", "residual", "scale_a", "scale_b", "out_dtype")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def out(self) -> torch.Tensor:
+        """Memory for a result, filled with NaN: what a contender leaves unwritten is found."""
+        shape = self.a.shape[0], self.b.shape[1]
+        return torch.full(shape, float("nan"), dtype=self.out_dtype or self.a.dtype, device=self.a.device)
+
+    def error(self) -> Callable[[torch.Tensor], float]:
+        """Relative error against float64, of all rows or of a random sample."""
+        count = self.a.shape[0]
+        rows = None
+        if self.work // 2 > CHECKED_WHOLE and count > CHECKED_ROWS:
+            rows = torch.randperm(count, device=self.a.device)[:CHECKED_ROWS]
+        everywhere = torch.arange(count, device=self.a.device) if rows is None else rows
+        a, b = scaled(self.a, self.scale_a, everywhere), scaled(self.b, self.scale_b)
+        bias, gate, residual = (None if x is None else x.double() for x in (self.bias, self.gate, self.residual))
+        return frobenius_error(epilogue(a @ b, bias, self.activation, gate, None if residual is None else residual[everywhere]), rows)
+
+
+def epilogue(
+    product: torch.Tensor, bias: torch.Tensor | None, activation: str | None, gate: torch.Tensor | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """What follows a·b, in torch."""
+    y = ACTIVATIONS[activation](product if bias is None else product + bias)
+    y = y if gate is None else gate * y
+    return y if residual is None else residual + y
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor | None, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """x times its scales, in float64; of these rows."""
+    y = x.double()
+    if scale is not None:
+        scale = scale.double()
+        for dim in range(scale.ndim):
+            if scale.shape[dim] not in (1, x.shape[dim]):
+                scale = scale.repeat_interleave(SCALE_BLOCK, dim).narrow(dim, 0, x.shape[dim])
+        y = y * scale
+    return y if rows is None else y[rows]
+
+
+@peer("gemm", "cublas")
+def torch_mm(p: Product) -> Callable[[], torch.Tensor]:
+    return functools.partial(torch.mm, p.a, p.b, out=p.out())
+
+
+@peer("gemm", "torch.compile max-autotune", slow=True)
+def compiled_mm(p: Product) -> Callable[[], torch.Tensor]:
+    torch.compiler.reset()
+    return functools.partial(torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False), p.a, p.b)
+
+
+@peer("gemm new result", "cublas")
+def torch_mm_new(p: Product) -> Callable[[], torch.Tensor]:
+    return functools.partial(torch.mm, p.a, p.b)
+
+
+def _expression(activation: str | None) -> Callable[..., torch.Tensor]:
+    """A product with its epilogue as one writes it in torch; cuBLAS adds the bias."""
+
+    def expression(a: torch.Tensor, b: torch.Tensor, bias: Any, gate: Any, residual: Any) -> torch.Tensor:
+        return epilogue(torch.mm(a, b) if bias is None else torch.addmm(bias, a, b), None, activation, gate, residual)
+
+    return expression
+
+
+@peer("gemm with epilogue", "torch eager")
+def eager_epilogue(p: Product) -> Callable[[], torch.Tensor]:
+    return functools.partial(_expression(p.activation), p.a, p.b, p.bias, p.gate, p.residual)
+
+
+@peer("gemm with epilogue", "torch.compile")
+def compiled_epilogue(p: Product) -> Callable[[], torch.Tensor]:
+    torch.compiler.reset()
+    compiled = torch.compile(_expression(p.activation), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+    return functools.partial(compiled, p.a, p.b, p.bias, p.gate, p.residual)
+
+
+@peer("gemm with epilogue", "cublasLt epilogue")
+def cublaslt_epilogue(p: Product) -> Callable[[], torch.Tensor]:
+    if p.bias is None or p.activation != "gelu_tanh" or p.gate is not None or p.residual is not None:
+        raise ValueError("cublasLt fuses bias and gelu_tanh, and only these, through torch._addmm_activation")
+    return functools.partial(torch._addmm_activation, p.bias, p.a, p.b, use_gelu=True, out=p.out())
+
+
+@peer("gemm fp8", "torch._scaled_mm fast")
+def scaled_mm_fast(p: Product) -> Callable[[], torch.Tensor]:
+    return functools.partial(torch._scaled_mm, p.a, p.b, p.scale_a, p.scale_b, out_dtype=p.out_dtype, use_fast_accum=True, out=p.out())
+
+
+@peer("gemm fp8 blocks", "torch._scaled_mm")
+def scaled_mm_blocks(p: Product) -> Callable[[], torch.Tensor]:
+    return functools.partial(torch._scaled_mm, p.a, p.b, p.scale_a, p.scale_b, out_dtype=p.out_dtype, out=p.out())
+
+
+@peer("gemm fp8 blocks", "torch scaled_mm")
+def functional_scaled_mm(p: Product) -> Callable[[], torch.Tensor]:
+    from torch.nn.functional import ScalingType, scaled_mm
+
+    recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    return lambda: scaled_mm(p.a, p.b, p.scale_a, recipes[0], _whole_rows(p.scale_b), recipes[1], output_dtype=p.out_dtype)
+
+
+def _whole_rows(scale: torch.Tensor) -> torch.Tensor:
+    """Scales (K/128, N/128) with the rows that pad their memory: cuBLAS wants every column to start at a multiple of 4."""
+    rows = scale.stride(1)
+    return scale if rows == scale.shape[0] else torch.as_strided(scale, (rows, scale.shape[1]), scale.stride())
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
+        """Relative error against float64 of some rows of some heads."""
+        length = self.q.shape[-2]
+        q, k, v = (x.flatten(0, 1) for x in (self.q, self.k, self.v))
+        which = torch.randperm(q.shape[0], device=q.device)[:heads]
+        places = torch.randperm(length, device=q.device)[:rows]
+        weights = torch.softmax(q[which][:, places].double() @ k[which].double().mT / q.shape[-1] ** 0.5, -1)
+        index = (which[:, None] * length + places).flatten()
+        return frobenius_error((weights @ v[which].double()).flatten(0, 1), index)
+
+
+@peer("attention", "cudnn")
+def cudnn(p: Attention) -> Callable[[], torch.Tensor]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
+
+    return call
+
+
+@peer("attention", "flash-attention 2 (torch)")
+def flash(p: Attention) -> Callable[[], torch.Tensor]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
+
+    return call

@@ -1,0 +1,136 @@
+"""Milliseconds of one call, in four kinds. A kind takes a call that has run before and returns a function that measures one round.
+
+- device: GPU time between events around each call, with a cold L2; the round is the median of a burst.
+- graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
+- eager: back-to-back calls from Python, GPU and host together.
+- host: time in which the host is back from a call, while the GPU keeps up.
+"""
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from tritonkittens.launch import l2_bytes
+
+Call = Callable[[], object]
+Round = Callable[[], float]  # one round: milliseconds of a call
+
+BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
+FEWEST, MOST = 3, 200  # calls of a burst; 200 with their events and flushes fit into the driver's queue of 1024 entries
+GRAPH_CALLS = 20
+HOST_CALLS = 200
+HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
+
+
+@functools.cache
+def _flush_buffer(device: int) -> torch.Tensor:
+    """Zeroing twice the L2's bytes leaves none of the operands in it."""
+    return torch.empty(2 * l2_bytes(device), dtype=torch.int8, device=f"cuda:{device}")
+
+
+@functools.cache
+def _cycles_per_ms(device: int) -> float:
+    """Speed of the counter that `torch.cuda._sleep` waits for."""
+    cycles = 10_000_000
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(cycles)
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return cycles / start.elapsed_time(end)
+
+
+def burst_length(call_ms: float, fewest: int = FEWEST, most: int = MOST) -> int:
+    """Calls that take about `BURST_MS`."""
+    return max(fewest, min(most, round(BURST_MS / max(call_ms, 1e-6))))
+
+
+def device(run: Call) -> Round:
+    index = torch.cuda.current_device()
+    flush = _flush_buffer(index)
+
+    def burst(calls: int, lead_ms: float) -> tuple[list[float], float, float]:
+        """Milliseconds of every call, and of the host per call until all were queued and until all were done."""
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+        torch.cuda.synchronize()
+        if lead_ms:
+            torch.cuda._sleep(int(lead_ms * _cycles_per_ms(index)))
+        began = time.perf_counter()
+        for start, end in events:
+            flush.zero_()
+            start.record()
+            run()
+            end.record()
+        queued = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        return [start.elapsed_time(end) for start, end in events], (queued - began) * 1e3 / calls, (done - began) * 1e3 / calls
+
+    burst(FEWEST, 0.0)
+    _, queued, done = burst(FEWEST, 0.0)
+    calls = burst_length(done)
+    # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host between the two events.
+    lead = calls * queued if queued > HOST_BOUND * done else 0.0
+    return lambda: statistics.median(burst(calls, lead)[0])
+
+
+def graph(run: Call) -> Round:
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):  # what the first call on a stream allocates cannot be allocated during the capture
+        for _ in range(FEWEST):
+            run()
+    current.wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for _ in range(GRAPH_CALLS):
+            run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def replay(times: int) -> float:
+        start.record()
+        for _ in range(times):
+            captured.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / (times * GRAPH_CALLS)
+
+    replay(1)
+    times = burst_length(replay(1) * GRAPH_CALLS, fewest=1)
+    return lambda: replay(times)
+
+
+def eager(run: Call) -> Round:
+    def burst(calls: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 1e3 / calls
+
+    burst(FEWEST)
+    calls = burst_length(burst(FEWEST), most=10 * MOST)
+    return lambda: burst(calls)
+
+
+def host(run: Call) -> Round:
+    def burst() -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            run()
+        taken = time.perf_counter() - began
+        torch.cuda.synchronize()
+        return taken * 1e3 / HOST_CALLS
+
+    burst()
+    return burst
+
+
+KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "graph": graph, "eager": eager, "host": host}

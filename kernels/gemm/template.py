@@ -1,0 +1,117 @@
+"""The matrix product as load / compute / finish hooks: C = epilogue(A·B). One source for Hopper (wgmma) and Blackwell (tcgen05)."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile
+
+EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
+
+
+class Gemm(tk.lcf):
+    """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration."""
+
+    dtype: tl.dtype = tk.bf16
+    out_dtype: tl.dtype = tk.bf16
+    rows: int = 64
+    cols: int = 256
+    depth: int = 64
+    order: tk.Order = tk.Supergroup(8)
+    a_stored_km: bool = False
+    b_stored_nk: bool = False
+    batched: bool = False
+    epilogue: Epilogue = Epilogue()
+
+    def layout(self):
+        """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
+        rows = self.team * self.rows
+        a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
+        b = tk.st(self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
+        c = tk.st(self.out_dtype, self.rows, self.cols)
+        vectors = dict.fromkeys(self.epilogue.operands(), None)
+        residual = dict(residual=c) if self.epilogue.residual else {}
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **vectors), input=dict(A=a, B=b), finish=dict(C=c),
+                         accumulators=dict(acc=tk.rt(tk.fp32, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
+                         preload=("C",) if self.epilogue.residual else ())
+
+    @property
+    def task_rows(self) -> int:
+        return self.cluster * self.team * self.rows
+
+    def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
+        return -(-C[-2] // self.task_rows) * -(-C[-1] // self.cols) * (C[0] if self.batched else 1)
+
+    def blocks(self, slots: int, *shapes: Any) -> int:
+        """A short product is bound by memory, which all multiprocessors together reach faster than even rounds."""
+        short = shapes[0][-2 if self.a_stored_km else -1] < EVEN_ROUNDS_DEPTH and isinstance(self.schedule, tk.Persistent)
+        return min(self.tasks(*shapes), slots) if short else super().blocks(slots, *shapes)
+
+    @triton.jit
+    def setup(ctx):
+        rows = tk.ceil_div(tk.extent(ctx.globals.C, -2), ctx.config.task_rows)
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, -1), ctx.config.cols)
+        row, col = tk.tile_at(ctx.config.order, ctx.task % (rows * cols), rows, cols)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.depth)
+        batch = ctx.task // (rows * cols)
+        batches = tk.extent(ctx.globals.C, 0) if ctx.config.batched else 1
+        return tk.task(iterations, when=batch < batches, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, _place(ctx, ctx.globals.A, ctx.row, ctx.iter, ctx.config.a_stored_km), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, _place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
+
+    @triton.jit
+    def load_finish(ctx, staging):
+        row = ctx.row * ctx.config.team + ctx.consumer
+        tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col), staging.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.mma_begin(tk.zero(ctx.accumulators.acc), ctx.config.dtype))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        return state.replace(acc=tk.mma_retire(_multiply(ctx, input, state.acc)))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc), ctx.config.dtype))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        row = ctx.row * ctx.config.team + ctx.consumer
+        tk.store(staging.C, finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging.C, row, ctx.col))
+        tk.fence_async()
+        tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col))
+
+
+@triton.jit
+def _place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
+    """Where a tile lies in a matrix or in a batch of them; a batch of one serves all."""
+    first, second = (col, row) if TRANSPOSED else (row, col)
+    if ctx.config.batched:
+        return tl.minimum(ctx.batch, tk.extent(tensor, 0) - 1), first, second
+    else:
+        return first, second
+
+
+@triton.jit
+def _multiply(ctx, input, acc):
+    """acc + A·B for the rows of this consumer, left under way."""
+    if ctx.config.a_stored_km:
+        a = tk.subtile(input.A, ctx.config.depth, ctx.config.rows, 0, ctx.consumer)
+        if ctx.config.b_stored_nk:
+            return tk.mma_AtBt(a, input.B, acc, wait=False)
+        else:
+            return tk.mma_AtB(a, input.B, acc, wait=False)
+    else:
+        a = tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+        if ctx.config.b_stored_nk:
+            return tk.mma_ABt(a, input.B, acc, wait=False)
+        else:
+            return tk.mma_AB(a, input.B, acc, wait=False)

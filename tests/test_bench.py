@@ -1,0 +1,455 @@
+"""The benchmark harness on fake timers and a fake GEMM; the kernel that only a benchmark uses, in the simulator."""
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import types
+from itertools import count
+
+import pytest
+import torch
+
+import bench.__main__ as cli
+from bench import attention, block_order, gemm, harness, machine, peers, persistence, plots, stages, timing, workers
+from bench.harness import Case, Suite, Trial
+from tritonkittens import sim
+
+OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="")
+
+
+@pytest.fixture
+def fake_gemm(monkeypatch):
+    """A GEMM in torch on the CPU under the name of ours; configurations are kept, and one stage is refused for wide tiles."""
+    configs = []
+
+    def multiply(a, b, *, out=None, config=None, **options):
+        configs.append(config)
+        if config is not None and config.get("stages") == 1 and config.get("cols", 256) > 128:
+            raise ValueError("1 stage does not pipeline 256 columns")
+        p = peers.Product(a, b, **options)
+        product = peers.scaled(a, p.scale_a).float() @ peers.scaled(b, p.scale_b).float()
+        y = peers.epilogue(product, p.bias, p.activation, p.gate, p.residual).to(p.out_dtype or a.dtype)
+        return y if out is None else out.copy_(y)
+
+    module = types.ModuleType("tritonkittens.kernels.gemm")
+    module.gemm, module.Config, module.configs = multiply, dict, configs
+    monkeypatch.setitem(sys.modules, "tritonkittens.kernels.gemm", module)
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    return module
+
+
+def fake_kind(log=None):
+    """A kind of timing in which the n-th contender that is prepared takes n, n + 1/8, … milliseconds."""
+    prepared = count(1)
+
+    def kind(run):
+        number, rounds = next(prepared), count()
+
+        def measure():
+            if log is not None:
+                log.append(number)
+            return number + next(rounds) / 8
+
+        return measure
+
+    return kind
+
+
+def constant(value):
+    return lambda: lambda: torch.full((2, 2), value)
+
+
+def trial(**contenders):
+    return Trial(contenders, {"slow peer": constant(1.0), "best peer": constant(1.0)}, harness.frobenius_error(torch.ones(2, 2).double()), 1e-3)
+
+
+def row_of(prepared, kinds=None, rounds=4, unit="TFLOP/s", facts=()):
+    case = Case("case", 2e9, dict(facts), lambda: prepared)
+    return harness.measure(case, unit, rounds, kinds or {"device": fake_kind()})
+
+
+def test_rounds_alternate_and_medians_are_compared():
+    log = []
+    row = row_of(trial(mine=constant(1.0)), {"device": fake_kind(log)})
+    assert log == [1, 2, 3, 3, 2, 1, 1, 2, 3, 3, 2, 1]
+    mine, peer = row["contenders"]["mine"], row["contenders"]["slow peer"]
+    assert peer["ms"] == [1, 1.125, 1.25, 1.375]
+    assert peer["value"] == pytest.approx(2 / statistics.median(peer["ms"])) and peer["high"] == 2 and peer["low"] == pytest.approx(2 / 1.375)
+    assert row["best_peer"] == "slow peer" and mine["ratio"] == pytest.approx(statistics.median(peer["ms"]) / statistics.median(mine["ms"]))
+    assert "ratio" not in peer and mine["error"] == 0
+
+
+def test_microseconds_need_no_work():
+    cell = row_of(trial(mine=constant(1.0)), unit="µs")["contenders"]["mine"]
+    assert (cell["low"], cell["high"]) == (3375, 3000) and "(3000 to 3375)" in harness.format_row(row_of(trial(mine=constant(1.0)), unit="µs"), "µs")
+
+
+def test_missing_peers_are_shown_and_only_ours_fail():
+    def not_installed():
+        raise ImportError("No module named 'quack'")
+
+    prepared = Trial({"mine": constant(1.0)}, {"quack": not_installed}, harness.frobenius_error(torch.ones(2, 2).double()), 1e-3)
+    row = row_of(prepared)
+    assert row["contenders"]["quack"] == {"ours": False, "missing": "ImportError: No module named 'quack'"}
+    assert row["best_peer"] is None and "ratio" not in row["contenders"]["mine"]
+    assert "missing: ImportError: No module named 'quack'" in harness.format_row(row, "TFLOP/s")
+    assert harness.faults([row]) == []
+    assert harness.faults([row_of(trial(mine=not_installed))]) == ["case: mine: ImportError: No module named 'quack'"]
+
+
+@pytest.mark.parametrize("value", [1.01, math.nan])
+def test_a_wrong_result_is_not_timed_and_fails(value):
+    row = row_of(trial(mine=constant(value)))
+    assert "ms" not in row["contenders"]["mine"] and "wrong" in harness.format_row(row, "TFLOP/s")
+    assert "relative error" in harness.faults([row])[0]
+    json.dumps(row, allow_nan=False)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_only_a_lost_gpu_ends_the_run(monkeypatch, lost):
+    def broken():
+        raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken if lost else lambda: None)
+    if lost:
+        with pytest.raises(torch.AcceleratorError):
+            row_of(trial(mine=broken))
+    else:
+        assert "capturing" in row_of(trial(mine=broken))["contenders"]["mine"]["missing"]
+
+
+def test_errors_of_chosen_rows_and_of_wrong_shapes():
+    expected, rows = torch.eye(4).double(), torch.tensor([2, 0])
+    wrong_elsewhere = torch.eye(4)
+    wrong_elsewhere[3] = 7
+    assert harness.frobenius_error(expected[rows], rows)(wrong_elsewhere) == 0
+    assert harness.frobenius_error(expected)(2 * torch.eye(4)) == 1
+    with pytest.raises(ValueError, match=r"shape \(2, 4\); \(4, 4\)"):
+        harness.frobenius_error(expected)(torch.eye(4)[:2])
+
+
+def test_summary_is_a_geometric_mean():
+    rows = [{"case": f"case {ratio}", "contenders": {"mine": {"ours": True, "ratio": ratio}, "peer": {"ours": False}}} for ratio in (0.5, 2.0, 8.0)]
+    found = harness.summary(rows)["mine"]
+    assert found["geometric_mean"] == pytest.approx(2.0) and (found["rows"], found["lowest"], found["lowest_case"]) == (3, 0.5, "case 0.5")
+    assert "2.000 over 3 rows, lowest 0.500 (case 0.5)" in harness.format_summary(rows)
+
+
+def test_a_run_writes_what_it_printed_and_draws_it(tmp_path, capsys):
+    def cases(options):
+        return [Case(f"size {n}", 2e9, {"size": n, "part": part}, lambda: trial(mine=constant(1.0))) for n in (1, 16) for part in "ab"]
+
+    def extend(row):
+        row["contenders"]["mine"]["extra"] = {"HBM GB": row["facts"]["size"] / 2}
+
+    suite = Suite("fake", "a title", cases, plot={"x": "size", "panel": "part", "y": ["value", "ratio", "HBM GB"]}, extend=extend)
+    options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": "size"})
+    assert harness.run(suite, options, {"device": fake_kind()}) == 0
+    report = json.loads((tmp_path / "fake.json").read_text())
+    assert [row["case"] for row in report["rows"]] == ["size 1", "size 1", "size 16", "size 16"]
+    assert len(report["rows"][0]["contenders"]["mine"]["ms"]) == harness.QUICK_ROUNDS
+    assert report["summary"] == harness.summary(report["rows"]) and report["clocks_after"] and report["info"]["torch"] == torch.__version__
+    printed = capsys.readouterr().out
+    assert all(harness.format_row(row, "TFLOP/s") in printed for row in report["rows"]) and "HBM GB 8.0" in printed
+    assert [(panel["y"], panel["title"]) for panel in plots.split(report)] == [(y, t) for y in ("TFLOP/s", "times the best peer", "HBM GB") for t in "ab"]
+    assert plots.split(report)[0]["series"]["mine"][1][0] == 16
+
+
+def test_a_failing_run_says_so(tmp_path, capsys):
+    suite = Suite("fake", "a title", lambda options: [Case("case", 1.0, {}, lambda: trial(mine=constant(2.0)))])
+    assert harness.run(suite, argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path)}), {"device": fake_kind()}) == 1
+    assert "FAILED case: mine: relative error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("plot", [{"x": "size", "panel": "part"}, {"x": "size", "y": "ratio", "series": "part"}, {}], ids=["lines", "series", "bars"])
+def test_plots(tmp_path, plot):
+    pytest.importorskip("matplotlib")
+    rows = [row_of(trial(mine=constant(1.0)), facts={"size": n, "part": part}) | {"case": f"{n} {part}"} for n in (1, 16) for part in "abcd"]
+    (tmp_path / "fake.json").write_text(json.dumps({"suite": "fake", "title": "a title", "unit": "TFLOP/s", "plot": plot, "rows": rows}))
+    assert plots.draw(tmp_path / "fake.json") == str(tmp_path / "fake.svg")
+    assert "<svg" in (tmp_path / "fake.svg").read_text()
+
+
+def test_plots_of_the_standalone_benchmarks():
+    launch = {"results": {"torch.add(out=)": {"median_us": 2.0, "min_us": 1.0, "max_us": 3.0}}}
+    assert plots.split(launch)[0]["series"] == {"µs": [("torch.add(out=)", 2.0, 1.0, 3.0)]}
+    assert plots.split({"rows": [{"case": "GEMM 256", "seconds": 1.5}]})[0]["series"] == {"s": [("GEMM 256", 1.5, 1.5, 1.5)]}
+
+
+def test_a_plot_without_matplotlib_is_skipped_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    line = plots.draw(tmp_path / "fake.json")
+    assert "plot skipped" in line and "python -m bench plot" in line and "\n" not in line
+
+
+def test_clocks():
+    read = machine.read_clocks("1980, 3201, 700.00, [N/A], 45, 580.159.03\n")
+    assert read == {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_limit_w": 700, "power_draw_w": "[N/A]", "temperature_c": 45, "driver": "580.159.03"}
+
+
+def test_clocks_without_nvidia_smi(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "nvidia-smi" in machine.clocks()["missing"]
+
+
+# Timing kinds on a GPU of which only two clocks exist.
+
+
+class FakeCuda:
+    """Every piece of work is queued at the host's clock and done in order on the GPU's."""
+
+    def __init__(self, monkeypatch, host, gpu):
+        self.host = self.gpu = 0.0
+        self.cost, self.log = {"flush": (0.001, 0.040), "run": (host, gpu)}, []
+        cuda = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                pass
+
+            def record(self):
+                cuda.log.append("event")
+                self.at = cuda.gpu = max(cuda.gpu, cuda.host)
+
+            def elapsed_time(self, other):
+                return other.at - self.at
+
+            def synchronize(self):
+                cuda.synchronize()
+
+        class Graph:
+            replay = staticmethod(lambda: setattr(cuda, "gpu", max(cuda.gpu, cuda.host) + timing.GRAPH_CALLS * gpu))
+
+        def sleep(cycles):
+            cuda.log.append("sleep")
+            cuda.gpu = max(cuda.gpu, cuda.host) + cycles / 2e6
+
+        stream = types.SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {
+            "Event": Event, "synchronize": self.synchronize, "_sleep": sleep, "current_device": lambda: 0, "CUDAGraph": Graph,
+            "Stream": lambda: stream, "current_stream": lambda: stream, "stream": lambda s: self, "graph": lambda g: self,
+        }  # fmt: skip
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(timing, "_flush_buffer", lambda device: types.SimpleNamespace(zero_=lambda: self.work("flush")))
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.host / 1e3)
+        timing._cycles_per_ms.cache_clear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def synchronize(self):
+        self.host = max(self.host, self.gpu)
+
+    def work(self, what):
+        self.log.append(what)
+        host, gpu = self.cost[what]
+        self.host += host
+        self.gpu = max(self.gpu, self.host) + gpu
+
+    def run(self):
+        self.work("run")
+
+
+def test_device_time_flushes_before_every_call(monkeypatch):
+    cuda = FakeCuda(monkeypatch, host=0.005, gpu=0.160)
+    measure = timing.device(cuda.run)
+    cuda.log.clear()
+    assert measure() == pytest.approx(0.160)
+    assert cuda.log == ["flush", "event", "run", "event"] * timing.burst_length(0.2)
+
+
+def test_device_time_does_not_count_a_slow_host(monkeypatch):
+    cuda = FakeCuda(monkeypatch, host=0.500, gpu=0.010)
+    measure = timing.device(cuda.run)
+    cuda.log.clear()
+    assert measure() == pytest.approx(0.010) and cuda.log[0] == "sleep"
+
+
+def test_the_other_kinds(monkeypatch):
+    cuda = FakeCuda(monkeypatch, host=0.030, gpu=0.010)
+    assert timing.graph(cuda.run)() == pytest.approx(0.010)
+    assert timing.host(cuda.run)() == pytest.approx(0.030)
+    assert timing.eager(cuda.run)() == pytest.approx(0.030, rel=0.01)
+    cuda = FakeCuda(monkeypatch, host=0.010, gpu=0.030)
+    assert timing.host(cuda.run)() == pytest.approx(0.010)
+    assert timing.eager(cuda.run)() == pytest.approx(0.030, rel=0.01)
+
+
+def test_bursts_are_neither_short_nor_endless():
+    assert [timing.burst_length(ms) for ms in (0.0, 0.1, 12.0)] == [timing.MOST, 100, timing.FEWEST]
+
+
+# Suites
+
+
+def test_every_case_has_a_name_of_its_own_and_its_work():
+    for suite in cli.suites().values():
+        cases = suite.cases(OPTIONS)
+        assert len({case.name for case in cases}) == len(cases) and all(case.work > 0 and case.kind in timing.KINDS for case in cases)
+        wanted = [suite.plot[key] for key in ("x", "panel", "series") if key in suite.plot]
+        assert all(key in case.facts for case in cases for key in wanted)
+
+
+@pytest.mark.parametrize(
+    "suite, only",
+    [("gemm", ""), ("gemm_models", " 64x"), ("gemm_fp8", ""), ("gemm_epilogues", ""), ("gemm_host", ""), ("stages", ""), ("persistence", ""),
+     ("block_order", ""), ("workers", "")],
+)  # fmt: skip
+def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gemm, "SQUARES", ((64, 64, 64),))
+    monkeypatch.setattr(gemm, "SHORT_K", ((64, 96, 128),))
+    monkeypatch.setattr(gemm, "WEIGHTS", {"some model": {"some weight": (48, 32)}})
+    monkeypatch.setattr(gemm, "RAGGED", ((64, 33, 17),))
+    monkeypatch.setattr(peers, "CHECKED_WHOLE", 64**3)
+    monkeypatch.setattr(peers, "CHECKED_ROWS", 16)
+    for module in (gemm, stages, persistence, workers):
+        monkeypatch.setattr(module, "SIDE", 64)
+    monkeypatch.setattr(persistence, "DEPTHS", (64,))
+    monkeypatch.setattr(workers, "DEPTHS", (128,))
+    monkeypatch.setattr(workers, "synchronous", gemm.ours)
+    monkeypatch.setattr(block_order, "SIZES", (64,))
+    monkeypatch.setattr(block_order, "hbm_bytes", lambda orders, size: [1000 * i for i in range(len(orders))])
+    monkeypatch.setitem(peers._PEERS["gemm with epilogue"], "torch.compile", (peers.eager_epilogue, False))
+    options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": only})
+    kind = fake_kind()
+    assert harness.run(cli.suites()[suite], options, dict.fromkeys(timing.KINDS, kind)) == 0, capsys.readouterr().out
+    report = json.loads((tmp_path / f"{suite}.json").read_text())
+    assert report["rows"]
+    for row in report["rows"]:
+        assert any(cell["ours"] for cell in row["contenders"].values())
+        assert row["best_peer"] is not None or "fp8" in suite, row  # a CPU's scaled product may lack a recipe
+    if suite == "stages":
+        assert "measured with Config(stages=1, cols=128)" in report["rows"][0]["note"] and "does not pipeline" in report["rows"][0]["note"]
+    if suite == "gemm_epilogues":
+        assert all("% over bare" in row["contenders"][gemm.OURS]["extra"] for row in report["rows"] if row["facts"]["epilogue"] != "bare")
+    if suite == "block_order":
+        assert report["rows"][0]["contenders"]["supergroup_4"]["extra"] == {"HBM GB": round(3000 / 1e9, 4)}
+        assert {"order": "supergroup", "group": 16} in fake_gemm.configs
+    if suite == "persistence":
+        assert {"persistent": False} in fake_gemm.configs
+
+
+def test_reference_scales_and_epilogue():
+    a, b = torch.randn(256, 256), torch.randn(256, 128)
+    scale_a, scale_b = torch.rand(256, 2), torch.rand(2, 1)
+    p = peers.Product(a, b, torch.randn(128), "gelu_tanh", gate=torch.randn(128), residual=torch.randn(256, 128), scale_a=scale_a, scale_b=scale_b)
+    y = (a.double() * scale_a.double().repeat_interleave(128, 1)) @ (b.double() * scale_b.double().repeat_interleave(128, 0))
+    expected = p.residual + p.gate * torch.nn.functional.gelu(y + p.bias, approximate="tanh")
+    assert p.error()(expected) < 1e-12
+    assert p.error()(expected * 1.01) == pytest.approx(0.01)
+
+
+def test_block_scales_have_the_memory_that_cublas_wants(monkeypatch):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    p = gemm.fp8(256, 384, 256, "block")
+    assert (p.scale_a.shape, p.scale_a.stride()) == ((256, 2), (1, 256)) and (p.scale_b.shape, p.scale_b.stride()) == ((2, 3), (1, 4))
+    assert peers._whole_rows(p.scale_b).shape == (4, 3)
+
+
+def test_epilogue_expressions_compile_as_one_graph_and_agree():
+    a, b, bias, gate, residual = (torch.randn(32, 32) for _ in range(5))
+    for activation in peers.ACTIVATIONS:
+        p = peers.Product(a, b, bias[0], activation, gate[0], residual)
+        torch.compiler.reset()
+        compiled = torch.compile(peers._expression(activation), backend="eager", fullgraph=True)
+        assert p.error()(compiled(a, b, p.bias, p.gate, p.residual)) < 1e-5
+        assert p.error()(peers.eager_epilogue(p)()) < 1e-5
+    with pytest.raises(ValueError, match="only these"):
+        peers.cublaslt_epilogue(p)
+    assert peers.Product(a, b, bias[0], "gelu_tanh").error()(peers.cublaslt_epilogue(peers.Product(a, b, bias[0], "gelu_tanh"))()) < 1e-3  # a CPU takes erf
+
+
+def test_peers_are_registered_beside_each_other():
+    p = peers.Product(torch.randn(8, 8), torch.randn(8, 8))
+    assert list(peers.peers("gemm", p)) == ["cublas"]
+    assert list(peers.peers("gemm", p, slow=True)) == ["cublas", "torch.compile max-autotune"]
+    assert p.error()(peers.peers("gemm", p)["cublas"]()()) < 1e-6
+
+
+def test_attention_reference(monkeypatch):
+    q, k, v = (torch.randn(2, 3, 40, 16) for _ in range(3))
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert peers.Attention(q, k, v).error(heads=6, rows=40)(right) < 1e-6
+    assert peers.Attention(q, k, v).error()(right * 1.1) == pytest.approx(0.1, rel=1e-3)
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    monkeypatch.setattr(attention, "CASES", ((64, 32),))
+    monkeypatch.setattr(attention, "TOKENS", 64)
+    monkeypatch.setattr(attention, "WIDTH", 64)
+    (case,) = attention.cases(OPTIONS)
+    with sim.device():
+        row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
+    assert row["contenders"][gemm.OURS]["value"] and "missing" in row["contenders"]["cudnn"]
+
+
+def test_synchronous_kernel_multiplies(monkeypatch):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    p = gemm.bf16(256, 128, 192)
+    with sim.device("sm_90a"):
+        assert p.error()(workers.synchronous(p)()) < gemm.BF16_BOUND
+
+
+NCU = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","","byte","byte"
+"0","1","kernel","1,000","24"
+"1","1","kernel","2000","48"
+"""
+
+
+def test_bytes_from_ncu():
+    assert block_order.read_bytes(NCU, "") == [1024, 2048]
+    assert "ERR_NVGPUCTRPERM" in block_order.read_bytes("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== y\n", "")
+    assert "ValueError: refused" in block_order.read_bytes("==ERROR== error code 1\n", "Traceback\nValueError: refused\nnanobind: leaked\n")
+    assert "nothing" in block_order.read_bytes("", "")
+    assert "did not count" in block_order.read_bytes(NCU.replace("2000", "n/a"), "")
+
+
+def test_bytes_of_products_with_several_launches(monkeypatch):
+    monkeypatch.setattr(block_order, "hbm_bytes", lambda orders, size: [10**9] * (2 if "cublas" in orders else 0) + [3 * 10**9] * ("row_major" in orders))
+    row = {"facts": {"size": 64}, "contenders": {name: {"ms": [1.0]} for name in ("cublas", "row_major")}}
+    block_order.add_bytes(row)
+    assert {name: cell["extra"] for name, cell in row["contenders"].items()} == {"cublas": {"HBM GB": 2.0}, "row_major": {"HBM GB": 3.0}}
+
+
+def test_bytes_without_ncu(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    row = {"facts": {"size": 64}, "contenders": {"cublas": {"ms": [1.0]}, "row_major": {"missing": "reason"}}}
+    block_order.add_bytes(row)
+    assert row["contenders"] == {"cublas": {"ms": [1.0], "extra": {"HBM GB": "unknown: ncu is not installed"}}, "row_major": {"missing": "reason"}}
+
+
+# Command line
+
+
+def test_list_and_unknown_suites(capsys):
+    assert cli.main(["persistence", "simulator", "--list"]) == 0
+    assert "bf16 4096x4096x64 [device]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["gemn"])
+    assert "suite 'gemn': must be plot or one of stages, persistence" in capsys.readouterr().err
+
+
+def test_several_suites_run_in_processes_of_their_own(monkeypatch):
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda command: commands.append(command) or types.SimpleNamespace(returncode=len(commands) - 1))
+    assert cli.main(["stages", "gemm", "--quick", "--out", "folder"]) == 1
+    assert [command[3:] for command in commands] == [[name, "--out", "folder", "--quick"] for name in ("stages", "gemm")]
+
+
+def test_plot_command_draws_a_folder(tmp_path, capsys):
+    (tmp_path / "empty.json").write_text(json.dumps({"rows": []}))
+    assert cli.main(["plot", str(tmp_path)]) == 0
+    assert "plot skipped" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu(capsys):
+    assert cli.main(["stages"]) == 1
+    assert "needs a CUDA device" in capsys.readouterr().out

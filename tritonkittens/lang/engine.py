@@ -1,0 +1,581 @@
+"""What a template runs: the roles, the ring and its semaphores, the loop over the work of a block. The hooks are called from here.
+
+A block (a cluster) walks over units of work (`lang/work.py`). For each, the producer fills ring slots in the order of the iterations, the consumers that share
+the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.budget import bill
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.kernel import kernel
+from tritonkittens.lang.layout import nbytes
+from tritonkittens.lang.memory import fence_async, store_read_wait, store_wait
+from tritonkittens.lang.partials import settled, sum_up
+from tritonkittens.lang.roles import specialize
+from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_rank, cluster_sync, expect, named_arrive, named_sync, semaphores, wait
+from tritonkittens.lang.tensor_memory import tensor_allocator
+from tritonkittens.lang.types import split, st, tt, unwrap
+from tritonkittens.lang.values import struct
+from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
+
+WARPS = 4  # of a consumer warpgroup
+GROUP = WARPS * 32  # its threads
+TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
+FINISH_BARRIER = 15
+
+
+@op
+def my_turn(t: Trace, ctx: Any) -> Any:
+    """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
+    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
+    if config.ordered and config.consumers > 1:
+        t.call(named_sync, TURN_BARRIER + worker, 2 * GROUP)
+
+
+@op
+def pass_turn(t: Trace, ctx: Any) -> Any:
+    """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
+    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
+    if config.ordered and config.consumers > 1:
+        t.call(named_arrive, TURN_BARRIER + (worker + 1) % config.consumers, 2 * GROUP)
+
+
+# ---------------------------------------------------------------- trace-time parts: memory
+
+
+@op
+def _allocate(t: Trace, T: Any) -> Any:
+    """All shared and tensor memory of the template and its semaphores, as one record."""
+    T = unwrap(T)
+    t.require(f"{type(T).__name__} (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
+    plan, placed = T._plan, T.placement(t.arch)
+    fields: dict[str, Any] = {}
+
+    def named(what: str, tiles: dict[str, Any]) -> struct:
+        for n, tile in tiles.items():
+            tile._set_name(t.builder, f"{what}.{n}")  # what `inspect` calls the buffer
+        return struct(**tiles)
+
+    def rings(what: str, tiles: Any, number: int, of: str) -> dict[str, Any]:
+        return {n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles}
+
+    ring = rings("input", plan.input, placed.stages, "stages")
+    scratch = rings("scratch", plan.scratch, T.consumers, "consumers")
+    if placed.over_ring is None:
+        fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
+    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch)}
+    for n in plan.multicast:
+        ring[n].loaders = T.cluster
+    if plan.output:
+        fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
+        fields["written"] = t.call(semaphores, T.output_stages, T.team * WARPS)
+        fields["stored"] = t.call(semaphores, T.output_stages, 1)
+    fields["arrived"] = t.call(semaphores, placed.stages, 1)
+    fields["finished"] = t.call(semaphores, placed.stages, T.team * WARPS * T.cluster)
+    if plan.scratch:
+        fields["scratch_arrived"] = t.call(semaphores, T.consumers, 1)
+        fields["scratch_finished"] = t.call(semaphores, T.consumers, WARPS)
+    if plan.preload:
+        fields["preload_arrived"] = t.call(semaphores, T.consumers, 1)
+        fields["preload_free"] = t.call(semaphores, T.consumers, WARPS)
+    if placed.over_ring is not None:
+        fields["staging_free"] = t.call(semaphores, 1, T.consumers * WARPS + T.producer_warps)
+    if t.arch >= 100:
+        for n, s in plan.accumulators:
+            for c in range(T.consumers):
+                fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+    for name, field in fields.items():
+        if name not in ("ring", "scratch", "staging", "outputs"):
+            field._set_name(t.builder, name)
+    return struct(**fields)
+
+
+@op
+def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
+    config = unwrap(T)
+    roles: list[tuple[Any, tuple]] = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
+    roles.append((_producer, (G, A, memory, T)))
+    warps = [*(WARPS,) * config.consumers, config.producer_warps]
+    if config._plan.output:
+        roles.append((_storer, (G, A, memory, T)))
+        warps.append(1)
+    if config.cluster > 1:
+        for idle in split(config.idle_warps):  # a role has a power of two of warps
+            roles.append((_bystander, (T,)))
+            warps.append(idle)
+    registers = config.registers()
+    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))))
+
+
+@op
+def _meet(t: Trace, T: Any) -> Any:
+    """All warps of the cluster meet: before the first copy, so that no block is written to whose semaphores are not there yet, and behind the last, so that
+    none leaves while others still write to its memory."""
+    if unwrap(T).cluster > 1:
+        t.call(cluster_sync)
+
+
+@op
+def _staging(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+    """The staging tiles of a consumer: memory of its own, or views over the tail of the ring."""
+    config, c = unwrap(ctx.config), unwrap(worker)
+    placed = config.placement(t.arch)
+    if placed.over_ring is None:
+        return struct(**{n: t.call(s.__getitem__, c) for n, s in memory.staging.fields.items()})
+    tiles = {}
+    for (name, spec), places in zip(config._plan.finish, placed.over_ring, strict=True):
+        source, stage, part, parts = places[c]
+        piece = t.call(getattr(memory.ring, source).__getitem__, stage).pieces[0]
+        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
+        view = t.call(piece.reinterpret, spec.dtype, [parts, spec.rows, spec.cols], home)
+        tiles[name] = shared(spec, ((spec.rows,), (spec.cols,)), None, (t.call(view.index, part),))
+    return struct(**tiles)
+
+
+@op
+def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
+    """The tiles of a ring slot; for the producer also the semaphore that they arrive on."""
+    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.ring.fields.items()}
+    if unwrap(producer):
+        tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
+    return struct(**tiles)
+
+
+@op
+def _output(t: Trace, memory: Any, slot: Any) -> Any:
+    return struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.outputs.fields.items()})
+
+
+# ---------------------------------------------------------------- trace-time parts: contexts and hooks
+
+
+@op
+def _context(t: Trace, G: Any, A: Any, T: Any) -> Any:
+    """What all hooks see before `setup` has said what the task is."""
+    plan, args = unwrap(T)._plan, dict(zip(unwrap(T)._plan.args, A, strict=False))
+    tensors = {}
+    for (name, tiles), g in zip(plan.globals, G, strict=True):
+        tensors[name] = struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([])) if tiles else g
+    rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
+    split = dict(zip(("partials", "counters"), extra(T, A), strict=False)) if unwrap(T).splits else {}
+    return struct(globals=struct(**tensors), args=struct(**args), config=T, rank=rank, **split)
+
+
+@op
+def _with(t: Trace, ctx: Any, more: Any) -> Any:
+    """The context plus the fields of another record."""
+    return struct(**{**ctx.fields, **more.fields})
+
+
+@op
+def _at(t: Trace, ctx: Any, i: Any) -> Any:
+    return struct(**{**ctx.fields, "iter": i})
+
+
+@op
+def _mine(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+    """The context of one consumer: its number among those that share the task, its scratch tiles and accumulators."""
+    config, c = unwrap(ctx.config), unwrap(worker)
+    scratch = struct(**{n: t.call(s.__getitem__, c) for n, s in memory.scratch.fields.items()})
+    place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
+    number = tl.constexpr(c % config.team)
+    return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), "scratch": scratch, "accumulators": struct(**place_of)})
+
+
+@op
+def _without_scratch(t: Trace, ctx: Any) -> Any:
+    """The context after the scratch tiles were given back."""
+    return struct(**{n: v for n, v in ctx.fields.items() if n != "scratch"})
+
+
+def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
+    """Call a load hook (for one consumer) and compare the bytes that it copies with those its barrier expects."""
+    account, key = bill(), f"{what} for {consumer}: {hook.cache_key}"
+    before = account.copied
+    t.call(hook, *args)
+    copied = account.copied - before
+    if copied or key not in account.load_bytes:  # a hook that is already in the module is not traced again
+        account.load_bytes[key] = copied
+    if account.load_bytes[key] != expected:
+        raise TileError(f"hook {what!r} copies {account.load_bytes[key]} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
+                        "tile of the argument exactly once, on its `arrived`")
+
+
+@op
+def _load(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    config = unwrap(ctx.config)
+    expected = nbytes(config._plan.input)
+    t.call(expect, t.call(memory.arrived.__getitem__, slot), expected)
+    _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(_slot, memory, slot, True))
+
+
+def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, arrived: Any, free: Any, phase: Any) -> None:
+    """Fill tiles of every consumer, once the one before has given them back."""
+    config = unwrap(ctx.config)
+    expected = nbytes(chosen)
+    for c in range(config.consumers):
+        bar = t.call(arrived.__getitem__, c)
+        t.call(wait, t.call(free.__getitem__, c), phase)
+        t.call(expect, bar, expected)
+        mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
+        _checked_load(t, getattr(type(config), what), what, c, expected, mine, struct(**{n: t.call(tiles[n].__getitem__, c) for n, _ in chosen}, arrived=bar))
+
+
+@op
+def _load_scratch(t: Trace, ctx: Any, memory: Any, phase: Any) -> Any:
+    plan = unwrap(ctx.config)._plan
+    if plan.scratch:
+        _load_for_consumers(t, ctx, "load_scratch", memory.scratch.fields, plan.scratch, memory.scratch_arrived, memory.scratch_finished, phase)
+
+
+@op
+def _load_finish(t: Trace, ctx: Any, memory: Any, phase: Any) -> Any:
+    plan = unwrap(ctx.config)._plan
+    chosen = tuple((n, s) for n, s in plan.finish if n in plan.preload)
+    _load_for_consumers(t, ctx, "load_finish", memory.staging.fields, chosen, memory.preload_arrived, memory.preload_free, phase)
+
+
+@op
+def _start(t: Trace, ctx: Any) -> Any:
+    hook = getattr(type(unwrap(ctx.config)), "start", None)
+    return struct() if hook is None else _state(t, ctx, "start", t.call(hook, ctx), None)
+
+
+def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
+    name = type(unwrap(ctx.config)).__name__
+    if not isinstance(new, struct):
+        raise TileError(f"{name}.{what} must return the state (a tk.struct), got {new!r}")
+    if old is not None and new.type != old.type:
+        raise TileError(f"{name}.{what} returns a state of type {new.type!r}; it must keep the type {old.type!r}")
+    return new
+
+
+def _hook(what: str) -> Any:
+    def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
+        return _state(t, ctx, what, t.call(getattr(type(unwrap(ctx.config)), what), ctx, state, *inputs), state)
+
+    call.__name__ = f"_{what}"
+    return op(call)
+
+
+_compute, _drain = _hook("compute"), _hook("drain")
+_first_hook = _hook("first")
+
+
+@op
+def _first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
+    """Iteration 0 of a pipelined computation."""
+    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "first") else t.call(_compute, ctx, state, input, input)
+
+
+@op
+def _store(t: Trace, ctx: Any, output: Any) -> Any:
+    """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
+    config, account = unwrap(ctx.config), bill()
+    hook, before = type(config).store, account.stored
+    t.call(hook, ctx, output)
+    stored = account.stored - before
+    if stored or hook.cache_key not in account.load_bytes:  # a hook that is already in the module is not traced again
+        account.load_bytes[hook.cache_key] = stored
+    if account.load_bytes[hook.cache_key] != copies(config._plan.output):
+        raise TileError(f"hook 'store' makes {account.load_bytes[hook.cache_key]} copies, but its output tiles are {copies(config._plan.output)}: store every "
+                        "tile of the argument exactly once")
+
+
+@op
+def _wait_for_stores(t: Trace, ctx: Any, slots: Any) -> Any:
+    """Wait until at most the stores of the newest `slots` slots still read shared memory."""
+    t.call(store_read_wait, unwrap(slots) * copies(unwrap(ctx.config)._plan.output))
+
+
+def copies(tiles: Any) -> int:
+    """TMA copies (bulk groups) that storing each of these tiles takes."""
+    return sum(len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length)) for _, tile in tiles)
+
+
+@op
+def _release(t: Trace, finished: Any, slot: Any, T: Any) -> Any:
+    """Give a ring slot back, to the producers of all blocks of the cluster: each writes into the slots of all.
+
+    Scope "cta" is enough in a cluster too: what reads a slot are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences.
+    """
+    bar, cluster = t.call(finished.__getitem__, slot), unwrap(T).cluster
+    for rank in range(cluster):
+        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta")
+
+
+@op
+def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+    hook = getattr(type(unwrap(ctx.config)), "finish", None)
+    if hook is not None:
+        t.call(hook, ctx, state, t.call(_staging, ctx, memory, ctx.worker))
+
+
+@op
+def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+    """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
+
+    `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
+    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other.
+    """
+    config = unwrap(ctx.config)
+    over_ring = config.placement(t.arch).over_ring is not None
+    if over_ring:  # one consumer too: its warps leave the last slot at different times
+        t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
+        t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
+    elif config._plan.preload:
+        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+    elif config._plan.finish:
+        t.call(store_read_wait, 0)
+    if config.splits:
+        t.call(_finish_if_last, ctx, state, memory)
+    else:
+        t.call(_call_finish, ctx, state, memory)
+    if over_ring:
+        t.call(store_read_wait, 0)
+        t.call(arrive, t.call(memory.staging_free.__getitem__, 0), per="warp")
+
+
+@op
+def _facts(t: Trace, T: Any) -> Any:
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent) as constants."""
+    T = unwrap(T)
+    placed, plan = T.placement(t.arch), T._plan
+    facts = (placed.stages, placed.safe_stages, placed.over_ring is not None, T.pipelined, bool(plan.scratch), bool(plan.preload),
+             T.output_stages if plan.output else 0, T.consumers // T.team)
+    return tl.tuple([tl.constexpr(x) for x in facts])
+
+
+@op
+def _open_turns(t: Trace, worker: Any, T: Any) -> Any:
+    """The last consumer gives the first turn to consumer 0."""
+    T = unwrap(T)
+    if T.ordered and T.consumers > 1 and unwrap(worker) == T.consumers - 1:
+        t.call(named_arrive, TURN_BARRIER, 2 * GROUP)
+
+
+@op
+def _take_ring(t: Trace, worker: Any) -> Any:
+    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
+
+
+@op
+def _hand_ring(t: Trace, worker: Any, T: Any) -> Any:
+    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
+
+
+# ---------------------------------------------------------------- device code
+
+
+@triton.jit
+def _finish_if_last(ctx, state, memory):
+    """Finish a task that blocks share, where this one is the last of them."""
+    state, last = sum_up(ctx, settled(ctx, state))
+    if last:
+        _call_finish(ctx, state, memory)
+
+
+@triton.jit
+def _next_slot(slot, phases, STAGES: tl.constexpr):
+    """The slot behind `slot`, and the phases after it was used: one parity bit a slot."""
+    return tl.where(slot + 1 == STAGES, 0, slot + 1), phases ^ (1 << slot)
+
+
+@triton.jit
+def _skip(slot, phases, count, STAGES: tl.constexpr):
+    """The same after `count` slots."""
+    ALL: tl.constexpr = (1 << STAGES) - 1
+    rest = count % STAGES
+    part = ((1 << rest) - 1) << slot
+    part = (part | (part >> STAGES)) & ALL
+    whole = tl.where((count // STAGES) % 2 == 1, ALL, 0)
+    behind = slot + rest
+    return tl.where(behind >= STAGES, behind - STAGES, behind), phases ^ whole ^ part
+
+
+@triton.jit
+def _producer(G, A, memory, T: tl.constexpr):
+    STAGES: tl.constexpr = _facts(T)[0]
+    SAFE: tl.constexpr = _facts(T)[1]
+    OVER_RING: tl.constexpr = _facts(T)[2]
+    PRELOAD: tl.constexpr = _facts(T)[5]
+    slot = 0
+    phases = -1  # one parity bit a slot: a fresh semaphore counts as released
+    turn = 0
+    _meet(T)
+    ctx = _context(G, A, T)
+    unit = first_unit(ctx, A)
+    work = work_of(ctx, A, unit)
+    while work.valid:
+        whole = _with(ctx, work)
+        _load_scratch(whole, memory, (turn & 1) ^ 1)
+        if OVER_RING:
+            slot = 0  # the tail of the ring must be the slots that are filled last
+        for i in range(work.count):
+            if OVER_RING:
+                if i == SAFE:
+                    wait(memory.staging_free[0], (turn & 1) ^ 1)
+                    arrive(memory.staging_free[0], per="warp")
+            wait(memory.finished[slot], (phases >> slot) & 1)
+            _load(_at(whole, work.begin + i), memory, slot)
+            slot, phases = _next_slot(slot, phases, STAGES)
+            if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
+                if i == tl.minimum(work.count, STAGES) - 1:
+                    _load_finish(whole, memory, turn & 1)
+        if PRELOAD:
+            if work.count == 0:
+                _load_finish(whole, memory, turn & 1)
+        if OVER_RING:
+            if work.count <= SAFE:
+                wait(memory.staging_free[0], (turn & 1) ^ 1)
+                arrive(memory.staging_free[0], per="warp")
+        turn += 1
+        unit = next_unit(ctx, A, unit, work)
+        work = work_of(ctx, A, unit)
+    _meet(T)
+
+
+@triton.jit
+def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
+    STAGES: tl.constexpr = _facts(T)[0]
+    OVER_RING: tl.constexpr = _facts(T)[2]
+    PIPELINED: tl.constexpr = _facts(T)[3]
+    HAS_SCRATCH: tl.constexpr = _facts(T)[4]
+    PRELOAD: tl.constexpr = _facts(T)[5]
+    OUTPUTS: tl.constexpr = _facts(T)[6]
+    TEAMS: tl.constexpr = _facts(T)[7]
+    slot = 0
+    phases = 0
+    turn = 0
+    out = 0
+    out_phases = -1
+    _meet(T)
+    ctx = _context(G, A, T)
+    unit = first_unit(ctx, A)
+    work = work_of(ctx, A, unit)
+    if TEAMS > 1:
+        for _ in tl.static_range(WORKER):
+            slot, phases = _skip(slot, phases, work.count, STAGES)
+            unit = next_unit(ctx, A, unit, work)
+            work = work_of(ctx, A, unit)
+    _open_turns(WORKER, T)
+    while work.valid:
+        mine = _mine(_with(ctx, work), memory, WORKER)
+        if OVER_RING:
+            slot = 0
+        if HAS_SCRATCH:
+            wait(memory.scratch_arrived[WORKER], turn & 1)
+        if PRELOAD:
+            store_read_wait(0)
+            arrive(memory.preload_free[WORKER], per="warp")
+        state = _start(mine)
+        following = next_unit(ctx, A, unit, work)
+        if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
+            if turn > 0 or WORKER > 0:
+                _take_ring(WORKER)
+        if PIPELINED:
+            if work.count > 0:
+                wait(memory.arrived[slot], (phases >> slot) & 1)
+                state = _first(_at(mine, work.begin), state, _slot(memory, slot))
+                previous = slot
+                slot, phases = _next_slot(slot, phases, STAGES)
+                for i in range(1, work.count):
+                    wait(memory.arrived[slot], (phases >> slot) & 1)
+                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _slot(memory, previous))
+                    _release(memory.finished, previous, T)
+                    previous = slot
+                    slot, phases = _next_slot(slot, phases, STAGES)
+                if HAS_SCRATCH:
+                    arrive(memory.scratch_finished[WORKER], per="warp")
+                if TEAMS > 1:
+                    if work_of(ctx, A, following).valid:
+                        _hand_ring(WORKER, T)
+                state = _drain(_without_scratch(mine), state, _slot(memory, previous))
+                _release(memory.finished, previous, T)
+            else:
+                if HAS_SCRATCH:
+                    arrive(memory.scratch_finished[WORKER], per="warp")
+                if TEAMS > 1:
+                    if work_of(ctx, A, following).valid:
+                        _hand_ring(WORKER, T)
+        else:
+            for i in range(work.count):
+                wait(memory.arrived[slot], (phases >> slot) & 1)
+                if OUTPUTS > 0:
+                    wait(memory.stored[out], (out_phases >> out) & 1)
+                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _output(memory, out))
+                    fence_async()  # what was written to the output tiles, for TMA to read
+                    arrive(memory.written[out], per="warp")
+                    out, out_phases = _next_slot(out, out_phases, OUTPUTS)
+                else:
+                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot))
+                _release(memory.finished, slot, T)
+                slot, phases = _next_slot(slot, phases, STAGES)
+            if HAS_SCRATCH:
+                arrive(memory.scratch_finished[WORKER], per="warp")
+            if TEAMS > 1:
+                if work_of(ctx, A, following).valid:
+                    _hand_ring(WORKER, T)
+        _finish(_without_scratch(mine), state, memory, turn)
+        turn += 1
+        unit = following
+        work = work_of(ctx, A, unit)
+        if TEAMS > 1:
+            for _ in tl.static_range(TEAMS - 1):
+                slot, phases = _skip(slot, phases, work.count, STAGES)
+                unit = next_unit(ctx, A, unit, work)
+                work = work_of(ctx, A, unit)
+    store_wait(0)
+    _meet(T)
+
+
+@triton.jit
+def _storer(G, A, memory, T: tl.constexpr):
+    """Stores output slots in the order in which consumers write them; a slot is free once the store after it is issued and this one has read it."""
+    STAGES: tl.constexpr = _facts(T)[6]
+    slot = 0
+    phases = 0
+    stores = 0
+    _meet(T)
+    ctx = _context(G, A, T)
+    unit = first_unit(ctx, A)
+    work = work_of(ctx, A, unit)
+    while work.valid:
+        whole = _with(ctx, work)
+        for i in range(work.count):
+            wait(memory.written[slot], (phases >> slot) & 1)
+            _store(_at(whole, work.begin + i), _output(memory, slot))
+            if STAGES > 1:
+                if stores > 0:
+                    _wait_for_stores(ctx, 1)
+                    arrive(memory.stored[tl.where(slot == 0, STAGES - 1, slot - 1)], per="warp")
+            else:
+                _wait_for_stores(ctx, 0)
+                arrive(memory.stored[slot], per="warp")
+            stores += 1
+            slot, phases = _next_slot(slot, phases, STAGES)
+        unit = next_unit(ctx, A, unit, work)
+        work = work_of(ctx, A, unit)
+    store_wait(0)
+    _meet(T)
+
+
+@triton.jit
+def _bystander(T: tl.constexpr):
+    """The warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
+    _meet(T)
+    _meet(T)
+
+
+@kernel(num_warps=WARPS)
+@triton.jit
+def _template_kernel(G, A, T: tl.constexpr):
+    memory = _allocate(T)
+    _run_roles(G, A, memory, T)

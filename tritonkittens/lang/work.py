@@ -1,0 +1,151 @@
+"""The units of work that a block of a template walks over: whole tasks, or parts of them where the schedule splits tasks between blocks."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.schedule import SplitK, StreamK
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import struct
+
+# What else the context of a hook holds
+RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "accumulators", "begin", "count",
+            "parts", "part", "slot", "late"}
+
+
+@op
+def task(t: Trace, iterations: Any, when: Any = None, **coordinates: Any) -> Any:
+    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates. A false `when` ends the loop over tasks."""
+    if unwrap(when) is None:
+        raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
+    clash = set(coordinates) & RESERVED
+    if clash:
+        raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
+    scalars = {n: t.scalar(v) for n, v in coordinates.items()}
+    return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), **scalars)
+
+
+def _setup(t: Trace, ctx: Any, index: Any) -> Any:
+    info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task": index}))
+    if not isinstance(info, struct) or "iterations" not in info.fields:
+        raise TileError(f"{type(unwrap(ctx.config)).__name__}.setup must return tk.task(iterations, …)")
+    return info
+
+
+def extra(T: Any, A: Any) -> list[Any]:
+    """What the host adds to the arguments where tasks are split: (partial sums, counters), and of stream-K (whole tasks, all tasks)."""
+    return list(A)[len(unwrap(T)._plan.args):]
+
+
+@triton.jit
+def _block(CLUSTER: tl.constexpr):
+    return tl.program_id(0) // CLUSTER
+
+
+@triton.jit
+def _blocks(CLUSTER: tl.constexpr):
+    return tl.num_programs(0) // CLUSTER
+
+
+@triton.jit
+def _deal(block, blocks, steps):
+    """The first step of a block, where `steps` are dealt evenly."""
+    return block * (steps // blocks) + tl.minimum(block, steps % blocks)
+
+
+@triton.jit
+def _holder(step, blocks, steps):
+    """The block that has a step."""
+    each = steps // blocks
+    edge = steps % blocks * (each + 1)
+    return tl.where(step < edge, step // (each + 1), steps % blocks + (step - edge) // tl.maximum(each, 1))
+
+
+@triton.jit
+def _stream_first(block, blocks, whole, steps):
+    return tl.where(block < whole, block, whole + _deal(block, blocks, steps))
+
+
+@triton.jit
+def _stream_next(unit, count, block, blocks, whole, steps):
+    behind = unit + blocks
+    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + _deal(block, blocks, steps)), unit + count)
+
+
+@triton.jit
+def _stream_part(unit, block, blocks, whole, tasks, iterations):
+    """(task, begin, count, valid, parts, part, slot, late) of a unit: a whole task below `whole`, above it `whole` plus a step of the rest."""
+    depth = tl.maximum(iterations, 1)
+    steps = (tasks - whole) * depth
+    is_part = unit >= whole
+    step = unit - whole
+    tile = step // depth
+    start = tile * depth
+    end = _deal(block + 1, blocks, steps)
+    begin = tl.where(is_part, step - start, 0)
+    count = tl.where(is_part, tl.minimum(iterations - begin, end - step), iterations)
+    valid = tl.where(is_part, step < end, unit < tasks)
+    first = _holder(start, blocks, steps)
+    parts = tl.where(is_part, _holder(start + depth - 1, blocks, steps) - first + 1, 1)
+    late = tl.where(_deal(first, blocks, steps) < start, 1, 0)
+    return tl.where(is_part, whole + tile, unit), begin, count, valid, parts, block - first, 2 * first, late
+
+
+@triton.jit
+def _split_part(unit, iterations, PARTS: tl.constexpr):
+    part = unit % PARTS
+    begin = part * iterations // PARTS
+    return part, begin, (part + 1) * iterations // PARTS - begin
+
+
+def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
+    """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
+    cluster = unwrap(ctx.config).cluster
+    whole, tasks = extra(ctx.config, A)[2:4]
+    iterations = _setup(t, ctx, t.scalar(0)).iterations
+    steps = t.method(t.method(tasks, "__sub__", whole), "__mul__", iterations)
+    return t.call(_block, cluster), t.call(_blocks, cluster), whole, tasks, iterations, steps
+
+
+@op
+def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
+    """The number of the first unit of this block."""
+    config = unwrap(ctx.config)
+    if isinstance(config.schedule, StreamK):
+        block, blocks, whole, _, _, steps = _stream(t, ctx, A)
+        return t.call(_stream_first, block, blocks, whole, steps)
+    return t.call(_block, config.cluster)
+
+
+@op
+def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+    config = unwrap(ctx.config)
+    if isinstance(config.schedule, StreamK):
+        block, blocks, whole, _, _, steps = _stream(t, ctx, A)
+        return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
+    return t.method(unit, "__add__", t.call(_blocks, config.cluster))
+
+
+@op
+def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
+    """What unit number `unit` is: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
+    schedule = unwrap(ctx.config).schedule
+    if isinstance(schedule, StreamK):
+        block, blocks, whole, tasks, iterations, _ = _stream(t, ctx, A)
+        index, begin, count, valid, parts, part, slot, late = t.call(_stream_part, unit, block, blocks, whole, tasks, iterations)
+        info = _setup(t, ctx, index)
+        shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
+        return struct(**{**info.fields, "valid": valid, "task": index, **shared})
+    if isinstance(schedule, SplitK):
+        index = t.method(unit, "__floordiv__", schedule.parts)
+        info = _setup(t, ctx, index)
+        part, begin, count = t.call(_split_part, unit, info.iterations, schedule.parts)
+        slot = t.method(index, "__mul__", schedule.parts)
+        shared = {"begin": begin, "count": count, "parts": t.scalar(schedule.parts), "part": part, "slot": slot, "late": t.scalar(0)}
+        return struct(**{**info.fields, "task": index, **shared})
+    info = _setup(t, ctx, unit)
+    return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})

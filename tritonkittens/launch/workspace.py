@@ -1,0 +1,32 @@
+"""Global memory for blocks that sum up a task together: partial sums, and counters that are zero between launches."""
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from .target import simulator
+
+_buffers: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+_lock = threading.Lock()
+
+
+def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(fp32 memory of at least `floats` elements, int32 zeros of at least `counters`) for a launch on the current stream of `device`.
+
+    Launches on one stream run one after the other and share a buffer, which grows as needed; a captured graph may run beside anything and gets memory of its
+    own, with the zeroing in the graph.
+    """
+    if simulator.get() is not None or device.type != "cuda":
+        return torch.full((floats,), float("nan"), device=device), torch.zeros(counters, dtype=torch.int32, device=device)
+    if torch.cuda.is_current_stream_capturing():
+        return torch.empty(floats, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = (index, torch._C._cuda_getCurrentRawStream(index))
+    found = _buffers.get(key)
+    if found is None or found[0].numel() < floats or found[1].numel() < counters:
+        with _lock:
+            have = (0, 0) if found is None else (found[0].numel(), found[1].numel())
+            room, zeros = (old if wanted <= old else max(wanted, 2 * old) for wanted, old in zip((floats, counters), have))
+            found = _buffers[key] = torch.empty(room, device=device), torch.zeros(zeros, dtype=torch.int32, device=device)
+    return found

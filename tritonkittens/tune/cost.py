@@ -1,0 +1,164 @@
+"""The cost model that ranks configurations: the slowest of the memory levels and units, plus setup and synchronisation.
+
+After ThunderKittens (arXiv:2410.20399, section 2): levels and units work beside one another, so the busiest one bounds a kernel, while filling the pipeline and
+waiting at barriers come on top. A kernel family says how many bytes and operations a configuration takes; `Device` says at which rates.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from tritonkittens.launch import Device as Facts
+from tritonkittens.launch import device_facts
+
+UNITS = ("hbm", "l2", "shared", "tensor", "alu")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted seconds of one launch: those of each memory level and unit, were it alone, and those that nothing hides.
+
+    An infinite component says that the device cannot run the configuration (too much shared memory, for one): it is never chosen nor measured.
+    """
+
+    hbm: float = 0.0
+    l2: float = 0.0
+    shared: float = 0.0
+    tensor: float = 0.0
+    alu: float = 0.0
+    setup: float = 0.0
+    synchronisation: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The largest of the memory levels and units, plus setup and synchronisation; seconds."""
+        return max(self.hbm, self.l2, self.shared, self.tensor, self.alu) + self.setup + self.synchronisation
+
+    @property
+    def bound(self) -> str:
+        """Which memory level or unit takes longest: "hbm", "l2", "shared", "tensor" or "alu"."""
+        return max(UNITS, key=lambda unit: getattr(self, unit))
+
+    def components(self) -> dict[str, float]:
+        """Component -> seconds."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+# capability's major -> 16-bit FLOP of a multiprocessor's tensor cores in a clock, and the fewest bits at which halving the bits doubles that
+_TENSOR = {9: (4096.0, 8), 10: (8192.0, 4)}
+_UNITS_OF_BITS = (4, 8, 16, 32)
+# What a machine without the GPU, or a driver that does not tell clocks, has to go by: data sheets (HBM), cudaDeviceProp (the rest).
+_NAMED = {
+    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 50 << 20, 3.35e12),
+    "H200": ("NVIDIA H200", (9, 0), 132, 60 << 20, 4.8e12),
+    "B200": ("NVIDIA B200", (10, 0), 148, 126 << 20, 8.0e12),
+}
+_SHARED_PER_BLOCK = 227 << 10  # of compute capabilities 9.0 and 10.x (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The rates of one GPU, all multiprocessors together, at the clock that it holds under load.
+
+    Of the device itself: its name, capability, number of multiprocessors, L2 and shared memory (bytes), and, where the driver tells them, clock and HBM
+    bandwidth. Per multiprocessor and clock, from the CUDA C++ Programming Guide and data sheets:
+
+    - tensor cores: 4096 dense 16-bit FLOP on sm_90 (989 TFLOP/s over 132 multiprocessors at 1.83 GHz), 8192 on sm_100 and sm_103 (2.25 PFLOP/s over 148 at
+      1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with tf32;
+    - shared memory: 128 bytes (32 banks of 4);
+    - L2 53 bytes, arithmetic 128 float results, special functions 16: the simulator's figures, with their sources in `tritonkittens.sim.costs`.
+
+    `launch_seconds`, from the end of one kernel to the start of the next in its stream, is assumed, not measured; it tells configurations of two kernels
+    from those of one.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    l2_bytes: int
+    shared_memory_per_block: int
+    clock_hz: float
+    hbm_bytes_per_second: float
+    l2_bytes_per_second: float
+    shared_bytes_per_second: float
+    alu_per_second: float
+    special_per_second: float
+    launch_seconds: float = 2e-6
+
+    def tensor_flops(self, bits: int) -> float:
+        """Dense FLOP/s of the tensor cores with operands of so many bits (32: tf32).
+
+        Raises:
+            ValueError: the tensor cores do not take such operands.
+        """
+        rate, fewest = _TENSOR[self.capability[0]]
+        if bits not in _UNITS_OF_BITS or bits < fewest:
+            raise ValueError(f"tensor_flops(bits={bits}): the tensor cores of {self.name} take {', '.join(str(b) for b in _UNITS_OF_BITS if b >= fewest)} bits")
+        return rate * 16 / bits * self.multiprocessors * self.clock_hz
+
+    def seconds(self, cycles: float) -> float:
+        """Seconds that clock cycles take."""
+        return cycles / self.clock_hz
+
+    @staticmethod
+    def of(index: int | torch.device | None = None) -> Device:
+        """The rates of a CUDA device (None: the current one, or the simulated one within `tritonkittens.sim.device`); worked out once.
+
+        Raises:
+            ValueError: its compute capability is not 9.x or 10.x.
+        """
+        return Device.from_facts(device_facts(index))
+
+    @staticmethod
+    def named(name: str) -> Device:
+        """The rates of a known GPU, on any machine: "H100" (SXM), "H200" or "B200".
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        if name.upper() not in _NAMED:
+            raise ValueError(f"Device.named({name!r}): known are {', '.join(_NAMED)}")
+        full, capability, multiprocessors, l2_bytes, hbm = _NAMED[name.upper()]
+        return _device(full, capability, multiprocessors, l2_bytes, _SHARED_PER_BLOCK, None, hbm)
+
+    @staticmethod
+    def from_facts(facts: Facts) -> Device:
+        """The rates of the device that these facts are of."""
+        clock, hbm = _told(facts.index)
+        if hbm is None:
+            known = {full: bandwidth for full, *_, bandwidth in _NAMED.values()}
+            of_capability = {capability[0]: bandwidth for _, capability, *_, bandwidth in _NAMED.values()}
+            hbm = known.get(facts.name, of_capability.get(facts.capability[0]))
+        return _device(facts.name, facts.capability, facts.multiprocessors, facts.l2_bytes, facts.shared_memory_per_block, clock, hbm)
+
+
+@functools.cache
+def _told(index: int) -> tuple[float | None, float | None]:
+    """Highest clock (Hz) and HBM bandwidth (bytes/s) by the driver, None what it does not tell (CUDA 13 took them out of cudaDeviceProp)."""
+    if index < 0:  # simulated
+        return None, None
+    properties: Any = torch.cuda.get_device_properties(index)
+    clock, memory, width = (getattr(properties, name, 0) for name in ("clock_rate", "memory_clock_rate", "memory_bus_width"))  # kHz, kHz, bits
+    return clock * 1e3 or None, 2 * memory * 1e3 * width / 8 or None  # data moves on both edges of the memory's clock
+
+
+@functools.cache
+def _device(
+    name: str, capability: tuple[int, int], multiprocessors: int, l2_bytes: int, shared_per_block: int, highest_clock: float | None, hbm: float | None
+) -> Device:
+    if capability[0] not in _TENSOR or hbm is None:
+        raise ValueError(f"{name} has compute capability {capability[0]}.{capability[1]}: the cost model knows the rates of 9.x and 10.x")
+    from tritonkittens.sim import costs  # the simulator is not loaded where an answer is known without the model
+
+    # the power limit, not the highest clock, is what matrix products run against
+    clock = min(highest_clock or costs.CLOCK_GHZ * 1e9, costs.CLOCK_GHZ * 1e9)
+    everywhere = multiprocessors * clock
+    return Device(
+        name, capability, multiprocessors, l2_bytes, shared_per_block, clock, hbm,
+        l2_bytes_per_second=costs.L2_BYTES * everywhere, shared_bytes_per_second=costs.SHARED_BYTES * everywhere,
+        alu_per_second=costs.FMA_RESULTS * everywhere, special_per_second=costs.SPECIAL_RESULTS * everywhere,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""The tables that come with the package: what was tuned on a GPU by the project, so that nobody pays on the first call."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .store import DeviceKey, Entry, versions
+
+TABLES = Path(__file__).parent / "tables"
+_TRIED = 2  # of what was tried a table keeps the winner and the next
+
+
+@dataclass(frozen=True)
+class Table:
+    """The tuned problems of one device, by family and problem."""
+
+    path: Path
+    device: DeviceKey
+    entries: dict[tuple[str, str], Entry]
+
+
+def read(path: Path) -> Table:
+    values = json.loads(path.read_text())
+    entries = (Entry.from_dict({**entry, "family": family}) for family, listed in values["families"].items() for entry in listed)
+    return Table(path, DeviceKey.from_dict(values["device"]), {entry.key: entry for entry in entries})
+
+
+@functools.cache
+def tables() -> tuple[Table, ...]:
+    """Every table of the package; read once."""
+    return tuple(read(path) for path in sorted(TABLES.glob("*.json")))
+
+
+def table_for(device: DeviceKey) -> Table | None:
+    """The table whose winners hold for a device: its own, else that of a device with as many multiprocessors of the same capability, as H100 and H200 (SXM)
+    are to one another: they differ in their memory only."""
+    alike = [t for t in tables() if (t.device.capability, t.device.multiprocessors) == (device.capability, device.multiprocessors)]
+    return next((t for t in alike if t.device == device), alike[0] if alike else None)
+
+
+def relatives(device: DeviceKey) -> list[Table]:
+    """Tables of devices of the same capability, the likest first: their winners are worth a try."""
+    found = [t for t in tables() if t.device.capability == device.capability]
+    return sorted(found, key=lambda t: (t.device != device, abs(t.device.multiprocessors - device.multiprocessors)))
+
+
+def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
+    """Puts entries into a table, in the place of those for the same problems; other entries stay. One problem is one line, so that a change reads well.
+    Returns how many problems the table holds now.
+
+    Raises:
+        ValueError: the table is of another device.
+    """
+    merged: dict[tuple[str, str], Entry] = {}
+    if path.exists():
+        table = read(path)
+        if table.device != device:
+            raise ValueError(f"{path} is the table of {table.device}, not of {device}")
+        merged.update(table.entries)
+    for entry in entries:
+        best = sorted((t for t in entry.tried if t.seconds is not None), key=lambda t: (t.config != entry.config, t.seconds))
+        merged[entry.key] = replace(entry, tried=tuple(replace(t, predicted={}) for t in best[:_TRIED]))  # predictions change with the model
+    families: dict[str, list[str]] = {}
+    for (family, _), entry in sorted(merged.items(), key=lambda item: (item[0][0], [(str(type(v)), v) for v in item[1].problem.values()])):
+        families.setdefault(family, []).append(json.dumps({k: v for k, v in entry.as_dict().items() if k != "family"}))
+    body = ",\n".join(f"{json.dumps(family)}: [\n" + ",\n".join(lines) + "\n]" for family, lines in families.items())
+    text = f'{{"device": {json.dumps(device.as_dict())},\n"versions": {json.dumps(versions())},\n"families": {{\n{body}\n}}}}\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+    tables.cache_clear()
+    return len(merged)

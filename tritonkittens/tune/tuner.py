@@ -1,0 +1,367 @@
+"""Choosing a kernel's configuration: known, measured, or by the model."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timezone
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from tritonkittens.launch import Device as Facts
+from tritonkittens.launch import device_facts
+
+from . import shipped
+from .cost import Cost, Device
+from .race import race
+from .report import Report, Row, plain
+from .store import DeviceKey, Entry, Trial, problem_key, store_for
+
+P = TypeVar("P", bound=Hashable)
+C = TypeVar("C", bound=Hashable)
+
+NEAREST_FACTOR = 0.8  # by which the predicted time of a near problem's winner is multiplied at distance 0; 1 at a distance of ln 2 for each numeric field
+
+# One for all families: what two threads measure at once on one GPU is neither's time. Re-entrant: a measured kernel may ask for a configuration of its own.
+_deciding = threading.RLock()
+
+
+def tuning() -> bool:
+    """Does TK_TUNE ask for measurements? ("1"; "0", empty or unset: no.)
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = os.environ.get("TK_TUNE", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"TK_TUNE={value!r}: 1 measures problems that are not known yet, 0 does not")
+    return value == "1"
+
+
+def tries() -> int:
+    """How many candidates are measured: TK_TUNE_TRIES, or 12.
+
+    Raises:
+        ValueError: it is no positive number.
+    """
+    value = os.environ.get("TK_TUNE_TRIES") or "12"
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"TK_TUNE_TRIES={value!r}: the number of candidates to measure is a positive integer")
+    return int(value)
+
+
+def as_values(record: Any) -> dict[str, Any]:
+    """A dataclass or NamedTuple as a dictionary of what JSON can hold; tuples become lists.
+
+    Raises:
+        TypeError: it is something else, or a field's value is not plain.
+    """
+    if is_dataclass(record) and not isinstance(record, type):
+        values = {f.name: getattr(record, f.name) for f in fields(record)}
+    elif hasattr(record, "_asdict"):
+        values = record._asdict()
+    else:
+        raise TypeError(f"{record!r}: a problem or configuration is a frozen dataclass or a NamedTuple")
+    return {name: _plain_value(record, name, value) for name, value in values.items()}
+
+
+def _plain_value(record: Any, name: str, value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain_value(record, name, v) for v in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"{type(record).__name__}.{name}={value!r}: fields are None, bool, int, float, str, or tuples of these")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def distance(problem: Mapping[str, Any], other: Mapping[str, Any], match: Sequence[str] = ()) -> float | None:
+    """How far apart two problems are: |ln(a / b)|, the mean over their numeric fields, less those named in `match`. None where they cannot be compared: a
+    field of `match`, or one that is not a number, differs."""
+    if problem.keys() != other.keys():
+        return None
+    logarithms = []
+    for name, a in problem.items():
+        b = other[name]
+        if name not in match and all(type(v) in (int, float) for v in (a, b)) and (a == b or min(a, b) > 0):
+            logarithms.append(abs(math.log(a / b)) if a != b else 0.0)
+        elif a != b:
+            return None
+    return sum(logarithms) / len(logarithms) if logarithms else 0.0
+
+
+@dataclass(frozen=True)
+class _Neighbour(Generic[C]):
+    """A near problem that was measured, its winner, and what the winner's predicted time is multiplied by."""
+
+    entry: Entry
+    config: C
+    factor: float
+
+
+@dataclass(frozen=True)
+class _Choice(Generic[C]):
+    config: C
+    source: str
+    entry: Entry | None  # None: not measured
+    where: str = ""  # of a table or store
+
+
+class Family(Generic[P, C]):
+    """A family of kernels of one purpose, of which each problem has a best configuration.
+
+    Args:
+        name: as users write it on the command line.
+        config_type: a frozen dataclass (or NamedTuple) of plain values: None, bool, int, float, str, tuples of these.
+        candidates: the configurations that can solve a problem.
+        cost: what the model predicts of a problem, a configuration and a device.
+        problem_type: like `config_type`; small and hashable, since a choice looks it up.
+        match: the problem's fields that must be equal for one problem's winner to mean anything for another (dtype, layouts); fields that are not numbers
+            always must.
+
+    Raises:
+        ValueError: `match` names a field that `problem_type` lacks.
+    """
+
+    def __init__(
+        self, name: str, config_type: type[C], candidates: Callable[[P], Sequence[C]], cost: Callable[[P, C, Device], Cost], *,
+        problem_type: type[P], match: Sequence[str] = (),
+    ):  # fmt: skip
+        self.name, self.config_type, self.problem_type, self.match = name, config_type, problem_type, tuple(match)
+        self.problem_fields = field_names(problem_type)
+        for field in self.match:
+            if field not in self.problem_fields:
+                raise ValueError(f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields {', '.join(self.problem_fields)}")
+        self._candidates, self._cost = candidates, cost
+        self._settled: dict[tuple[Any, P], C] = {}
+        self._guessed: dict[tuple[Any, P], C] = {}  # to be measured once somebody asks for that
+        self._choices: dict[tuple[Any, P], _Choice[C]] = {}
+
+    def choose(self, problem: P, measure: Callable[[C], float] | None = None, device: int | torch.device | Device | None = None) -> C:
+        """The configuration for a problem.
+
+        In this order: known in this process; on disk (`tune.folder()`), measured on such a device with these versions; the table that comes with the package;
+        where TK_TUNE=1 and `measure` is given, and neither a CUDA graph is being captured nor the device a simulated one, the fastest of the TK_TUNE_TRIES (12)
+        candidates that the model ranks best, kept on disk; else the model's best, where the winner of a near problem is taken to be up to 20 % faster than
+        predicted (`distance`).
+
+        TK_TUNE is read when a problem is first asked for with a `measure`; `forget` lets it be read again.
+
+        Args:
+            measure: seconds of one launch with a configuration. It compiles and warms up by itself, may raise, and is called about twice for each candidate.
+            device: the index of a CUDA device makes the fastest look-up. None: the current one (within `tritonkittens.sim.device`, the simulated one). A
+                `Device`: that one, which need not be here.
+
+        Raises:
+            ValueError: no candidate can solve the problem; TK_TUNE or TK_TUNE_TRIES is malformed. RuntimeError: no device.
+        """
+        key = (device if device.__class__ is int and device >= 0 else self._identity(device), problem)  # type: ignore[operator]
+        config = self._settled.get(key)
+        if config is not None:
+            return config
+        config = self._guessed.get(key) if measure is None else None
+        return self._choice(key, measure).config if config is None else config
+
+    def tune(self, problem: P, measure: Callable[[C], float], device: int | torch.device | Device | None = None, tries: int | None = None) -> C:
+        """Measures a problem whatever is known of it and whatever TK_TUNE says, and keeps the result on disk. `tries`: how many candidates (None:
+        TK_TUNE_TRIES, 12). Otherwise as `choose`.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured, or the device is a simulated one.
+        """
+        key = (self._identity(device), problem)
+        if not _may_measure(key[0]):
+            raise RuntimeError(f"{self.name}.tune({problem}): nothing is measured during the capture of a CUDA graph or on a simulated device")
+        with _deciding:
+            options = self._options(problem)
+            return self._remember(key, self._measured(key, options, self._neighbour(key, options), measure, tries)).config
+
+    def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
+        """Where the choice for a problem comes from, what was tried, and why the winner won. Measures nothing."""
+        key = (self._identity(device), problem)
+        with _deciding:
+            in_memory = key in self._choices
+            choice = self._choice(key, None)
+            options = self._options(problem)
+            neighbour = None if choice.entry else self._neighbour(key, options)
+            trials = {problem_key(t.config): t for t in (choice.entry.tried if choice.entry else ())}
+            rows = []
+            for config, cost, predicted in self._ranked(key, options, neighbour):
+                trial = trials.get(problem_key(as_values(config)))
+                rows.append(Row(as_values(config), cost, predicted, trial.seconds if trial else None, trial.error if trial else None))
+        chosen = as_values(choice.config)
+        rows.sort(key=lambda row: (row.config != chosen, row.seconds is None, row.error is None, row.seconds or row.predicted))
+        name = key[0].name if isinstance(key[0], (Device, Facts)) else device_facts(key[0]).name
+        reason = _reason(choice, rows, neighbour)
+        return Report(self.name, as_values(problem), name, choice.source, in_memory, chosen, reason, tuple(rows))
+
+    def forget(self) -> None:
+        """Forgets what this process knows; disk and tables stay."""
+        with _deciding:
+            self._settled.clear()
+            self._guessed.clear()
+            self._choices.clear()
+
+    # ---- the device
+
+    def _identity(self, device: int | torch.device | Device | None) -> int | Facts | Device:
+        """What choices are remembered by: the index of a GPU, the facts of a simulated one, or a device that need not be here."""
+        if isinstance(device, Device):
+            return device
+        try:
+            facts = device_facts(device)
+        except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+            raise RuntimeError(f"{self.name}: there is no CUDA device ({error}); on a machine without one pass device=Device.named('H200')") from error
+        return facts.index if facts.index >= 0 else facts
+
+    # ---- deciding; all of it under the lock
+
+    def _choice(self, key: tuple[Any, P], measure: Callable[[C], float] | None) -> _Choice[C]:
+        wanted = measure is not None and tuning()
+        possible = wanted and _may_measure(key[0])
+        settled = measure is not None and possible == wanted  # else a later call may measure
+        with _deciding:
+            known = self._choices.get(key)
+            if known is not None and (key in self._settled or not possible):  # another thread was first, or there is nothing to add
+                return self._remember(key, known, settled or key in self._settled)
+            options = self._options(key[1])
+            choice = self._looked_up(key, options)
+            if choice is None:
+                neighbour = self._neighbour(key, options)
+                if not possible or measure is None:
+                    return self._remember(key, self._predicted(key, options, neighbour), settled)
+                choice = self._measured(key, options, neighbour, measure, None)
+            return self._remember(key, choice)
+
+    def _remember(self, key: tuple[Any, P], choice: _Choice[C], settled: bool = True) -> _Choice[C]:
+        self._choices[key] = choice
+        (self._settled if settled else self._guessed)[key] = choice.config
+        return choice
+
+    def _options(self, problem: P) -> dict[C, None]:
+        options = dict.fromkeys(self._candidates(problem))
+        if not options:
+            raise ValueError(f"{self.name}: no configuration can solve {problem}")
+        return options
+
+    def _config(self, values: dict[str, Any], options: Mapping[C, None]) -> C | None:
+        """A stored configuration, if it is still one of the candidates."""
+        try:
+            config = self.config_type(**{name: _tuples(value) for name, value in values.items()})
+            return config if config in options else None
+        except (TypeError, ValueError):  # fields or rules changed since
+            return None
+
+    def _looked_up(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Choice[C] | None:
+        device, values = _device_key(key[0]), as_values(key[1])
+        store = store_for(device)
+        table = shipped.table_for(device)
+        for source, entry, where in (
+            ("disk", store.get(self.name, values), str(store.path)),
+            ("table", table.entries.get((self.name, problem_key(values))) if table else None, f"{table.path.name} of {table.device.name}" if table else ""),
+        ):  # fmt: skip
+            config = self._config(entry.config, options) if entry else None
+            if config is not None:
+                return _Choice(config, source, entry, where)
+        return None
+
+    def _neighbour(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Neighbour[C] | None:
+        """The nearest measured problem whose winner is a candidate here and whose bonus is one."""
+        device, values = _device_key(key[0]), as_values(key[1])
+        nearest, best = math.log(2), None
+        for entries in (store_for(device).entries(), *(table.entries for table in shipped.relatives(device))):
+            for entry in entries.values():
+                apart = distance(values, entry.problem, self.match) if entry.family == self.name else None
+                if apart is not None and apart < nearest:
+                    config = self._config(entry.config, options)
+                    if config is not None:
+                        factor = NEAREST_FACTOR + (1 - NEAREST_FACTOR) * apart / math.log(2)
+                        nearest, best = apart, _Neighbour(entry, config, factor)
+        return best
+
+    def _ranked(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> list[tuple[C, Cost, float]]:
+        """Candidates, their costs, and the seconds they are ranked by, the best first."""
+        device = key[0] if isinstance(key[0], Device) else Device.from_facts(key[0] if isinstance(key[0], Facts) else device_facts(key[0]))
+        found = []
+        for config in options:
+            cost = self._cost(key[1], config, device)
+            found.append((config, cost, cost.total * (neighbour.factor if neighbour and neighbour.config == config else 1.0)))
+        found.sort(key=lambda item: item[2])
+        if found[0][2] == math.inf:
+            raise ValueError(f"{self.name}: {device.name} can run none of the {len(found)} configurations for {key[1]}")
+        return found
+
+    def _predicted(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> _Choice[C]:
+        best = self._ranked(key, options, neighbour)[0][0]
+        return _Choice(best, "nearest" if neighbour and neighbour.config == best else "model", None)
+
+    def _measured(
+        self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None, measure: Callable[[C], float], count: int | None
+    ) -> _Choice[C]:
+        ranked = self._ranked(key, options, neighbour)
+        contenders = {config: cost for config, cost, predicted in ranked[: count or tries()] if predicted < math.inf}
+        result = race(list(contenders), measure)
+        if result.winner is None:
+            first = next(iter(result.errors.values()))
+            warnings.warn(
+                f"{self.name}: none of the {len(contenders)} configurations could be measured for {key[1]}, so the model's choice stands. "
+                f"The first failed with {first}", RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+            return _Choice(next((config for config, *_ in ranked if config not in result.errors), ranked[0][0]), "model", None)
+        seconds = result.seconds(result.winner)
+        assert seconds is not None
+        tried = tuple(Trial(as_values(c), cost.components(), result.seconds(c), result.errors.get(c)) for c, cost in contenders.items())
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        entry = Entry(self.name, as_values(key[1]), as_values(result.winner), seconds, tried, date)
+        store = store_for(_device_key(key[0]))
+        store.add(entry)
+        return _Choice(result.winner, "measured", entry, str(store.path))
+
+
+def field_names(record_type: type) -> tuple[str, ...]:
+    """Of a dataclass or NamedTuple.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if is_dataclass(record_type):
+        return tuple(f.name for f in fields(record_type))
+    if not hasattr(record_type, "_fields"):
+        raise TypeError(f"{record_type!r}: a problem or configuration is a frozen dataclass or a NamedTuple")
+    return record_type._fields
+
+
+def _device_key(identity: int | Facts | Device) -> DeviceKey:
+    facts = device_facts(identity) if isinstance(identity, int) else identity
+    return DeviceKey(facts.name, facts.multiprocessors, facts.capability)
+
+
+def _may_measure(identity: int | Facts | Device) -> bool:
+    """A capture would record the launches; a simulated device has no time of its own."""
+    if isinstance(identity, Facts):
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _reason(choice: _Choice, rows: Sequence[Row], neighbour: _Neighbour | None) -> str:
+    """One sentence; `rows` begin with the winner."""
+    entry, best = choice.entry, rows[0]
+    if entry is not None:
+        others = [row.seconds for row in rows[1:] if row.seconds is not None]
+        margin = f", {(others[0] / entry.seconds - 1) * 100:.1f} % before the next" if others else ""
+        counted = f" of {len(entry.tried)} measured, among {len(rows)} candidates" if choice.source != "table" else ""
+        kept = {"measured": "kept in ", "disk": "read from ", "table": "shipped in "}[choice.source] + choice.where
+        return f"Measured fastest ({entry.seconds * 1e6:.2f} µs{margin}){counted}, on {entry.date}; {kept}."
+    rest = min((row.predicted for row in rows[1:]), default=math.inf)
+    margin = f"; the next is at {rest * 1e6:.2f} µs" if rest < math.inf else ""
+    text = f"Lowest prediction of {len(rows)} candidates: {best.predicted * 1e6:.2f} µs, bound by {best.cost.bound}{margin}."
+    if choice.source == "nearest" and neighbour is not None:
+        text += f" Times {neighbour.factor:.2f} because it won when {plain(neighbour.entry.problem)} was measured."
+    return text
