@@ -14,7 +14,7 @@ DEPTHS = (64, 128, 256, 512, 1024)
 def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(k: int) -> Trial:
         p = bf16(SIDE, SIDE, k)
-        return trial(p, {name: functools.partial(ours, p, persistent=value) for name, value in (("persistent", True), ("one tile a block", False))})
+        return trial(p, {name: functools.partial(ours, p, schedule=value) for name, value in (("persistent", "persistent"), ("one tile a block", "one_per_block"))})
 
     return [case(f"bf16 {SIDE}x{SIDE}x{k}", (SIDE, SIDE, k), functools.partial(prepare, k)) for k in DEPTHS]
 

@@ -9,18 +9,23 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
 
 
+def check_tensor(name: str, argument: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], first_name: str, first: torch.Tensor) -> None:
+    """A tensor on a CUDA device, that of `first`, of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
+    if not is_reachable(x.device):
+        raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device")
+    if x.device != first.device:
+        raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name}: {argument} has dtype {x.dtype}; it must be {' or '.join(str(d) for d in dtypes)}")
+
+
 def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tensors: torch.Tensor) -> None:
     """One device (CUDA), one dtype out of `dtypes`, `rank` dimensions. Raises TypeError or ValueError naming the argument."""
     first_name, first = next(iter(tensors.items()))
     for argument, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
-        if not is_reachable(x.device):
-            raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device")
-        if x.device != first.device:
-            raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")
-        if x.dtype not in dtypes:
-            raise TypeError(f"{name}: {argument} has dtype {x.dtype}; it must be {' or '.join(str(d) for d in dtypes)}")
+        check_tensor(name, argument, x, dtypes, first_name, first)
         if x.dtype != first.dtype:
             raise TypeError(f"{name}: {argument} has dtype {x.dtype}, {first_name} {first.dtype}; they must be equal")
         if x.ndim != rank:
@@ -50,11 +55,12 @@ def storable(x: torch.Tensor) -> bool:
     return addressable(x) and x.shape[-1] * x.element_size() % TMA_BYTES == 0
 
 
-def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """An uninitialised tensor whose rows start at multiples of 16 bytes."""
-    step = TMA_BYTES // like.element_size()
+def padded_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialised tensor on the device of `like`, of its dtype unless given, whose rows start at multiples of 16 bytes."""
+    dtype = dtype or like.dtype
+    step = TMA_BYTES // dtype.itemsize
     width = -(-shape[-1] // step) * step
-    return torch.empty((*shape[:-1], width), dtype=like.dtype, device=like.device)[..., :shape[-1]]
+    return torch.empty((*shape[:-1], width), dtype=dtype, device=like.device)[..., :shape[-1]]
 
 
 def as_addressable(x: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,14 @@
-"""A small template that streams tiles, so that a wrong slot, phase or overlap changes a number. All arithmetic is exact: small integers.
+"""Small templates that stream tiles, so that a wrong slot, phase or overlap changes a number. All arithmetic is exact: small integers.
 
-Task t of `lengths[t]` iterations gives for every consumer c
+Task t of `lengths[t]` iterations gives for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
 
-    Y[t·consumers + c] = Σ_i X[t, i] · S[t·consumers + c] + E[t, i] + X[t, i] · X[t, i−1]
+    Y[p] = Σ_i X[t, i] · S[p] + E[t, i, r] + X[t, i] · X[t, i−1]  + R[p]
 
-with E the part of the second input tile that consumer c reads, where the layout has one; the last product only where pipelined, for i ≥ 1.
+with S where the layout has weights, E the part of the second input tile that consumer c reads, where the layout has one, the last product only where pipelined,
+for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) gives the sum after every iteration.
 """
+
+import dataclasses
 
 import numpy as np
 import torch
@@ -24,13 +27,15 @@ class Stream(tk.lcf):
     cols: int = 64
     extra: int = 0
     weighted: bool = True
+    residual: bool = False
 
     def layout(self):
         x, y = tk.st(self.dtype, self.rows, self.cols), tk.st(self.out, self.rows, self.cols)
         e = dict(E=tk.st(self.dtype, self.extra, self.cols)) if self.extra else {}
+        r, sums = dict(R=y) if self.residual else {}, dict(acc=tk.rt(tk.fp32, self.rows, self.cols)) if self.splits else {}
         return tk.layout(
-            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None), input=dict(X=x, **e), scratch=dict(S=x) if self.weighted else {},
-            finish=dict(Y=y), args=("tasks",))
+            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r), input=dict(X=x, **e), scratch=dict(S=x) if self.weighted else {},
+            finish=dict(Y=y), args=("tasks",), multicast=("X",) if self.cluster > 1 else (), preload=("Y",) if self.residual else (), accumulators=sums)
 
     @triton.jit
     def setup(ctx):
@@ -39,13 +44,17 @@ class Stream(tk.lcf):
 
     @triton.jit
     def load_scratch(ctx, scratch):
-        tk.load_async(scratch.S, ctx.globals.S, (ctx.task * ctx.config.consumers + ctx.consumer, 0), scratch.arrived)
+        tk.load_async(scratch.S, ctx.globals.S, (_place(ctx), 0), scratch.arrived)
 
     @triton.jit
     def load(ctx, input):
         tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
         if ctx.config.extra:
-            tk.load_async(input.E, ctx.globals.E, (ctx.task, ctx.iter, 0), input.arrived)
+            tk.load_async(input.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), input.arrived)
+
+    @triton.jit
+    def load_finish(ctx, staging):
+        tk.load_async(staging.Y, ctx.globals.R, (_place(ctx), 0), staging.arrived)
 
     @triton.jit
     def start(ctx):
@@ -58,9 +67,21 @@ class Stream(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, staging):
-        tk.store(staging.Y, state.acc)
-        tk.fence_async()
-        tk.store_async(ctx.globals.Y, staging.Y, (ctx.task * ctx.config.consumers + ctx.consumer, 0))
+        _store_result(ctx, state.acc, staging)
+
+
+@triton.jit
+def _place(ctx):
+    return (ctx.task * ctx.config.cluster + ctx.rank) * ctx.config.team + ctx.consumer
+
+
+@triton.jit
+def _store_result(ctx, acc, staging):
+    if ctx.config.residual:
+        acc += tk.load(staging.Y, like=acc).to(tl.float32)
+    tk.store(staging.Y, acc)
+    tk.fence_async()
+    tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), 0))
 
 
 @triton.jit
@@ -89,9 +110,7 @@ class SparseStream(Stream):
     @triton.jit
     def finish(ctx, state, staging):
         if ctx.iterations > 0:
-            tk.store(staging.Y, state.acc)
-            tk.fence_async()
-            tk.store_async(ctx.globals.Y, staging.Y, (ctx.task * ctx.config.consumers + ctx.consumer, 0))
+            _store_result(ctx, state.acc, staging)
 
 
 class PipelinedStream(Stream):
@@ -119,33 +138,66 @@ class PipelinedStream(Stream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
+class CountedStream(Stream):
+    """A `Stream` that knows from the shapes how many tasks there are, as split schedules and a block for every task need it."""
+
+    def tasks(self, X, *_):
+        return X[0]
+
+
+class Prefix(tk.lcsf, CountedStream):
+    """Stores the sum after every iteration as well: Z[t, i, r] has the tiles of the team's consumers one below the other."""
+
+    def layout(self):
+        plan, z = super().layout(), tk.st(self.out, self.team * self.rows, self.cols)
+        tensors = {n: tiles or None for n, tiles in plan.globals}
+        return dataclasses.replace(plan, globals=dict(**tensors, Z=z), output=dict(Z=z))
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        acc = _add_tile(ctx, state.acc, input, _weights(ctx, state.acc))
+        tk.store(tk.subtile(output.Z, ctx.config.rows, ctx.config.cols, ctx.consumer, 0), acc)
+        return state.replace(acc=acc)
+
+    @triton.jit
+    def store(ctx, output):
+        tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0))
+
+
+def integers(rng, device, dtype, *shape):
+    return torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)).to(device, dtype)
+
+
 def operands(template, lengths, rng, device):
     """X, E, S and lengths for tasks of these lengths, filled with small integers. E is X where the layout has none."""
-    steps, dtype = max(1, *lengths), tk.to_torch(template.dtype)
-
-    def integers(*shape):
-        return torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)).to(device, dtype)
-
-    x = integers(len(lengths), steps * template.rows, template.cols)
-    e = integers(len(lengths), steps * template.extra, template.cols) if template.extra else x
-    s = integers(len(lengths) * template.consumers * template.rows, template.cols)
+    steps, dtype = max(1, *lengths, 1), tk.to_torch(template.dtype)
+    x = integers(rng, device, dtype, len(lengths), steps * template.rows, template.cols)
+    e = integers(rng, device, dtype, len(lengths), steps * template.cluster * template.extra, template.cols) if template.extra else x
+    s = integers(rng, device, dtype, len(lengths) * template.cluster * template.team * template.rows, template.cols)
     return x, e, s, torch.tensor(lengths, dtype=torch.int32, device=device)
 
 
-def reference(template, x, e, s, lengths):
-    """Y in float64, then rounded to the output's type."""
-    rows, cols, consumers = template.rows, template.cols, template.consumers
-    x = x.double().cpu().reshape(x.shape[0], -1, rows, cols)
-    e = e.double().cpu().reshape(e.shape[0], -1, max(template.extra, rows), cols)
-    s = s.double().cpu().reshape(-1, consumers, rows, cols)
-    y = torch.zeros(len(lengths), consumers, rows, cols, dtype=torch.float64)
+def prefixes(template, x, e, s, lengths):
+    """The sums after 0, 1, … iterations in float64: (tasks, iterations + 1, cluster, team, rows, cols); behind a task's length the last stays."""
+    rows, cols, cluster, team = template.rows, template.cols, template.cluster, template.team
+    steps = x.shape[1] // rows
+    x = x.double().cpu().reshape(len(lengths), steps, rows, cols)
+    e = e.double().cpu().reshape(len(lengths), steps, cluster if template.extra else 1, max(template.extra, rows), cols)
+    s = s.double().cpu().reshape(len(lengths), cluster, team, rows, cols)
+    sums = torch.zeros(len(lengths), steps + 1, cluster, team, rows, cols, dtype=torch.float64)
     for task, length in enumerate(lengths.tolist()):
-        for c in range(consumers):
-            for i in range(length):
-                y[task, c] += x[task, i] * (s[task, c] if template.weighted else 1)
-                if template.extra:
+        for i in range(steps):
+            sums[task, i + 1] = sums[task, i]
+            if i < length:
+                sums[task, i + 1] += x[task, i] * (s[task] if template.weighted else 1)
+                for c in range(team if template.extra else 0):
                     part = c % (template.extra // rows)
-                    y[task, c] += e[task, i, part * rows : (part + 1) * rows]
+                    sums[task, i + 1, :, c] += e[task, i, :, part * rows : (part + 1) * rows]
                 if template.pipelined and i:
-                    y[task, c] += x[task, i] * x[task, i - 1]
-    return y.reshape(-1, cols).to(tk.to_torch(template.out))
+                    sums[task, i + 1] += x[task, i] * x[task, i - 1]
+    return sums
+
+
+def reference(template, x, e, s, lengths):
+    """Y without a residual in float64, then rounded to the output's type."""
+    return prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).to(tk.to_torch(template.out))

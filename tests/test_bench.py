@@ -333,7 +333,7 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
         assert report["rows"][0]["contenders"]["supergroup_4"]["extra"] == {"HBM GB": round(3000 / 1e9, 4)}
         assert {"order": "supergroup", "group": 16} in fake_gemm.configs
     if suite == "persistence":
-        assert {"persistent": False} in fake_gemm.configs
+        assert {"schedule": "one_per_block"} in fake_gemm.configs
 
 
 def test_reference_scales_and_epilogue():

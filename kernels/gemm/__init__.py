@@ -1,1 +1,24 @@
-"""Matrix products."""
+"""Matrix products: `gemm` for PyTorch tensors, its reference `gemm_torch`, its configurations, and the templates behind it."""
+import functools
+
+import torch
+
+from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.config import Config, Problem, family
+from tritonkittens.kernels.gemm.epilogue import Epilogue
+from tritonkittens.kernels.gemm.operator import product
+from tritonkittens.kernels.gemm.product import gemm
+from tritonkittens.kernels.gemm.reference import gemm_torch
+from tritonkittens.kernels.gemm.template import Gemm
+
+
+def _compiled(arch: str, dtype: torch.dtype = torch.bfloat16, **knobs: object) -> object:
+    x, y = torch.empty(4096, 4096, dtype=dtype, device="meta"), torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    return Gemm(**knobs).compile(x, x, y, arch=arch)
+
+
+inspectable = {
+    "gemm": _compiled,
+    "gemm_transposed": functools.partial(_compiled, b_stored_nk=True),
+    "gemm_cluster": functools.partial(_compiled, cluster=2),
+}

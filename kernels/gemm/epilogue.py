@@ -44,6 +44,11 @@ def _combined(ctx, tile, tensor, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, ro
     elif PLACE == "col":
         value = tk.cast(tk.load(tensor, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), tensor.pointer.dtype.element_ty), (col,)), tk.fp32)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
+    elif PLACE == "tile":
+        TYPE: tl.constexpr = tk.rt(tensor.pointer.dtype.element_ty, ctx.config.rows, ctx.config.cols)
+        place = (ctx.batch, row, col) if ctx.config.batched else (row, col)
+        value = tk.cast(tk.load(tensor, TYPE, place), tk.fp32)
+        return tile * value if MULTIPLY else tile + value
     else:
         return tile
 
@@ -67,5 +72,8 @@ def finish_tile(ctx, tile, staging, row, col):
     if E.gate is not None:
         tile = _combined(ctx, tile, ctx.globals.gate, E.gate, True, row, col)
     if E.residual:
-        tile = tile + tk.cast(tk.load(staging, like=tile), tk.fp32)
+        if ctx.config.c_stored_nm:
+            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging)), tk.fp32))
+        else:
+            tile = tile + tk.cast(tk.load(staging, like=tile), tk.fp32)
     return tile

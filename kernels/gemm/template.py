@@ -16,6 +16,7 @@ class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration."""
 
     dtype: tl.dtype = tk.bf16
+    b_dtype: tl.dtype | None = None
     out_dtype: tl.dtype = tk.bf16
     rows: int = 64
     cols: int = 256
@@ -23,6 +24,7 @@ class Gemm(tk.lcf):
     order: tk.Order = tk.Supergroup(8)
     a_stored_km: bool = False
     b_stored_nk: bool = False
+    c_stored_nm: bool = False
     batched: bool = False
     epilogue: Epilogue = Epilogue()
 
@@ -30,8 +32,8 @@ class Gemm(tk.lcf):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
         rows = self.team * self.rows
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
-        b = tk.st(self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
-        c = tk.st(self.out_dtype, self.rows, self.cols)
+        b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
+        c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
         vectors = dict.fromkeys(self.epilogue.operands(), None)
         residual = dict(residual=c) if self.epilogue.residual else {}
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **vectors), input=dict(A=a, B=b), finish=dict(C=c),
@@ -43,7 +45,8 @@ class Gemm(tk.lcf):
         return self.cluster * self.team * self.rows
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
-        return -(-C[-2] // self.task_rows) * -(-C[-1] // self.cols) * (C[0] if self.batched else 1)
+        rows, cols = C[-2:] if not self.c_stored_nm else C[:-3:-1]
+        return -(-rows // self.task_rows) * -(-cols // self.cols) * (C[0] if self.batched else 1)
 
     def blocks(self, slots: int, *shapes: Any) -> int:
         """A short product is bound by memory, which all multiprocessors together reach faster than even rounds."""
@@ -52,13 +55,13 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        rows = tk.ceil_div(tk.extent(ctx.globals.C, -2), ctx.config.task_rows)
-        cols = tk.ceil_div(tk.extent(ctx.globals.C, -1), ctx.config.cols)
-        row, col = tk.tile_at(ctx.config.order, ctx.task % (rows * cols), rows, cols)
-        iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.depth)
-        batch = ctx.task // (rows * cols)
+        rows = tk.ceil_div(tk.extent(ctx.globals.C, -1 if ctx.config.c_stored_nm else -2), ctx.config.task_rows)
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, -2 if ctx.config.c_stored_nm else -1), ctx.config.cols)
+        batch = ctx.task // (rows * cols) if ctx.config.batched else 0
         batches = tk.extent(ctx.globals.C, 0) if ctx.config.batched else 1
-        return tk.task(iterations, when=batch < batches, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col)
+        row, col = tk.tile_at(ctx.config.order, ctx.task - batch * rows * cols, rows, cols)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.depth)
+        return tk.task(iterations, when=ctx.task < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col)
 
     @triton.jit
     def load(ctx, input):
@@ -68,7 +71,7 @@ class Gemm(tk.lcf):
     @triton.jit
     def load_finish(ctx, staging):
         row = ctx.row * ctx.config.team + ctx.consumer
-        tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col), staging.arrived)
+        tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
 
     @triton.jit
     def start(ctx):
@@ -85,9 +88,10 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         row = ctx.row * ctx.config.team + ctx.consumer
-        tk.store(staging.C, finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging.C, row, ctx.col))
+        tile = finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging.C, row, ctx.col)
+        tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col))
+        tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
 
 
 @triton.jit

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.streaming import PipelinedStream, SparseStream, Stream, operands, reference
+from tests.streaming import CountedStream, PipelinedStream, Prefix, SparseStream, Stream, integers, operands, prefixes, reference
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
+from tritonkittens.launch import multiprocessor_count
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -61,22 +62,22 @@ def name(case):
     return "-".join(["pipelined" if cls is PipelinedStream else "plain", *(f"{k}_{v}" for k, v in knobs.items())])
 
 
-def run(template, tensors, tasks, blocks, debug=True):
+def run(template, tensors, tasks, blocks, debug=True, residual=None, prefix=None):
     """The output and the buffer around it, which starts as NaN."""
     x, e, s, lengths = tensors
-    rows, cols = tasks * template.consumers * template.rows - CUT[0], template.cols - CUT[1]
+    rows, cols = max(0, tasks * template.cluster * template.team * template.rows - CUT[0]), template.cols - CUT[1]
     around = poison(torch.empty(rows + 2 * MARGIN, template.cols + 2 * MARGIN, dtype=tk.to_torch(template.out), device=DEVICE))
     y = around[MARGIN : MARGIN + rows, MARGIN : MARGIN + cols]
-    template(x, e, s, y, lengths, tasks=tasks, blocks=blocks, debug=debug)
+    template(x, e, s, y, lengths, *(t for t in (residual, prefix) if t is not None), tasks=tasks, blocks=blocks, debug=debug)
     return y, around
 
 
-def check(template, tensors, expected, tasks, blocks, debug=True):
-    y, around = run(template, tensors, tasks, blocks, debug)
+def check(template, tensors, expected, tasks, blocks, debug=True, residual=None, prefix=None):
+    y, around = run(template, tensors, tasks, blocks, debug, residual, prefix)
     synchronize()
     wrong = (y.cpu() != expected[: y.shape[0], : y.shape[1]]).nonzero()
     lengths = tensors[3].tolist()
-    where = {int(r) // (template.rows * template.consumers) for r in wrong[:, 0]}
+    where = {int(r) // (template.rows * template.team * template.cluster) for r in wrong[:, 0]}
     assert not len(wrong), f"blocks={blocks}: tasks {sorted(where)} of lengths {[lengths[t] for t in sorted(where)]} are wrong"
     y.fill_(float("nan"))
     assert torch.isnan(around).all(), "the margin was written to"
@@ -152,3 +153,110 @@ def test_an_error_leaves_the_template_usable(rng):
     with pytest.raises(TypeError, match="4 tensors"):
         template(x, e, s, y, tasks=2)
     check(template, (x, e, s, lengths), expected, 2, None)
+
+
+# ---------------------------------------------------------------- clusters, tasks of one's own, preloaded tiles, output rings, schedules
+
+ALONE = dict(independent=True, weighted=False)
+FEATURES = [
+    (CountedStream, dict(**ALONE, consumers=2)),
+    (CountedStream, dict(**ALONE, consumers=4, stages=1)),
+    (CountedStream, dict(**ALONE, consumers=3, stages=3, cluster=2)),
+    (PipelinedStream, dict(**ALONE, consumers=2, stages=2)),
+    (CountedStream, dict(consumers=2, residual=True, stages=2)),
+    (PipelinedStream, dict(consumers=1, residual=True, out=tk.bf16, extra=64)),
+    (CountedStream, dict(consumers=2, cluster=2, residual=True, extra=64, stages=2)),
+    (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16, producer_warps=2)),
+    (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
+    (CountedStream, dict(consumers=2, schedule=tk.SplitK(3), residual=True, stages=2)),
+    (CountedStream, dict(**ALONE, consumers=2, schedule=tk.SplitK(2))),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), blocks_per_sm=2)),
+    (CountedStream, dict(**ALONE, consumers=4, schedule=tk.SplitTail(), extra=64)),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), cluster=2, residual=True)),
+    (Prefix, dict(consumers=1, stages=1, output_stages=1)),
+    (Prefix, dict(consumers=2, stages=2, output_stages=3, producer_warps=4, extra=64)),
+    (Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),
+    (Prefix, dict(consumers=2, cluster=2, extra=64, residual=True)),
+]
+
+
+def slots(template):
+    """Blocks (clusters) of the template that run at once."""
+    return max(1, multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1) * template.blocks_per_sm // template.cluster)
+
+
+def check_stream(template, lengths, blocks, rng):
+    """Every number of every output against the reference: Y (plus the residual), and behind it what an `lcsf` stores in every iteration."""
+    tensors, tasks = operands(template, lengths, rng, DEVICE), len(lengths)
+    sums = prefixes(template, *tensors)
+    expected, out = sums[:, -1].reshape(-1, template.cols), tk.to_torch(template.out)
+    residual = integers(rng, DEVICE, out, *expected.shape) if template.residual else None
+    if residual is not None:
+        expected = expected + residual.double().cpu()
+    around = prefix = None
+    if isinstance(template, tk.lcsf):
+        around = poison(torch.empty(tasks + 2, (sums.shape[1] - 1) * template.cluster * template.team * template.rows, template.cols, dtype=out, device=DEVICE))
+        prefix = around[1:-1]
+    check(template, tensors, expected.to(out), tasks, blocks, residual=residual, prefix=prefix)
+    if prefix is not None:
+        stored = torch.arange(sums.shape[1] - 1) < torch.tensor(lengths)[:, None]
+        wanted = torch.where(stored[..., None, None, None, None], sums[:, 1:], float("nan")).to(out)
+        assert torch.equal(prefix.cpu().nan_to_num(1e9), wanted.reshape(prefix.shape).nan_to_num(1e9)), f"lengths={lengths}"
+        assert torch.isnan(around[[0, -1]]).all(), "stores hit tasks before the first or behind the last"
+
+
+@pytest.mark.simulated(multiprocessors=6)
+@pytest.mark.parametrize(("cls", "knobs"), FEATURES, ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(f"{k}_{v}" for k, v in x.items()))
+def test_features(cls, knobs, rng):
+    template = cls(**knobs)
+    stages, full = template.placement(90).stages, slots(template)
+    lengths = [0, 1, stages + 1, 2, 0, max(0, stages - 1), stages, 9]
+    for tasks in (1, 2):
+        for length in (0, 1, stages):
+            check_stream(template, [length] * tasks, None, rng)
+    for tasks in (max(1, full - 1), full, 2 * full + 1):
+        check_stream(template, (lengths * full)[:tasks], None, rng)
+    many = [*lengths, *rng.choice(lengths, on_gpu_or_simulated(60, 6)).tolist()]
+    for blocks in (1, 2):
+        check_stream(template, many, blocks, rng)
+
+
+@pytest.mark.parametrize("knobs", [
+    pytest.param(dict(consumers=2), marks=pytest.mark.simulated(multiprocessors=3)),
+    pytest.param(dict(consumers=1, residual=True, blocks_per_sm=2, stages=2), marks=pytest.mark.simulated(multiprocessors=2)),
+    pytest.param(dict(**ALONE, consumers=4, stages=3), marks=pytest.mark.simulated(multiprocessors=3)),
+    pytest.param(dict(consumers=1, cluster=2, extra=64), marks=pytest.mark.simulated(multiprocessors=6)),
+], ids=lambda knobs: "-".join(f"{k}_{v}" for k, v in knobs.items()))  # fmt: skip
+def test_stream_k(knobs, rng):
+    template = CountedStream(schedule=tk.StreamK(), **knobs)
+    stages, full = template.placement(90).stages, slots(template)
+    for tasks, length in ((1, 1), (1, stages), (2, stages + 1), (1, 2 * full + 1), (full - 1, 2), (full, 1), (full + 1, stages - 1), (2 * full - 1, 1),
+                          (2 * full + 1, 9), (3 * full + 1, 5)):  # fmt: skip
+        check_stream(template, [length] * tasks, None, rng)
+    check_stream(template, [5] * (full + 2), max(1, full // 2), rng)
+
+
+@pytest.mark.simulated(always=True, multiprocessors=2, step_limit=100_000)
+def test_stream_k_of_no_iterations(rng, monkeypatch):
+    """Every task is finished once all the same. In the simulator: a walk that stays in place would never end on a GPU."""
+    monkeypatch.setattr("tests.gpu.test_template_gpu.DEVICE", "cpu")
+    for tasks in (1, 3, 4):
+        check_stream(CountedStream(consumers=1, schedule=tk.StreamK()), [0] * tasks, None, rng)
+
+
+SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_no_tasks_of_a_schedule(schedule, rng):
+    template = CountedStream(consumers=1, schedule=schedule)
+    check_stream(template, [], None, rng)
+    check_stream(template, [3], None, rng)  # and then some
+
+
+@pytest.mark.simulated(multiprocessors=2)
+def test_more_blocks_than_the_device_holds(rng):
+    """`blocks` overrides the grid: also where partial sums need memory for each of them."""
+    for schedule in (tk.StreamK(), tk.SplitTail()):
+        template = CountedStream(consumers=1, schedule=schedule)
+        check_stream(template, [4] * 3, 4 * slots(template), rng)

@@ -10,12 +10,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx.tensormap import parameter_address
+from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.layout import nbytes
-from tritonkittens.lang.memory import fence_async, store_read_wait, store_wait
+from tritonkittens.lang.memory import fence_async, store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.roles import specialize
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
@@ -151,6 +154,14 @@ def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
 @op
 def _output(t: Trace, memory: Any, slot: Any) -> Any:
     return struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.outputs.fields.items()})
+
+
+@op
+def _prefetch_descriptors(t: Trace, G: Any) -> Any:
+    """Fetch the tensor maps while the semaphores are made: the first copy would wait for them."""
+    for g in G:
+        for number in range(len(g.maps)):
+            t.call(prefetch_tensormap, t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))), issuer="cta")
 
 
 # ---------------------------------------------------------------- trace-time parts: contexts and hooks
@@ -532,7 +543,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot, phases = _skip(slot, phases, work.count, STAGES)
                 unit = next_unit(ctx, A, unit, work)
                 work = work_of(ctx, A, unit)
-    store_wait(0)
+    store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     _meet(T)
 
 
@@ -563,7 +574,7 @@ def _storer(G, A, memory, T: tl.constexpr):
             slot, phases = _next_slot(slot, phases, STAGES)
         unit = next_unit(ctx, A, unit, work)
         work = work_of(ctx, A, unit)
-    store_wait(0)
+    store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     _meet(T)
 
 
@@ -577,5 +588,6 @@ def _bystander(T: tl.constexpr):
 @kernel(num_warps=WARPS)
 @triton.jit
 def _template_kernel(G, A, T: tl.constexpr):
+    _prefetch_descriptors(G)
     memory = _allocate(T)
     _run_roles(G, A, memory, T)

@@ -198,6 +198,16 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
 
 
 @op
+def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
+    """One element of a global layout, a scalar; the coordinates, one for each dimension, must lie inside."""
+    check_global(src, "load_scalar")
+    pointer = src.pointer
+    for c, stride in zip(_coordinates(t, src, coord, "load_scalar"), strides_of(src), strict=True):
+        pointer = t.method(pointer, "__add__", t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride))
+    return t.call(gl.load if t.explicit else "load", pointer)
+
+
+@op
 def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
     """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
     written).
@@ -592,7 +602,7 @@ def fence_async(t: Trace) -> Any:
 
 
 __all__ = [
-    "fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "prefetch", "scatter_rows",
+    "fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "load_scalar", "prefetch", "scatter_rows",
     "split", "store", "store_add_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async",
     "store_read_wait", "store_wait", "sv",
 ]

@@ -94,8 +94,13 @@ def sum_up(ctx, state):
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
             state = _zeros(state)
-            for part in range(ctx.parts):
-                state = _plus(ctx, _slot_of(ctx, part), state)
+            PARTS: tl.constexpr = ctx.config.fixed_parts
+            if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+                for part in tl.static_range(PARTS):
+                    state = _plus(ctx, _slot_of(ctx, part), state)
+            else:
+                for part in range(ctx.parts):
+                    state = _plus(ctx, _slot_of(ctx, part), state)
             tl.store(counter, 0)
     return state, last
 

@@ -48,6 +48,14 @@ class SplitK(Schedule):
 
 
 @dataclass(frozen=True)
+class SplitTail(Schedule):
+    """Whole tasks while they fill the device; each of the last, incomplete round in as many equal parts (see `SplitK`) as the device has room for.
+
+    Blocks that work at the same time are at the same depth of neighbouring tiles and share them in L2, which stream-K's are not.
+    """
+
+
+@dataclass(frozen=True)
 class StreamK(Schedule):
     """Whole tasks while they fill the device; the iterations of the rest, of one to two rounds, dealt evenly to all blocks, which sum up the tasks that they
     share as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al. (2023), "Stream-K", section 5.2.

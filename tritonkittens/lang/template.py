@@ -21,7 +21,7 @@ from tritonkittens.lang.layout import Placement, layout, place
 from tritonkittens.lang.multicast import slice_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, StreamK
+from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulator, workspace
 
@@ -103,8 +103,9 @@ class lcf:
         self._check_knobs()
         self.pipelined = _check_hooks(type(self))
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
-        self.splits = isinstance(self.schedule, StreamK) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
+        self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
+        self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self._plan = self.layout()
         self._check_plan()
         self._key = self._make_key()
@@ -184,6 +185,9 @@ class lcf:
             return tasks
         if isinstance(self.schedule, StreamK):
             return slots if tasks % slots else min(tasks, slots)
+        if isinstance(self.schedule, SplitTail):
+            whole, parts = split_tail(tasks, slots)
+            return min(slots, whole + (tasks - whole) * parts)
         if isinstance(self.schedule, SplitK):
             tasks *= self.schedule.parts
         rounds = max(1, -(-tasks // slots))
@@ -298,8 +302,14 @@ class lcsf(lcf):
         super()._check_knobs()
         if not isinstance(self.output_stages, int) or not 1 <= self.output_stages <= 32:
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
-        if isinstance(self.schedule, (SplitK, StreamK)):
+        if isinstance(self.schedule, (SplitK, SplitTail, StreamK)):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
+
+
+def split_tail(tasks: int, slots: int) -> tuple[int, int]:
+    """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once."""
+    whole = tasks // slots * slots
+    return whole, max(1, slots // max(1, tasks - whole))
 
 
 class Call:
@@ -319,15 +329,21 @@ class Call:
         shapes = [t.shape for t in tensors]
         self.grid = (template.blocks(slots, *shapes),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
-        if isinstance(template.schedule, (OnePerBlock, SplitK, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
+        if isinstance(template.schedule, (OnePerBlock, SplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
             raise TileError(f"{name}(schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         if self.splits:
             tasks, copies = template.tasks(*shapes), template.cluster * template.team
-            parts = template.schedule.parts * tasks if isinstance(template.schedule, SplitK) else 2 * self.grid[0]
+            self.numbers: tuple[int, ...] = ()
+            if isinstance(template.schedule, SplitK):
+                parts = template.schedule.parts * tasks
+            elif isinstance(template.schedule, SplitTail):
+                self.numbers = split_tail(tasks, slots)
+                parts = (tasks - self.numbers[0]) * self.numbers[1]
+            else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
+                whole = tasks if tasks % self.grid[0] == 0 else max(0, tasks // self.grid[0] - 1) * self.grid[0]
+                self.numbers = (whole, tasks)
+                parts = 2 * self.grid[0]
             self.room = parts * copies * elements(plan), tasks * copies
-            # As many whole rounds as leave between one and two rounds to be dealt out evenly
-            whole = tasks if tasks % self.grid[0] == 0 else max(0, tasks // self.grid[0] - 1) * self.grid[0]
-            self.numbers = (whole, tasks) if isinstance(template.schedule, StreamK) else ()
 
     def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
         """The kernel's run-time arguments."""

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.schedule import SplitK, StreamK
+from tritonkittens.lang.schedule import SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
@@ -37,7 +37,7 @@ def _setup(t: Trace, ctx: Any, index: Any) -> Any:
 
 
 def extra(T: Any, A: Any) -> list[Any]:
-    """What the host adds to the arguments where tasks are split: (partial sums, counters), and of stream-K (whole tasks, all tasks)."""
+    """What the host adds to the arguments where tasks are split: (partial sums, counters), whole tasks, and all tasks (stream-K) or parts."""
     return list(A)[len(unwrap(T)._plan.args):]
 
 
@@ -96,10 +96,18 @@ def _stream_part(unit, block, blocks, whole, tasks, iterations):
 
 
 @triton.jit
-def _split_part(unit, iterations, PARTS: tl.constexpr):
-    part = unit % PARTS
-    begin = part * iterations // PARTS
-    return part, begin, (part + 1) * iterations // PARTS - begin
+def _iterations_of(part, parts, iterations):
+    """(first, number) of the iterations of a part."""
+    begin = part * iterations // parts
+    return begin, (part + 1) * iterations // parts - begin
+
+
+@triton.jit
+def _tail_part(unit, whole, parts):
+    """(task, parts, part, first slot) of a unit: a whole task below `whole`."""
+    is_part = unit >= whole
+    tail = tl.maximum(unit - whole, 0)
+    return tl.where(is_part, whole + tail // parts, unit), tl.where(is_part, parts, 1), tl.where(is_part, tail % parts, 0), tail // parts * parts
 
 
 def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
@@ -140,12 +148,12 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
         info = _setup(t, ctx, index)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
         return struct(**{**info.fields, "valid": valid, "task": index, **shared})
-    if isinstance(schedule, SplitK):
-        index = t.method(unit, "__floordiv__", schedule.parts)
+    if isinstance(schedule, (SplitK, SplitTail)):
+        whole, parts = extra(ctx.config, A)[2:4] if isinstance(schedule, SplitTail) else (t.scalar(0), t.scalar(schedule.parts))
+        index, parts, part, slot = t.call(_tail_part, unit, whole, parts)
         info = _setup(t, ctx, index)
-        part, begin, count = t.call(_split_part, unit, info.iterations, schedule.parts)
-        slot = t.method(index, "__mul__", schedule.parts)
-        shared = {"begin": begin, "count": count, "parts": t.scalar(schedule.parts), "part": part, "slot": slot, "late": t.scalar(0)}
+        begin, count = t.call(_iterations_of, part, parts, info.iterations)
+        shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
         return struct(**{**info.fields, "task": index, **shared})
     info = _setup(t, ctx, unit)
     return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})

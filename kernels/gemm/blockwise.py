@@ -1,0 +1,85 @@
+"""fp8 matrix product with block scales: C = Σₖ (A·B of a block of K) · scale_a[row, block] · scale_b[block, column block]. Source: DeepSeek-V3 (2024), 3.3."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile
+from tritonkittens.kernels.gemm.reference import BLOCK
+
+
+class BlockwiseGemm(tk.lcf):
+    """A block of K is an iteration: its product is made exact in fp32 by its scales before the tensor cores' 14 bits lose what is small beside the sum.
+
+    A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈K/128⌉ × ⌈N/128⌉).
+    """
+
+    dtype: tl.dtype = tk.fp8e4m3
+    b_dtype: tl.dtype = tk.fp8e4m3
+    out_dtype: tl.dtype = tk.bf16
+    rows: int = 64
+    cols: int = BLOCK
+    order: tk.Order = tk.Supergroup(8)
+    epilogue: Epilogue = Epilogue()
+    batched: bool = False
+    c_stored_nm: bool = False
+
+    def layout(self):
+        a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
+        c = tk.st(self.out_dtype, self.rows, self.cols)
+        vectors = dict.fromkeys(("scales_a", "scales_b", *self.epilogue.operands()), None)
+        residual = dict(residual=c) if self.epilogue.residual else {}
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **vectors), input=dict(A=a, B=b), finish=dict(C=c),
+                         multicast=("B",) if self.cluster > 1 else (), preload=("C",) if self.epilogue.residual else ())
+
+    @property
+    def task_rows(self) -> int:
+        return self.cluster * self.consumers * self.rows
+
+    def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
+        return -(-C[0] // self.task_rows) * -(-C[1] // self.cols)
+
+    @triton.jit
+    def setup(ctx):
+        rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows)
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.cols)
+        row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), 128)
+        return tk.task(iterations, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.arrived)
+
+    @triton.jit
+    def load_finish(ctx, staging):
+        tk.load_async(staging.C, ctx.globals.residual, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col), staging.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
+        a = tk.subtile(input.A, ctx.config.rows, 128, ctx.consumer, 0)
+        product = tk.mm_ABt(a, input.B, wait=False)
+        rows = tk.load(ctx.globals.scales_a, tk.col_vec(TILE), (ctx.iter, ctx.row * ctx.config.consumers + ctx.consumer))
+        return state.replace(acc=state.acc + tk.mul_row(tk.mma_wait(product), rows * _scale(ctx)))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        row = ctx.row * ctx.config.consumers + ctx.consumer
+        tk.store(staging.C, finish_tile(ctx, state.acc, staging.C, row, ctx.col))
+        tk.fence_async()
+        tk.store_async(ctx.globals.C, staging.C, (row, ctx.col))
+
+
+@triton.jit
+def _scale(ctx):
+    """The scale of this iteration's block of B."""
+    return tk.load_scalar(ctx.globals.scales_b, (ctx.iter, ctx.col * ctx.config.cols // 128))

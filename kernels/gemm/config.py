@@ -1,0 +1,211 @@
+"""How a matrix product is configured: what can be chosen, what is worth trying for a problem, and what the cost model says of it."""
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tritonkittens.lang as tk
+from tritonkittens import tune
+from tritonkittens.lang.layout import ALIGNMENT, RESERVE, SYSTEM
+from tritonkittens.lang.schedule import supergroup_rows
+from tritonkittens.lang.template import split_tail
+
+SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
+ORDERS = ("supergroup", "row_major", "column_major")
+LINE = 128  # bytes: width of a swizzled tile row
+MAX_SPLITS = 16
+
+# Measured on an H200 (bench/results/gemm_sweep.json): seconds from the launch to the first product and from the last to the end, of a kernel that does no more,
+# and what a task costs beside its iterations.
+LAUNCH = 4.6e-6
+TASK = 1.1e-6
+FIX_UP = 1.6e-6  # of a task that parts are summed up for, and for each part
+PART = 0.5e-6
+TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
+LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
+
+
+class Problem(NamedTuple):
+    """C (M × N) = A (M × K) · B (K × N), `batch` of them. Plain values, as a tuning table keeps them.
+
+    dtype, out: names of element types ("bf16"). layouts: how A and B are stored, "mk" or "km" and "kn" or "nk". epilogue: "" for none, "vector" for what is
+    read along rows or columns, "tile" where a matrix is read as well, "activation" with or without them.
+    """
+
+    dtype: str
+    out: str
+    a: str
+    b: str
+    epilogue: str
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is computed; None is chosen for the problem.
+
+    A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
+    computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k").
+
+    Raises ValueError for values that no kernel has.
+    """
+
+    rows: int = 64
+    cols: int = 256
+    depth: int | None = None
+    consumers: int = 2
+    stages: int | None = None
+    blocks_per_sm: int = 1
+    cluster: int = 1
+    independent: bool = False
+    swapped: bool = False
+    schedule: str = "persistent"
+    splits: int = 1
+    order: str = "supergroup"
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
+            if getattr(self, field) not in known:
+                raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
+        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
+            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of C that the blocks of a cluster compute together."""
+        return self.rows * self.cluster * (1 if self.independent else self.consumers), self.cols
+
+    def depth_of(self, itemsize: int) -> int:
+        """Depth of an iteration: a swizzled line of the operands unless given."""
+        return self.depth or LINE // itemsize
+
+    def scheduler(self) -> tk.Schedule:
+        made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
+        return tk.SplitK(self.splits) if self.schedule == "split_k" else made[self.schedule]()
+
+    def ordering(self, problem: Problem, l2_bytes: int) -> tk.Order:
+        """The order of tasks; a supergroup's height is chosen so that its rows of A stay in L2 while B passes."""
+        if self.order != "supergroup":
+            return tk.RowMajor() if self.order == "row_major" else tk.ColumnMajor()
+        return tk.Supergroup(self.group or self._group(problem, l2_bytes))
+
+    def _group(self, problem: Problem, l2_bytes: int) -> int:
+        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
+        return min(GROUP, supergroup_rows(max(m, 1), max(n, 1), max(problem.k, 1), self.tile, _itemsize(problem.dtype), l2_bytes))
+
+
+GROUP = 8  # tiles of a supergroup at most: more leave the blocks that run at once with too few columns of B in common
+
+
+def _itemsize(dtype: str) -> int:
+    return {"bf16": 2, "fp16": 2, "fp32": 4}.get(dtype, 1)
+
+
+def _swapped(base: Config, **changes: object) -> Config:
+    return Config(**{**base.__dict__, **changes})  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def candidates(problem: Problem) -> tuple[Config, ...]:
+    """Configurations that are worth measuring for a problem, the fixed choice for unknown devices first."""
+    two = Config()
+    found = [two, Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
+             Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
+             Config(rows=128, cols=128, independent=True, schedule="split_tail")]  # fmt: skip
+    line = LINE // _itemsize(problem.dtype)
+    small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
+    small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]
+    if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
+        found += small
+        found += [Config(**{**c.__dict__, "schedule": "split_k", "splits": parts}) for c in (*small, Config(cols=128)) for parts in (2, 4, 8)
+                  if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
+    if problem.m <= 64:
+        found += _decode(problem, line)
+    fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
+    return tuple(fits)
+
+
+def _decode(problem: Problem, line: int) -> list[Config]:
+    """For few rows of A: B's columns are the rows of the product, and enough blocks read it at once."""
+    cols = max(16 if line == 64 else 32, 1 << max(0, problem.m - 1).bit_length())
+    wide = [Config(swapped=True, cols=cols, depth=depth, consumers=consumers, blocks_per_sm=blocks)
+            for depth in (2 * line, 4 * line) for consumers in (1, 2) for blocks in (1, 2) if depth == 2 * line or blocks == 1]  # fmt: skip
+    split = [Config(**{**c.__dict__, "schedule": "split_k", "splits": parts}) for c in wide for parts in (2, 4, 8) if parts * (c.depth or 1) <= problem.k]
+    tails = [Config(**{**c.__dict__, "schedule": "split_tail"}) for c in wide]
+    return [*wide, *split, *tails]
+
+
+def _limit(config: Config) -> int:
+    return ((227 << 10) + SYSTEM) // config.blocks_per_sm - SYSTEM - RESERVE
+
+
+def _padded(rows: int, cols: int, itemsize: int) -> int:
+    return -(-rows * cols * itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
+    """Shared memory of a block with the stages that it needs at least, results beside the ring (`least`: over it where they may be)."""
+    size, depth = _itemsize(problem.dtype), config.depth_of(_itemsize(problem.dtype))
+    team = 1 if config.independent else config.consumers
+    slot = _padded(team * config.rows, depth, size) + _padded(config.cols, depth, size)
+    staging = config.consumers * _padded(config.rows, config.cols, _itemsize(problem.out))
+    over = least and not (config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block") or problem.epilogue == "tile")
+    return max(3 * slot, staging) if over else 2 * slot + staging
+
+
+def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
+    """What the model says: every unit's time for the busiest multiprocessor, and what nothing hides.
+
+    A multiprocessor's tensor cores, shared memory and share of L2 bandwidth are used by the rounds of tasks that it works on; HBM by all together.
+    """
+    size, out = _itemsize(problem.dtype), _itemsize(problem.out)
+    depth = config.depth_of(size)
+    m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
+    rows, cols = config.tile
+    tasks = problem.batch * -(-m // rows) * -(-n // cols)
+    slots = max(1, device.multiprocessors * config.blocks_per_sm // config.cluster)
+    iterations = max(1, -(-problem.k // depth))
+    parts = 1
+    if config.schedule == "split_k":
+        parts = config.splits
+        rounds = -(-tasks * parts // slots) / parts
+    elif config.schedule == "split_tail":
+        whole, parts = split_tail(tasks, slots)
+        rounds = whole // slots + (1 / parts if tasks > whole else 0)
+        parts = parts if tasks > whole else 1
+    elif config.schedule == "stream_k":
+        rounds = tasks / slots * 1.1  # blocks at different depths share nothing in L2
+        parts = 2
+    else:
+        rounds = -(-tasks // slots)
+    # Blocks of one multiprocessor share its units; where they are not all there, the others have more
+    crowd = min(config.blocks_per_sm, max(1.0, tasks * parts * config.cluster / device.multiprocessors))
+    steps = rounds * iterations * crowd
+    block_rows = rows // config.cluster
+    mma = 2 * block_rows * cols * depth
+    tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * TENSOR_EFFICIENCY)
+    per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
+    shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
+    l2 = steps * (block_rows + cols / config.cluster) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
+    a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
+    hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
+    # A ring that is too short for the latency of its copies
+    slot = (block_rows + cols) * depth * size
+    staging = config.consumers * config.rows * cols * out
+    stages = min(config.stages or 6, max(2, (_limit(config) - staging) // slot))
+    latency = rounds * iterations * LATENCY / stages
+    stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
+    synchronisation = math.ceil(rounds) * TASK * (1 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5) + TASK + stalled
+    if parts > 1:
+        synchronisation += FIX_UP + parts * PART
+    return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=0.0, setup=LAUNCH + (1e-6 if config.cluster > 1 else 0), synchronisation=synchronisation)
+
+
+family: tune.Family[Problem, Config] = tune.register(
+    tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype", "out", "a", "b", "epilogue")))

@@ -1,0 +1,328 @@
+"""`gemm`: the matrix product with its epilogue for PyTorch tensors. Checks and plans once for every kind of call; later calls only launch."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import addressable, as_addressable, check_tensor, padded_empty, signature, storable
+from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.config import Config, Problem, family
+from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue
+from tritonkittens.kernels.gemm.measure import seconds
+from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
+from tritonkittens.kernels.gemm.template import Gemm
+from tritonkittens.launch import l2_bytes
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+OPERANDS = (torch.bfloat16, torch.float16, *FP8)
+RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
+VECTORS = (torch.bfloat16, torch.float16, torch.float32)
+MAX_PLANS = 4096  # kinds of calls that are remembered
+
+
+def gemm(
+    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, out: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
+
+    a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in `torch.matmul`. Any strides; without
+    a copy where one of the last two strides is 1 and the other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth
+    contiguous in both (`b = w.T` of a contiguous w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last.
+
+    bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the result's shape. residual: the result's
+    shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
+    (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices; both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest
+    finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one.
+
+    Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
+    128 of K. Differentiable in a, b, bias, gate and residual; traced by torch.compile as the operator `tritonkittens::gemm`.
+    Raises TypeError or ValueError for what does not fit together.
+    """
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
+        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype)
+        return result if out is None else out.copy_(result)
+    given = [t for t in (bias, gate, residual, scale_a, scale_b, out) if t is not None] if out is None or bias is not None or scale_a is not None else (out,)
+    operands = (bias, gate, residual, scale_a, scale_b)
+    try:
+        key = (signature(a, b, *given), activation, out_dtype, config, out is None, *[t is None for t in operands])
+    except AttributeError:
+        _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+        raise
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(a, b, operands, activation, out_dtype, out, config)
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return plan(a, b, operands, out)
+
+
+Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
+Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
+_plans: dict[tuple, Plan] = {}
+
+
+def _requires_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and getattr(t, "requires_grad", False) for t in tensors)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_kinds(**tensors: object) -> None:
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"gemm: {name} is {type(x).__name__}; it must be a torch tensor")
+
+
+def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
+
+
+def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """The result's shape. Raises ValueError for operands that do not multiply."""
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise ValueError(f"gemm: {name} has shape {tuple(x.shape)}; it must have at least 2 dimensions")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; they must be (…, M, K) and (…, K, N)")
+    try:
+        return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    except RuntimeError:
+        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast") from None
+
+
+def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+    """Devices, dtypes and shapes that fit together; errors name the argument."""
+    bias, gate, residual, scale_a, scale_b = operands
+    _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+    for name, x in (("a", a), ("b", b)):
+        check_tensor("gemm", name, x, OPERANDS, "a", a)
+    if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
+        raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
+    shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    if dtype not in RESULTS:
+        raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
+    for name, x, kinds in (("bias", bias, VECTORS), ("gate", gate, VECTORS), ("scale_a", scale_a, (torch.float32,)), ("scale_b", scale_b, (torch.float32,)),
+                           ("residual", residual, (dtype,)), ("out", out, (dtype,))):  # fmt: skip
+        if x is not None:
+            check_tensor("gemm", name, x, kinds, "a", a)
+            if name in ("residual", "out") and tuple(x.shape) != shape:
+                raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be {shape}")
+
+
+def _places(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
+    """Where the values of each epilogue operand lie in C: "scalar", "row", "col", "tile", or "block" for block scales."""
+    bias, gate, _, scale_a, scale_b = operands
+    shape = result_shape(a, b)
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    blocks = -(-k // BLOCK)
+    rows, cols = ((m, 1),), ((n,), (1, n))
+    allowed: dict[str, tuple[Tensor | None, dict[str, tuple]]] = {
+        "bias": (bias, {"col": cols}),
+        "gate": (gate, {"col": cols, "row": rows, "tile": (shape,)}),
+        "scale_a": (scale_a, {"row": ((m,), *rows), "block": ((m, blocks),)}),
+        "scale_b": (scale_b, {"col": cols, "block": ((blocks, -(-n // BLOCK)),)}),
+    }
+    found = {}
+    for name, (x, kinds) in allowed.items():
+        if x is None:
+            continue
+        place = "scalar" if x.numel() == 1 and x.ndim <= 2 else next((p for p, shapes in kinds.items() if tuple(x.shape) in shapes), None)
+        if place is None:
+            known = ", ".join(str(s) for shapes in kinds.values() for s in shapes)
+            raise ValueError(f"gemm: {name} is {tuple(x.shape)}; it must be one number or {known}")
+        found[name] = place
+    if "block" in found.values():
+        have = [None if s is None else tuple(s.shape) for s in (scale_a, scale_b)]
+        want = [(m, blocks), (blocks, -(-n // BLOCK))]
+        if a.ndim != 2 or b.ndim != 2 or a.dtype not in FP8 or have != want:
+            raise ValueError(f"gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for two fp8 matrices and come together, {want[0]} and "
+                             f"{want[1]} here")
+        found["scale_a"] = found["scale_b"] = "block"
+    return found
+
+
+# ---------------------------------------------------------------- plans
+
+
+def _plan(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None) -> Plan:
+    """What a call with operands of these kinds does; it may be called with any others of the same."""
+    check(a, b, operands, activation, out_dtype, out)
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"gemm(config={config!r}): must be a Config")
+    dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
+    if 0 in result_shape(a, b) or a.shape[-1] == 0:
+        return functools.partial(_of_nothing, dtype=dtype, activation=activation)
+    product = _Product(a, b, operands, activation, dtype, places, config)
+    straight = out is not None and storable(out) and a.ndim == b.ndim == 2 and not places and operands[2] is None
+    return product.straight(a, b, out) if straight else product
+
+
+def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: str | None) -> Tensor:
+    """An empty result, or the epilogue of the sum of nothing."""
+    bias, gate, residual, *_ = operands
+    zeros = torch.zeros(result_shape(a, b), dtype=torch.float32, device=a.device)
+    result = epilogue(zeros, bias, activation, gate, residual).to(dtype)
+    return result if out is None else out.copy_(result)
+
+
+def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as it is, as a view, or copied."""
+    if addressable(x) and (not depth_last or names[-1] == "k"):
+        return names, _itself
+    if addressable(x.mT) and (not depth_last or names[-1] != "k"):
+        return names[::-1], _transposed
+    if depth_last and names[-1] != "k":
+        return names[::-1], lambda y: as_addressable(y.mT)
+    return names, as_addressable
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.mT
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """(1 or B, rows, columns) of a tensor whose leading dimensions broadcast to `batch`: a copy only where some of several of them are broadcast."""
+    if all(n == 1 for n in x.shape[:-2]):
+        return x.reshape(1, *x.shape[-2:])
+    return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+
+
+class _Product:
+    """The plan of a product: how its operands become what the kernel takes, and the kernel."""
+
+    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: str | None, dtype: torch.dtype, places: dict[str, str], config: Config | None):
+        shape = result_shape(a, b)
+        self.shape, self.dtype, self.places = shape, dtype, places
+        self.batch = shape[:-2]
+        # Rows of all of a batch against one matrix are the rows of one product
+        self.flat = b.ndim == 2 and a.ndim > 2 and "tile" not in places.values() and places.get("gate") != "row" and a.is_contiguous()
+        self.batched = bool(self.batch) and not self.flat
+        self.depth_last = a.dtype in FP8
+        a, b = self._shaped(a, b)
+        self.a_order, self.store_a = _as_stored(a, "mk", self.depth_last)
+        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
+        rows, cols = (a.shape[-2], b.shape[-1])
+        kind = "activation" if activation else "tile" if operands[2] is not None or "tile" in places.values() else "vector" if places else ""
+        name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
+        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, kind, self.batch_size, rows, cols, a.shape[-1])
+        self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **{n: p for n, p in places.items() if p != "block"})
+        self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
+        self.config = config
+        self.template: tk.lcf | None = None
+
+    @property
+    def batch_size(self) -> int:
+        size = 1
+        for n in self.batch if self.batched else ():
+            size *= n
+        return size
+
+    def _shaped(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as matrices, or as batches of them."""
+        if self.flat:
+            return _as_matrix(a), b
+        return (_as_batch(a, self.batch), _as_batch(b, self.batch)) if self.batched else (a, b)
+
+    def _like_result(self, x: Tensor) -> Tensor:
+        return _as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
+
+    def _choose(self, run: Callable[[Config], None], device: torch.device) -> Config:
+        if self.config is not None:
+            return self.config
+        on_gpu = device.type == "cuda"
+        measure = (lambda config: seconds(functools.partial(run, config), device)) if on_gpu else None
+        return family.choose(self.problem, measure, device.index if on_gpu else None)
+
+    def _template(self, config: Config, device: torch.device) -> tk.lcf:
+        index = device.index if device.type == "cuda" else None
+        order = config.ordering(self.problem, l2_bytes(index))
+        return _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue, "block" in self.places.values(), **self.types)
+
+    def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, residual: Tensor | None, extras: list[Tensor]) -> None:
+        tensors = (b, a, c) if config.swapped else (a, b, c)
+        self._template(config, c.device)(*tensors, *(() if residual is None else (residual,)), *extras)
+
+    def straight(self, a: Tensor, b: Tensor, out: Tensor) -> Plan:
+        """The plan where the kernel takes the operands as they are, or as views."""
+        config = self._choose(lambda c: self._launch(c, self.store_a(a), self.store_b(b), torch.empty_like(out), None, []), out.device)
+        template, store_a, store_b, swapped = self._template(config, out.device), self.store_a, self.store_b, config.swapped
+        call = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), out)
+
+        def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor) -> Tensor:
+            call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), out)
+            return out
+
+        def run_plain(a: Tensor, b: Tensor, operands: Operands, out: Tensor) -> Tensor:
+            call(a, b, out)
+            return out
+
+        return run_plain if store_a is _itself and store_b is _itself and not swapped else run  # type: ignore[return-value]
+
+    def __call__(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
+        bias, gate, residual, scale_a, scale_b = operands
+        home = out if out is not None and storable(out) else padded_empty(self.shape, a, self.dtype)
+        if self.flat and home is out and not out.is_contiguous():
+            home = padded_empty(self.shape, a, self.dtype)
+        a, b = self._shaped(a, b)
+        a, b = self.store_a(a), self.store_b(b)
+        c = self._like_result(home)
+        matrix = None if residual is None else as_addressable(self._like_result(residual))
+        if self.config is None:
+            self.config = self._choose(lambda config: self._launch(config, a, b, torch.empty_like(c), matrix, self._extras(config, operands)), a.device)
+        self._launch(self.config, a, b, c, matrix, self._extras(self.config, operands))
+        if out is None:
+            return home if home.is_contiguous() else home.contiguous()
+        return out if home is out else out.copy_(home)
+
+    def _extras(self, config: Config, operands: Operands) -> list[Tensor]:
+        """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and columns run."""
+        bias, gate, _, scale_a, scale_b = operands
+        out: list[Tensor] = []
+        if scale_a is not None and scale_b is not None and self.places["scale_a"] == "block":
+            out += [scale_a.T, scale_b]
+        for name, x in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("gate", gate)):
+            if x is None or self.places[name] == "block":
+                continue
+            if self.places[name] == "tile":
+                tile = self._like_result(x)
+                out.append(tile.mT if config.swapped else tile)
+            else:
+                out.append(x.reshape(-1))
+        return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Epilogue, blockwise: bool, **types: object) -> tk.lcf:
+    """The kernel of a configuration."""
+    knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
+                 cluster=config.cluster, order=order, **types)  # fmt: skip
+    if blockwise:
+        return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
+    if config.swapped:
+        a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
+        swap = {"row": "col", "col": "row"}
+        places = {n: swap.get(p, p) for n in ("scale_a", "scale_b", "bias", "gate") if (p := getattr(epilogue, n)) is not None}
+        epilogue = replace(epilogue, **places)
+        knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
+    itemsize = tk.to_torch(knobs["dtype"]).itemsize
+    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
+                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(), **knobs)

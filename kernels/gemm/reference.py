@@ -1,0 +1,52 @@
+"""What `gemm` computes, in plain torch and float64."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+BLOCK = 128  # of K and N, for block scales
+
+
+def activated(x: Tensor, activation: str | None) -> Tensor:
+    """The activation of `gemm`, by name."""
+    if activation is None:
+        return x
+    if activation == "silu":
+        return functional.silu(x)
+    return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def epilogue(
+    total: Tensor, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """residual + gate · activation(total + bias), in the dtype of `total`."""
+    dtype = total.dtype
+    y = activated(total if bias is None else total + bias.to(dtype), activation)
+    y = y if gate is None else y * gate.to(dtype)
+    return y if residual is None else y + residual.to(dtype)
+
+
+def _spread(scale: Tensor, shape: torch.Size, dims: tuple[int, ...]) -> Tensor:
+    """Block scales, one for every element."""
+    for dim in dims:
+        scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, shape[dim])
+    return scale
+
+
+def gemm_torch(
+    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`gemm` in float64; arguments as there."""
+    a, b = a.double(), b.double()
+    blocks = -(-a.shape[-1] // BLOCK)
+    if scale_a is not None:
+        scale = scale_a.double()
+        blockwise = scale.ndim == 2 and scale.shape == (a.shape[-2], blocks) and scale.shape[1] > 1
+        a = a * (_spread(scale, a.shape, (1,)) if blockwise else scale.reshape(-1, 1) if scale.numel() > 1 else scale)
+    if scale_b is not None:
+        scale = scale_b.double()
+        blockwise = scale.ndim == 2 and scale.shape == (blocks, -(-b.shape[-1] // BLOCK)) and scale.numel() > 1 and scale.shape != (1, b.shape[-1])
+        b = b * (_spread(scale, b.shape, (0, 1)) if blockwise else scale.reshape(1, -1) if scale.numel() > 1 else scale)
+    return epilogue(a @ b, bias, activation, gate, residual)

@@ -1,0 +1,62 @@
+"""A small matrix product as a template, with products in flight when a task ends: for schedules that split tasks, orders and clusters."""
+
+import triton
+
+import tritonkittens.lang as tk
+
+
+class Product(tk.lcf):
+    """C = A·B (+ R): M × K, K × N, M × N in bf16, bf16, fp32. A task is `team` · `cluster` tiles of 64 rows, one below the other, and 64 columns."""
+
+    residual: bool = False
+
+    def layout(self):
+        a, b, c = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64)
+        return tk.layout(
+            globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})), input=dict(A=a, B=b), finish=dict(C=c),
+            accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)), multicast=("B",) if self.cluster > 1 else (), preload=("C",) if self.residual else ())
+
+    @property
+    def task_rows(self):
+        return 64 * self.team * self.cluster
+
+    def tasks(self, A, B, C, *_):
+        return triton.cdiv(C[0], self.task_rows) * triton.cdiv(C[1], 64)
+
+    @triton.jit
+    def setup(ctx):
+        rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows), tk.ceil_div(tk.extent(ctx.globals.C, 1), 64)
+        row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
+        depth = tk.ceil_div(tk.extent(ctx.globals.A, 1), 64)
+        return tk.task(depth, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived)
+
+    @triton.jit
+    def load_finish(ctx, staging):
+        tk.load_async(staging.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.col), staging.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.mma_begin(tk.zero(ctx.accumulators.acc), tk.bf16))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = tk.mma_AB(tk.subtile(input.A, 64, 64, ctx.consumer, 0), input.B, state.acc, wait=False)
+        return state.replace(acc=tk.mma_retire(acc))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc)))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        acc = tk.load(tk.mma_wait(state.acc))
+        if ctx.config.residual:
+            acc += tk.load(staging.C, like=acc)
+        tk.store(staging.C, acc)
+        tk.fence_async()
+        tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.col))

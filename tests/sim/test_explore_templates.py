@@ -1,0 +1,48 @@
+"""Templates under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same result in each."""
+
+import pytest
+import torch
+
+import tritonkittens.lang as tk
+from tests.cases_split import Product
+from tests.streaming import CountedStream, PipelinedStream, Prefix, integers, operands, prefixes
+from tests.util import poison
+from tritonkittens import sim
+
+LENGTHS = (2, 0, 3, 1, 4)
+CASES = [
+    (CountedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
+    (PipelinedStream, dict(consumers=3, independent=True, weighted=False, stages=2), LENGTHS),
+    (CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
+    (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 3)),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
+    (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),
+    (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
+    (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 3)),
+]
+
+
+@pytest.mark.parametrize(("cls", "knobs", "lengths"), CASES, ids=lambda x: x.__name__ if isinstance(x, type) else None)
+def test_streams(cls, knobs, lengths, rng):
+    template = cls(**knobs)
+    x, e, s, counts = operands(template, lengths, rng, "cpu")
+    sums = prefixes(template, x, e, s, counts)
+    expected, more = sums[:, -1].reshape(-1, template.cols), []
+    if template.residual:
+        more.append(integers(rng, "cpu", torch.float32, *expected.shape))
+        expected = expected + more[0]
+    if isinstance(template, Prefix):
+        more.append(poison(torch.empty(len(lengths), max(lengths) * template.cluster * template.team * 64, 64)))
+    y = poison(torch.empty(expected.shape))
+    sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=2), schedules=20)
+    assert torch.equal(y, expected.float())
+
+
+@pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, independent=True)], ids=str)
+def test_products_in_flight(knobs, rng):
+    a, b = integers(rng, "cpu", torch.bfloat16, 192, 256), integers(rng, "cpu", torch.bfloat16, 256, 64)
+    template = Product(stages=2, **{"consumers": 1, **knobs})
+    c = poison(torch.empty(192, 64))
+    sim.explore(lambda: template(a, b, c, blocks=2), schedules=20)
+    assert torch.equal(c.double(), a.double() @ b.double())
