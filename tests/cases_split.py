@@ -1,6 +1,7 @@
-"""A small matrix product as a template, with products in flight when a task ends: for schedules that split tasks, orders and clusters."""
+"""Small templates for schedules: a matrix product whose products are in flight when a task ends, and one that writes down who does what."""
 
 import triton
+import triton.language as tl
 
 import tritonkittens.lang as tk
 
@@ -60,3 +61,41 @@ class Product(tk.lcf):
         tk.store(staging.C, acc)
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.col))
+
+
+class Walk(tk.lcf):
+    """Writes down who does what: `count` and `block` of every iteration of every task (`most` a task), and how often a task is finished."""
+
+    consumers: int = 1
+
+    def layout(self):
+        tile, sums = tk.st(tk.fp32, 16, 16), dict(acc=tk.rt(tk.fp32, 16, 16)) if self.splits else {}
+        tensors = dict(X=tile, count=None, block=None, finished=None, lengths=None)
+        return tk.layout(globals=tensors, input=dict(X=tile), accumulators=sums, args=("tasks", "most"))
+
+    def tasks(self, X, count, block, finished, lengths):
+        return lengths[0]
+
+    @triton.jit
+    def setup(ctx):
+        more = ctx.task < ctx.args.tasks
+        return tk.task(tl.load(ctx.globals.lengths.pointer + ctx.task, mask=more, other=0), when=more)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, 16, 16)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        step = ctx.task * ctx.args.most + ctx.iter
+        tl.atomic_add(ctx.globals.count.pointer + step, 1)
+        tl.store(ctx.globals.block.pointer + step, tk.block_index())
+        return state
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tl.atomic_add(ctx.globals.finished.pointer + ctx.task, 1)

@@ -1,5 +1,6 @@
 """Schedules against the orders written out in numpy, in a plain kernel under Triton's interpreter; the host-side choice of a supergroup."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tritonkittens.lang as tk
+from tests.cases_split import Walk
+from tests.util import poison
+from tritonkittens import sim
 
 # Every schedule in one kernel: row i of `out` is (supergroup, longest first, stream-K) of task i.
 PROGRAM = """
@@ -37,12 +42,22 @@ def schedules(out, rows, cols, others, blocks, iterations, GROUP: tl.constexpr):
     tl.store(out + 7, alone)
     tl.store(out + 8, nobody)
 
+@triton.jit
+def tiles(out, rows, cols, ORDER: tl.constexpr):
+    row, col = tk.tile_at(ORDER, tk.block_index(), rows, cols)
+    tl.store(out + 2 * tk.block_index(), row)
+    tl.store(out + 2 * tk.block_index() + 1, col)
+
 cases = np.load(sys.argv[1])
 results = {}
 for n, (rows, cols, others, blocks, iterations, group, tasks) in enumerate(cases.tolist()):
     out = torch.full((tasks, 9), -(2**31), dtype=torch.int32)
     schedules[(tasks,)](out, rows, cols, others, blocks, iterations, GROUP=group)
     results[str(n)] = out.numpy()
+    for order in (tk.RowMajor(), tk.ColumnMajor(), tk.Supergroup(group), tk.LongestFirst()):
+        out = torch.full((rows * cols, 2), -1, dtype=torch.int32)
+        tiles[(rows * cols,)](out, rows, cols, ORDER=order)
+        results[f"{n} {order}"] = out.numpy()
 np.savez(sys.argv[2], **results)
 """
 
@@ -72,6 +87,12 @@ def test_device_schedules_in_the_interpreter(rng, tmp_path):
     for n, (rows, cols, others, blocks, iterations, group, _) in enumerate(cases):
         out = results[str(n)]
         assert out[: rows * cols, :2].tolist() == [list(x) for x in supergroup_order(rows, cols, group)], cases[n]
+        orders = {
+            tk.RowMajor(): [(r, c) for r in range(rows) for c in range(cols)], tk.ColumnMajor(): [(r, c) for c in range(cols) for r in range(rows)],
+            tk.Supergroup(group): supergroup_order(rows, cols, group), tk.LongestFirst(): [(r, c) for r in reversed(range(rows)) for c in range(cols)],
+        }  # fmt: skip
+        for order, wanted in orders.items():
+            assert results[f"{n} {order}"].tolist() == [list(x) for x in wanted], (order, cases[n])
         longest = [[tile, other] for tile in reversed(range(rows)) for other in range(others)]
         assert out[: rows * others, 2:4].tolist() == longest, cases[n]
         assert (out[rows * others :, 2] < 0).all(), "past the last task the tile is negative"
@@ -120,3 +141,89 @@ def test_supergroup_rows_of_known_problems():
 def test_device_functions_outside_a_kernel(call):
     with pytest.raises(tk.TileError, match="call it inside a kernel"):
         call()
+
+
+# ---------------------------------------------------------------- who does what
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    with sim.device("sm_90a") as device:
+        yield device
+
+
+def walk(schedule, lengths, slots):
+    """[[block of iteration i of task t]], where `slots` blocks run at once. Every iteration must be done once, every task be finished once."""
+    most = max([1, *lengths])
+    x, lengths = torch.zeros(16, 16), torch.tensor(lengths, dtype=torch.int32)
+    count, finished = torch.zeros(len(lengths), most, dtype=torch.int32), torch.zeros(len(lengths), dtype=torch.int32)
+    block = poison(torch.empty(len(lengths), most, dtype=torch.int32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tritonkittens.lang.template.multiprocessor_count", lambda device: slots)
+        Walk(schedule=schedule)(x, count, block, finished, lengths, tasks=len(lengths), most=most)
+    assert torch.equal(count, (torch.arange(most) < lengths[:, None]).int()), "an iteration is done twice, never, or where there is none"
+    assert (finished == 1).all(), "a task is finished twice or never"
+    return [block[t, :n].tolist() for t, n in enumerate(lengths.tolist())]
+
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+SLOTS = st.integers(1, 7)
+few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def runs(blocks):
+    """(block, how many iterations in a row) of one task."""
+    return [(block, len(list(group))) for block, group in itertools.groupby(blocks)]
+
+
+@few
+@given(lengths=LENGTHS, slots=SLOTS)
+def test_whole_tasks(simulated, lengths, slots):
+    for task, blocks in enumerate(walk(tk.OnePerBlock(), lengths, slots)):
+        assert set(blocks) <= {task}
+    rounds = -(-len(lengths) // slots)
+    grid = -(-len(lengths) // rounds)  # as few as give as many rounds
+    for task, blocks in enumerate(walk(tk.Persistent(), lengths, slots)):
+        assert set(blocks) <= {task % grid}
+
+
+@few
+@given(lengths=LENGTHS, slots=SLOTS, parts=st.sampled_from([2, 3, 5]))
+def test_split_k_makes_equal_parts(simulated, lengths, slots, parts):
+    rounds = -(-len(lengths) * parts // slots)
+    grid = -(-len(lengths) * parts // rounds)
+    for task, blocks in enumerate(walk(tk.SplitK(parts), lengths, slots)):
+        cuts = [part * len(blocks) // parts for part in range(parts + 1)]
+        assert max(b - a for a, b in itertools.pairwise(cuts)) <= -(-len(blocks) // parts), "the reference's parts are even"
+        assert blocks == [(task * parts + part) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
+
+
+@few
+@given(lengths=LENGTHS, slots=SLOTS)
+def test_split_tail_splits_only_the_last_round(simulated, lengths, slots):
+    whole = len(lengths) // slots * slots
+    for task, blocks in enumerate(walk(tk.SplitTail(), lengths, slots)):
+        if task < whole:
+            assert set(blocks) <= {task % slots}
+        else:
+            parts = slots // (len(lengths) - whole)
+            sizes = [n for _, n in runs(blocks)]
+            assert len(sizes) == min(parts, len(blocks)), "as many parts as there is room for, each by another block"
+            assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+@few
+@given(tasks=st.integers(1, 16), length=st.integers(1, 9), slots=SLOTS)
+def test_stream_k_deals_iterations_evenly(simulated, tasks, length, slots):
+    done = walk(tk.StreamK(), [length] * tasks, slots)
+    each = [sum(blocks.count(block) for blocks in done) for block in range(slots)]
+    assert max(each) - min(each) <= 1 or (tasks % slots == 0 and set(each) == {tasks // slots * length}), each
+    whole = tasks if tasks % slots == 0 else max(0, tasks // slots - 1) * slots  # the rest is one to two rounds
+    assert all(blocks == [task % slots] * length for task, blocks in enumerate(done[:whole]))
+    rest = [block for blocks in done[whole:] for block in blocks]
+    assert rest == sorted(rest), "a block's share is one stretch"
+
+
+def test_stream_k_of_known_problems(simulated):
+    assert [b for blocks in walk(tk.StreamK(), [1, 1, 1], 7) for b in blocks] == [0, 1, 2]
+    assert walk(tk.StreamK(), [5], 3) == [[0, 0, 1, 1, 2]]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import PipelinedStream, Stream
+from tests.streaming import CountedStream, PipelinedStream, Prefix, Stream
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -165,6 +165,125 @@ def test_impossible_blocks_per_sm(blocks):
         Copy(blocks_per_sm=blocks)
 
 
+@pytest.mark.parametrize("warps", [0, 5, 2.0, None])
+def test_impossible_producer_warps(warps):
+    with refused(f"Copy(producer_warps={warps!r}): must be "):
+        Copy(producer_warps=warps)
+
+
+def test_a_role_has_a_power_of_two_of_warps():
+    with refused("Copy(producer_warps=3): must be 1, 2 or 4 warps"):
+        Copy(producer_warps=3)
+
+
+@pytest.mark.parametrize("cluster", [0, 3, 16, "2", None])
+def test_impossible_clusters(cluster):
+    with refused(f"Copy(cluster={cluster!r}): must be one of 1, 2, 4, 8 blocks"):
+        Copy(cluster=cluster)
+
+
+@pytest.mark.parametrize("name, value, kind", [("schedule", tk.SplitK, "Schedule"), ("schedule", None, "Schedule"), ("schedule", tk.RowMajor(), "Schedule"),
+                                               ("order", "rows", "Order"), ("order", tk.Persistent(), "Order")])  # fmt: skip
+def test_schedules_and_orders_of_another_type(name, value, kind):
+    with refused(f"Copy({name}={value!r}): must be a tk.{kind}"):
+        Copy(**{name: value})
+
+
+@pytest.mark.parametrize("parts", [0, 65, -1, 2.0, "2", None])
+def test_impossible_parts(parts):
+    with refused(f"SplitK(parts={parts!r}): must be 1 to 64"):
+        tk.SplitK(parts)
+
+
+@pytest.mark.parametrize("rows", [0, -3, 1.5, None])
+def test_impossible_supergroups(rows):
+    with refused(f"Supergroup(rows={rows!r}): must be at least 1"):
+        tk.Supergroup(rows)
+
+
+def test_schedules_are_plain_values():
+    assert tk.SplitK(3) == tk.SplitK(3) != tk.SplitK(4) and len({tk.StreamK(), tk.StreamK(), tk.SplitTail()}) == 2
+    keys = {Stream(schedule=schedule).cache_key for schedule in (tk.Persistent(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.StreamK())}
+    assert len(keys) == 6 and len({Stream(order=order).cache_key for order in (tk.RowMajor(), tk.Supergroup(2), tk.Supergroup(3))}) == 3
+    with pytest.raises(AttributeError):
+        tk.SplitK(3).parts = 4
+
+
+def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
+    with refused("Copy(independent=True, ordered=True): consumers with tasks of their own have no turns"):
+        Copy(independent=True, ordered=True)
+    message = "(independent=True): consumers with tasks of their own have neither scratch, preload nor output tiles"
+    for cls, knobs in ((Stream, {}), (Stream, dict(weighted=False, residual=True)), (Prefix, dict(weighted=False))):
+        with refused(f"{cls.__name__}{message}"):
+            cls(independent=True, **knobs)
+
+
+def test_split_tasks_need_accumulators_to_sum_up():
+    for schedule in (tk.SplitK(2), tk.SplitTail(), tk.StreamK()):
+        with refused(f"Copy(schedule={schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout"):
+            Copy(schedule=schedule)
+    Copy(schedule=tk.SplitK(1))  # is not split
+
+
+def test_output_tiles_and_stores_go_together():
+    class Written(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), output=dict(Y=tile))
+
+    with refused("Written: output tiles are for the store hook of an lcsf template"):
+        Written()
+    with refused("Silent: its layout has no output tiles to store"):
+        type("Silent", (Prefix,), {"layout": Stream.layout})()
+
+
+@pytest.mark.parametrize("stages", [0, 33, 1.0, None])
+def test_impossible_output_stages(stages):
+    with refused(f"Prefix(output_stages={stages!r}): must be 1 to 32"):
+        Prefix(output_stages=stages)
+
+
+@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
+def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
+    with refused(f"Prefix(schedule={schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"):
+        Prefix(schedule=schedule)
+
+
+def test_hooks_of_an_lcsf():
+    with refused("Mute: hook 'store' is missing; a template needs setup, load, compute, store"):
+        type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
+    with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
+        type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_finish, start, finish"):
+        type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
+
+
+@pytest.mark.parametrize("part, cluster", [
+    (tk.st(tk.bf16, 64, 64), 8),  # 8 rows each: a piece of shared memory has 16
+    (tk.st(tk.bf16, 48, 64), 2),
+    (tk.st(tk.fp32, 64, 64), 4),  # two swizzle lines for four blocks
+    (tk.st(tk.bf16, 96, 128), 2),
+])  # fmt: skip
+def test_tiles_that_a_cluster_cannot_load_in_parts(part, cluster):
+    class Shared(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(A=part), input=dict(A=part), multicast=("A",))
+
+    with refused(f"Shared: {part!r} cannot be loaded in {cluster} equal parts, one by each block of the cluster: its columns must be a multiple of"):
+        Shared(cluster=cluster)
+    Shared()  # alone a block loads it whole
+
+
+def test_vectors_cannot_be_loaded_in_parts():
+    vector = tk.sv(tk.fp32, 64)
+
+    class Shared(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(v=vector), input=dict(v=vector), multicast=("v",))
+
+    with refused(f"Shared: {vector!r} cannot be loaded in 2 equal parts, one by each block of the cluster"):
+        Shared(cluster=2)
+
+
 def test_registers_beyond_what_the_block_starts_with():
     """Otherwise the compiler drops the reallocation without a word, and the producer's registers are lost to the consumers."""
     with refused("Copy: registers over budget: (240, 240, 240, 32) a thread of 4 warpgroups are 96256 of 65536"):
@@ -309,6 +428,91 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
     Copy(stages=3).compile(*tensors())
 
 
+@triton.jit
+def _odd_order(ctx):
+    row, col = tk.tile_at(ctx.config.consumers, ctx.task, 2, 2)
+    return tk.task(2, when=ctx.task < 4, row=row, col=col)
+
+
+def test_an_order_that_is_none():
+    with refused("tile_at(order=1): must be RowMajor(), ColumnMajor(), Supergroup(rows) or LongestFirst()"):
+        type("Wrong", (Copy,), {"setup": _odd_order})().compile(*tensors())
+
+
+@triton.jit
+def _store_nothing(ctx, output):
+    pass
+
+
+@triton.jit
+def _store_twice(ctx, output):
+    tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter, 0))
+    tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter, 0))
+
+
+def stream_tensors(template, tasks=2):
+    """What a `Stream` or `Prefix` takes."""
+    x, s = meta(tasks, 128, 64, dtype=torch.float32), meta(tasks * template.cluster * template.team * 64, 64, dtype=torch.float32)
+    return x, x, s, s, meta(tasks, dtype=torch.int32), *([meta(tasks, 128 * template.team, 64, dtype=torch.float32)] if isinstance(template, Prefix) else [])
+
+
+@pytest.mark.parametrize("hook, copies", [(_store_nothing, 0), (_store_twice, 2)])
+def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
+    template = type("Wrong", (Prefix,), {"store": hook})()
+    for _ in range(2):
+        with refused(f"hook 'store' makes {copies} copies, but its output tiles are 1: store every tile of the argument exactly once"):
+            template.compile(*stream_tensors(template), tasks=2)
+    Prefix().compile(*stream_tensors(Prefix()), tasks=2)
+
+
+@pytest.mark.parametrize("schedule", [tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
+def test_schedules_that_must_know_how_many_tasks_there_are(schedule):
+    template = Stream(schedule=schedule)
+    with refused(f"Stream(schedule={schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make"):
+        template.compile(*stream_tensors(template), tasks=2)
+
+
+def test_the_state_of_split_tasks_is_their_accumulators():
+    """`PipelinedStream` keeps its weights in the state: what is not summed up would be lost."""
+
+    class Forgetful(PipelinedStream):
+        def tasks(self, X, *_):
+            return X[0]
+
+    template = Forgetful(schedule=tk.SplitK(2))
+    message = r"Forgetful\(schedule=SplitK\(parts=2\)\): tasks that are split are summed up by their accumulators; the state must be the fp32 tiles of " \
+              r"layout\(accumulators=\{'acc': \(64, 64\)\}\), it has acc \[64, 64\], weights \[64, 64\]"
+    with pytest.raises(tk.TileError, match=message):
+        template.compile(*stream_tensors(template), tasks=2)
+
+
+# ---------------------------------------------------------------- what was chosen
+
+
+@pytest.mark.parametrize("cls, knobs", [
+    (Stream, dict(consumers=2)),
+    (Stream, dict(consumers=2, stages=12)),
+    (CountedStream, dict(consumers=4, independent=True, weighted=False, schedule=tk.StreamK(), blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16)),
+    (Stream, dict(cluster=2, consumer_registers=120, order=tk.Supergroup(4))),
+    (Prefix, dict(consumers=1)),
+])  # fmt: skip
+def test_explain_says_what_was_chosen(cls, knobs):
+    template = cls(**knobs)
+    placed, text = template.placement(90), template.explain()
+    assert text.splitlines()[0] == f"{cls.__name__} on sm_90"
+    given = "given" if "stages" in knobs else "as many as fit"
+    assert f"stages {placed.stages} ({given}" in text and "X st(" in text
+    assert (f"over the ring behind slot {placed.safe_stages}" in text) == (placed.over_ring is not None)
+    assert ("beside the ring" in text) == (placed.over_ring is None)
+    mine, *_, others = template.registers()
+    why = "given" if "consumer_registers" in knobs else "what the block's share"
+    assert f"registers {mine} a consumer thread ({why}" in text and f"{others} of the other roles; {template.blocks_per_sm} block(s) an SM" in text
+    assert f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.independent else 'one task together'}" in text
+    assert repr(template.schedule) in text and repr(template.order) in text
+    assert ("clusters of 2 blocks load X together" in text) == (template.cluster == 2)
+    assert template.explain(100).splitlines()[0] == f"{cls.__name__} on sm_100"
+
+
 class Scratched(Copy):
     def layout(self):
         return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), scratch=dict(S=tile), finish=dict(Y=tile))
@@ -317,6 +521,23 @@ class Scratched(Copy):
 def test_scratch_tiles_without_their_hook():
     with refused("Scratched: its layout has scratch tiles, but hook 'load_scratch' is missing"):
         Scratched().compile(*tensors())
+
+
+def test_preloaded_tiles_without_their_hook():
+    class Preloaded(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile), preload=("Y",))
+
+    with refused("Preloaded: its layout has preload tiles, but hook 'load_finish' is missing"):
+        Preloaded()
+
+    class Forgetful(Preloaded):
+        @triton.jit
+        def load_finish(ctx, staging):
+            pass
+
+    with refused("hook 'load_finish' copies 0 bytes, but its barrier expects 8192"):
+        Forgetful().compile(*tensors())
 
 
 def test_scratch_bytes_are_checked_for_every_consumer():

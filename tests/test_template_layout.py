@@ -31,6 +31,11 @@ def plan(input=None, scratch=None, finish=None):
         (dict(globals={}, input=dict(arrived=tile)), "layout(input={'arrived': …}): the name is taken"),
         (dict(globals={}, input=dict(X=tile), scratch=dict(arrived=tile)), "layout(scratch={'arrived': …}): the name is taken"),
         (dict(globals={}), "layout(input={}): a template streams at least one tile"),
+        (dict(globals={}, input=dict(X=tile), output=dict(Y=3)), "layout(output={'Y': 3}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), output=dict(arrived=tile)), "layout(output={'arrived': …}): the name is taken"),
+        (dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")), "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y"),
+        (dict(globals={}, input=dict(X=tile), finish=dict(Y=tile), preload=("X",)), "layout(preload=('X',)): 'X' is no finish tile; there are Y"),
+        (dict(globals={}, input=dict(X=tile), preload=("Y",)), "layout(preload=('Y',)): 'Y' is no finish tile; there are none"),
     ],
 )
 def test_layout_refuses(arguments, message):
@@ -144,6 +149,25 @@ def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blo
             taken[name, stage].append(span)
             lowest = min(lowest, stage)
     assert placed.safe_stages == lowest
+
+
+def test_output_tiles_take_their_share():
+    big = tk.st(tk.bf16, 128, 256)  # 64 KiB
+    one = tk.layout(globals={}, input=dict(X=big), output=dict(Y=tile))
+    assert place(one, 1, 1, None, 90, "T", output_stages=2) == Placement(3, 3, None)
+    assert place(one, 1, 1, None, 90, "T", output_stages=8) == Placement(2, 2, None)
+    with pytest.raises(tk.TileError, match=re.escape("T(stages=3): shared memory over budget: ")):
+        place(one, 1, 1, 3, 90, "T", output_stages=8)
+
+
+def test_results_stay_beside_the_ring_where_consumers_end_apart():
+    """Over the ring they need every consumer of the block at the end of a task."""
+    big = tk.st(tk.bf16, 128, 256)
+    two = plan(dict(X=big), finish=dict(F=big))
+    assert place(two, 1, 1, None, 90, "T").over_ring
+    assert place(two, 1, 1, None, 90, "T", may_overlap=False) == Placement(2, 2, None)
+    with pytest.raises(tk.TileError, match=re.escape("T(stages=3): shared memory over budget: ")):
+        place(two, 1, 1, 3, 90, "T", may_overlap=False)
 
 
 def test_rounds_are_even_unless_memory_is_the_limit():

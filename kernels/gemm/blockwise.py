@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile
+from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile, load_vectors
 from tritonkittens.kernels.gemm.reference import BLOCK
 
 
@@ -30,10 +30,10 @@ class BlockwiseGemm(tk.lcf):
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c = tk.st(self.out_dtype, self.rows, self.cols)
-        vectors = dict.fromkeys(("scales_a", "scales_b", *self.epilogue.operands()), None)
-        residual = dict(residual=c) if self.epilogue.residual else {}
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **vectors), input=dict(A=a, B=b), finish=dict(C=c),
-                         multicast=("B",) if self.cluster > 1 else (), preload=("C",) if self.epilogue.residual else ())
+        operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
+        vectors = {name: tile for name, tile in operands.items() if tile is not None}
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=None, scales_b=None, **operands), input=dict(A=a, B=b), finish=dict(C=c, **vectors),
+                         multicast=("B",) if self.cluster > 1 else (), preload=(*(("C",) if residual else ()), *vectors))
 
     @property
     def task_rows(self) -> int:
@@ -57,7 +57,9 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def load_finish(ctx, staging):
-        tk.load_async(staging.C, ctx.globals.residual, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col), staging.arrived)
+        load_vectors(ctx, staging)
+        if ctx.config.epilogue.residual:
+            tk.load_async(staging.C, ctx.globals.residual, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col), staging.arrived)
 
     @triton.jit
     def start(ctx):
@@ -74,7 +76,7 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.store(staging.C, finish_tile(ctx, state.acc, staging.C, row, ctx.col))
+        tk.store(staging.C, finish_tile(ctx, state.acc, staging, row, ctx.col))
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, (row, ctx.col))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
+from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.layout import ALIGNMENT, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import split_tail
@@ -23,6 +24,7 @@ LAUNCH = 4.6e-6
 TASK = 1.1e-6
 FIX_UP = 1.6e-6  # of a task that parts are summed up for, and for each part
 PART = 0.5e-6
+EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "activation": 0.3}  # of a multiprocessor for each element of C; straight-line code comes from L2
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
 
@@ -30,8 +32,8 @@ LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
 class Problem(NamedTuple):
     """C (M × N) = A (M × K) · B (K × N), `batch` of them. Plain values, as a tuning table keeps them.
 
-    dtype, out: names of element types ("bf16"). layouts: how A and B are stored, "mk" or "km" and "kn" or "nk". epilogue: "" for none, "vector" for what is
-    read along rows or columns, "tile" where a matrix is read as well, "activation" with or without them.
+    dtype, out: names of element types ("bf16"). a, b: how A and B are stored, "mk" or "km" and "kn" or "nk". epilogue: "" for none, "vector" for what is
+    read along rows or columns, "tile" where a matrix is read as well, "activation" with or without them. scales: "block" for block scales, else "".
     """
 
     dtype: str
@@ -39,6 +41,7 @@ class Problem(NamedTuple):
     a: str
     b: str
     epilogue: str
+    scales: str
     batch: int
     m: int
     n: int
@@ -107,15 +110,14 @@ def _itemsize(dtype: str) -> int:
     return {"bf16": 2, "fp16": 2, "fp32": 4}.get(dtype, 1)
 
 
-def _swapped(base: Config, **changes: object) -> Config:
-    return Config(**{**base.__dict__, **changes})  # type: ignore[arg-type]
-
-
 @functools.lru_cache(maxsize=4096)
 def candidates(problem: Problem) -> tuple[Config, ...]:
-    """Configurations that are worth measuring for a problem, the fixed choice for unknown devices first."""
-    two = Config()
-    found = [two, Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
+    """Configurations that are worth measuring for a problem."""
+    if problem.scales:
+        found = [Config(rows=64, cols=BLOCK, depth=BLOCK, consumers=consumers, cluster=cluster, group=group)
+                 for consumers in (1, 2, 3) for cluster in (1, 2) for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
+        return tuple(c for c in found if shared_bytes(problem, c) <= _limit(c))
+    found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
              Config(rows=128, cols=128, independent=True, schedule="split_tail")]  # fmt: skip
     line = LINE // _itemsize(problem.dtype)
@@ -154,8 +156,9 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     size, depth = _itemsize(problem.dtype), config.depth_of(_itemsize(problem.dtype))
     team = 1 if config.independent else config.consumers
     slot = _padded(team * config.rows, depth, size) + _padded(config.cols, depth, size)
-    staging = config.consumers * _padded(config.rows, config.cols, _itemsize(problem.out))
-    over = least and not (config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block") or problem.epilogue == "tile")
+    vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
+    staging = config.consumers * (_padded(config.rows, config.cols, _itemsize(problem.out)) + vectors)
+    over = least and not vectors and not (config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block"))
     return max(3 * slot, staging) if over else 2 * slot + staging
 
 
@@ -204,8 +207,14 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     synchronisation = math.ceil(rounds) * TASK * (1 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5) + TASK + stalled
     if parts > 1:
         synchronisation += FIX_UP + parts * PART
-    return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=0.0, setup=LAUNCH + (1e-6 if config.cluster > 1 else 0), synchronisation=synchronisation)
+    # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
+    per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
+    epilogue = rounds * crowd * per_task
+    hidden = config.independent or crowd > 1.5
+    alu = (epilogue if hidden else 0.0) + (device.seconds(steps * block_rows * cols * 4 / 128) if problem.scales else 0.0)
+    synchronisation += per_task if hidden else epilogue
+    return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=alu, setup=LAUNCH + (1e-6 if config.cluster > 1 else 0), synchronisation=synchronisation)
 
 
 family: tune.Family[Problem, Config] = tune.register(
-    tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype", "out", "a", "b", "epilogue")))
+    tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype", "out", "a", "b", "epilogue", "scales")))

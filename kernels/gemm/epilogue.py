@@ -9,71 +9,109 @@ import triton.language as tl
 import tritonkittens.lang as tk
 
 ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu")
-PLACES = (None, "scalar", "row", "col", "tile")  # one number; one for each row, each column, each element
+OPERANDS = ("scale_a", "scale_b", "bias", "gate")  # in the order in which a kernel takes them
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of the epilogue: its element type's name, and what its values belong to: "scalar" (one number for all), "row" (one for each row of C), "col"
+    (one for each column) or "tile" (one for each element).
+    """
+
+    place: str
+    dtype: str
+
+    @property
+    def element(self) -> tl.dtype:
+        return tl.dtype(self.dtype)
 
 
 @dataclass(frozen=True)
 class Epilogue(tk.Knob):
-    """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y.
+    """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y. `residual`: is a matrix added?"""
 
-    Scales, bias and gate are None or where their values lie: "scalar" (one number), "row" (one for each row of C), "col" (one for each column) and, for the
-    gate, "tile" (one for each element). `residual`: is a matrix added?
-    """
-
-    scale_a: str | None = None
-    scale_b: str | None = None
-    bias: str | None = None
+    scale_a: Operand | None = None
+    scale_b: Operand | None = None
+    bias: Operand | None = None
     activation: str | None = None
-    gate: str | None = None
+    gate: Operand | None = None
     residual: bool = False
 
-    def operands(self) -> tuple[str, ...]:
-        """The tensors beside the residual that it reads, in the order in which the kernel takes them."""
-        return tuple(name for name in ("scale_a", "scale_b", "bias", "gate") if getattr(self, name) is not None)
+    def tiles(self, cols: int) -> dict[str, tk.sv | None]:
+        """The operands beside the residual, and what is loaded into shared memory before they are used: a value for every column is read by all threads of a
+        warp alike, and from global memory each tile would wait for it."""
+        given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
+        return {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
+
+    def swapped(self) -> Epilogue:
+        """The same for Cᵀ."""
+        other = {"row": "col", "col": "row"}
+        turned = {name: Operand(other.get(x.place, x.place), x.dtype) for name in OPERANDS if (x := getattr(self, name)) is not None}
+        return Epilogue(**{**self.__dict__, **turned})
 
 
 @triton.jit
-def _combined(ctx, tile, tensor, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col):
-    """The tile times or plus values that lie along its rows, its columns, everywhere or nowhere."""
+def load_vectors(ctx, staging):
+    """The copies of a `load_finish` hook for the operands with a value for every column."""
+    E: tl.constexpr = ctx.config.epilogue
+    if E.scale_a is not None:
+        _load_vector(ctx, staging, "scale_a", E.scale_a.place)
+    if E.scale_b is not None:
+        _load_vector(ctx, staging, "scale_b", E.scale_b.place)
+    if E.bias is not None:
+        _load_vector(ctx, staging, "bias", E.bias.place)
+    if E.gate is not None:
+        _load_vector(ctx, staging, "gate", E.gate.place)
+
+
+@triton.jit
+def _load_vector(ctx, staging, NAME: tl.constexpr, PLACE: tl.constexpr):
+    if PLACE == "col":
+        tk.load_async(tk.field(staging, NAME), tk.field(ctx.globals, NAME), (ctx.col,), staging.arrived)
+
+
+@triton.jit
+def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col):
+    """The tile times or plus an operand."""
+    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
+    tensor = tk.field(ctx.globals, NAME)
+    ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
     if PLACE == "scalar":
         value = tl.load(tensor.pointer).to(tl.float32)
         return tile * value if MULTIPLY else tile + value
     elif PLACE == "row":
-        value = tk.cast(tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), tensor.pointer.dtype.element_ty), (row,)), tk.fp32)
+        value = tk.cast(tk.load(tensor, tk.col_vec(TILE, ELEMENT), (row,)), tk.fp32)
         return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
     elif PLACE == "col":
-        value = tk.cast(tk.load(tensor, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), tensor.pointer.dtype.element_ty), (col,)), tk.fp32)
+        value = tk.cast(tk.load(tk.field(staging, NAME), tk.row_vec(TILE, ELEMENT)), tk.fp32)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
-    elif PLACE == "tile":
-        TYPE: tl.constexpr = tk.rt(tensor.pointer.dtype.element_ty, ctx.config.rows, ctx.config.cols)
-        place = (ctx.batch, row, col) if ctx.config.batched else (row, col)
-        value = tk.cast(tk.load(tensor, TYPE, place), tk.fp32)
-        return tile * value if MULTIPLY else tile + value
     else:
-        return tile
+        place = (ctx.batch, row, col) if ctx.config.batched else (row, col)
+        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.rows, ctx.config.cols), place), tk.fp32)
+        return tile * value if MULTIPLY else tile + value
 
 
 @triton.jit
 def finish_tile(ctx, tile, staging, row, col):
-    """The results of a tile of sums, still in fp32; `staging` holds the residual's tile where there is one. `row`, `col`: which tile, in tiles."""
+    """The results of a tile of sums, still in fp32; `staging` holds the residual's tile and vectors. `row`, `col`: which tile, in tiles."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
-        tile = _combined(ctx, tile, ctx.globals.scale_a, E.scale_a, True, row, col)
+        tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col)
     if E.scale_b is not None:
-        tile = _combined(ctx, tile, ctx.globals.scale_b, E.scale_b, True, row, col)
+        tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col)
     if E.bias is not None:
-        tile = _combined(ctx, tile, ctx.globals.bias, E.bias, False, row, col)
+        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col)
     if E.activation == "gelu":
-        tile = tk.gelu(tile)
+        tile = tk.gelu(tile, fast=True)
     if E.activation == "gelu_tanh":
-        tile = tk.gelu(tile, "tanh")
+        tile = tk.gelu(tile, "tanh", fast=True)
     if E.activation == "silu":
-        tile = tk.silu(tile)
+        tile = tk.silu(tile, fast=True)
     if E.gate is not None:
-        tile = _combined(ctx, tile, ctx.globals.gate, E.gate, True, row, col)
+        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col)
     if E.residual:
         if ctx.config.c_stored_nm:
-            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging)), tk.fp32))
+            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging.C)), tk.fp32))
         else:
-            tile = tile + tk.cast(tk.load(staging, like=tile), tk.fp32)
+            tile = tile + tk.cast(tk.load(staging.C, like=tile), tk.fp32)
     return tile

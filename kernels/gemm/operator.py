@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels.gemm.product import FP8, check, gemm, result_dtype, result_shape
+from tritonkittens.kernels.gemm.product import FP8, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
 
 
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
-def product(
+def gemm_operator(
     a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None, gate: Tensor | None, residual: Tensor | None, scale_a: Tensor | None,
     scale_b: Tensor | None, out_dtype: torch.dtype | None,
 ) -> Tensor:  # fmt: skip
@@ -20,7 +20,7 @@ def product(
         return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
 
 
-@product.register_fake
+@gemm_operator.register_fake
 def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype):  # type: ignore[no-untyped-def]
     return a.new_empty(result_shape(a, b), dtype=result_dtype(a, out_dtype))
 
@@ -68,5 +68,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
             _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None)  # fmt: skip
 
 
-product.register_autograd(_backward, setup_context=_save)
-__all__ = ["check", "product"]
+gemm_operator.register_autograd(_backward, setup_context=_save)

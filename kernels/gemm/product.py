@@ -3,20 +3,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import addressable, as_addressable, check_tensor, padded_empty, signature, storable
+from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, padded_empty, signature, storable
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import Config, Problem, family
-from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue
+from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.measure import seconds
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
 from tritonkittens.launch import l2_bytes
+from tritonkittens.tune.tuner import tuning
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
@@ -45,13 +45,17 @@ def gemm(
     128 of K. Differentiable in a, b, bias, gate and residual; traced by torch.compile as the operator `tritonkittens::gemm`.
     Raises TypeError or ValueError for what does not fit together.
     """
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
+    operands = (bias, gate, residual, scale_a, scale_b)
+    bare = operands == NO_OPERANDS
+    if torch.compiler.is_compiling() or (_requires_grad(a, b) if bare else _requires_grad(a, b, bias, gate, residual)):
         result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype)
         return result if out is None else out.copy_(result)
-    given = [t for t in (bias, gate, residual, scale_a, scale_b, out) if t is not None] if out is None or bias is not None or scale_a is not None else (out,)
-    operands = (bias, gate, residual, scale_a, scale_b)
     try:
-        key = (signature(a, b, *given), activation, out_dtype, config, out is None, *[t is None for t in operands])
+        if bare:
+            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config)
+        else:
+            given = [t for t in (*operands, out) if t is not None]
+            key = (signature(a, b, *given), activation, out_dtype, config, out is None, *[t is None for t in operands])
     except AttributeError:
         _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
         raise
@@ -64,13 +68,30 @@ def gemm(
     return plan(a, b, operands, out)
 
 
+def tune_gemm(
+    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, tries: int | None = None,
+) -> Config:  # fmt: skip
+    """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm` of the kind, and return it.
+
+    Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Raises what `gemm` raises.
+    """
+    product = described(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+    return family.tune(product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries)
+
+
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple, Plan] = {}
+NO_OPERANDS: Operands = (None, None, None, None, None)
 
 
 def _requires_grad(*tensors: Tensor | None) -> bool:
-    return any(t is not None and getattr(t, "requires_grad", False) for t in tensors)
+    """Does a gradient have to be recorded?"""
+    for t in tensors:
+        if t is not None and getattr(t, "requires_grad", False):
+            return torch.is_grad_enabled()
+    return False
 
 
 # ---------------------------------------------------------------- checks
@@ -164,8 +185,21 @@ def _plan(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     product = _Product(a, b, operands, activation, dtype, places, config)
-    straight = out is not None and storable(out) and a.ndim == b.ndim == 2 and not places and operands[2] is None
-    return product.straight(a, b, out) if straight else product
+    if a.ndim == b.ndim == 2 and not places and operands[2] is None:
+        size = TMA_BYTES // dtype.itemsize
+        if out is not None and storable(out) or out is None and b.shape[1] % size == 0:
+            return product.straight(a, b, out)
+    return product
+
+
+def described(
+    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> _Product:  # fmt: skip
+    """The plan of a product: its `problem`, and how its operands become the kernel's."""
+    operands = (bias, gate, residual, scale_a, scale_b)
+    check(a, b, operands, activation, out_dtype, None)
+    return _Product(a, b, operands, activation, result_dtype(a, out_dtype), _places(a, b, operands), None)
 
 
 def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: str | None) -> Tensor:
@@ -221,10 +255,14 @@ class _Product:
         self.a_order, self.store_a = _as_stored(a, "mk", self.depth_last)
         self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
         rows, cols = (a.shape[-2], b.shape[-1])
-        kind = "activation" if activation else "tile" if operands[2] is not None or "tile" in places.values() else "vector" if places else ""
+        kinds = set(places.values())
+        kind = "activation" if activation else "tile" if operands[2] is not None or "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
-        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, kind, self.batch_size, rows, cols, a.shape[-1])
-        self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **{n: p for n, p in places.items() if p != "block"})
+        scales = "block" if "block" in kinds else ""
+        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, kind, scales, self.batch_size, rows, cols, a.shape[-1])
+        given = dict(zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
+        vectors = {n: Operand(p, tk.from_torch(x.dtype).name) for n, p in places.items() if p != "block" and (x := given[n]) is not None}
+        self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **vectors)
         self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
         self.config = config
         self.template: tk.lcf | None = None
@@ -245,12 +283,33 @@ class _Product:
     def _like_result(self, x: Tensor) -> Tensor:
         return _as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
 
-    def _choose(self, run: Callable[[Config], None], device: torch.device) -> Config:
-        if self.config is not None:
-            return self.config
-        on_gpu = device.type == "cuda"
-        measure = (lambda config: seconds(functools.partial(run, config), device)) if on_gpu else None
-        return family.choose(self.problem, measure, device.index if on_gpu else None)
+    def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
+        """What gives the seconds of a configuration with these operands."""
+        residual = None if operands[2] is None else as_addressable(self._like_result(operands[2]))
+        a, b = self._shaped(a, b)
+        a, b = self.store_a(a), self.store_b(b)
+        c = self._like_result(padded_empty(self.shape, a, self.dtype))
+        return lambda config: seconds(lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device)
+
+    def compilation(self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None) -> tuple[tk.lcf, tuple] | None:
+        """(template, tensors) of a configuration, to compile it ahead of time; None where it cannot be."""
+        get = options.get
+        operands = (get("bias"), get("gate"), get("residual"), get("scale_a"), get("scale_b"))
+        a, b = self._shaped(a, b)
+        c = self._like_result(padded_empty(self.shape, a, self.dtype))
+        residual = () if operands[2] is None else (as_addressable(self._like_result(operands[2])),)
+        pair = (self.store_a(a), self.store_b(b))
+        try:
+            return self._template(config, c.device), (*(pair[::-1] if config.swapped else pair), c, *residual, *self._extras(config, operands))
+        except (tk.TileError, ValueError):
+            return None
+
+    def chosen(self, a: Tensor, b: Tensor, operands: Operands) -> Config:
+        """The configuration: given, known, measured (TK_TUNE=1) or predicted."""
+        if self.config is None:
+            on_gpu = a.device.type == "cuda"
+            self.config = family.choose(self.problem, self.measurement(a, b, operands) if on_gpu and tuning() else None, a.device.index if on_gpu else None)
+        return self.config
 
     def _template(self, config: Config, device: torch.device) -> tk.lcf:
         index = device.index if device.type == "cuda" else None
@@ -261,24 +320,31 @@ class _Product:
         tensors = (b, a, c) if config.swapped else (a, b, c)
         self._template(config, c.device)(*tensors, *(() if residual is None else (residual,)), *extras)
 
-    def straight(self, a: Tensor, b: Tensor, out: Tensor) -> Plan:
-        """The plan where the kernel takes the operands as they are, or as views."""
-        config = self._choose(lambda c: self._launch(c, self.store_a(a), self.store_b(b), torch.empty_like(out), None, []), out.device)
-        template, store_a, store_b, swapped = self._template(config, out.device), self.store_a, self.store_b, config.swapped
-        call = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), out)
+    def straight(self, a: Tensor, b: Tensor, out: Tensor | None) -> Plan:
+        """The plan where the kernel takes the operands as they are, or as views, and writes to `out` or a new matrix: as few steps as possible."""
+        shape, dtype, device = self.shape, self.dtype, a.device
+        like = torch.empty(shape, dtype=dtype, device=device) if out is None else out
+        config = self.chosen(a, b, NO_OPERANDS)
+        template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
+        call = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like)
+        plain = store_a is _itself and store_b is _itself and not swapped
 
-        def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor) -> Tensor:
-            call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), out)
+        def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
+            if out is None:
+                out = torch.empty(shape, dtype=dtype, device=device)
+            if plain:
+                call(a, b, out)
+            elif swapped:
+                call(store_b(b), store_a(a), out)
+            else:
+                call(store_a(a), store_b(b), out)
             return out
 
-        def run_plain(a: Tensor, b: Tensor, operands: Operands, out: Tensor) -> Tensor:
-            call(a, b, out)
-            return out
-
-        return run_plain if store_a is _itself and store_b is _itself and not swapped else run  # type: ignore[return-value]
+        return run
 
     def __call__(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
-        bias, gate, residual, scale_a, scale_b = operands
+        residual = operands[2]
+        config = self.chosen(a, b, operands)
         home = out if out is not None and storable(out) else padded_empty(self.shape, a, self.dtype)
         if self.flat and home is out and not out.is_contiguous():
             home = padded_empty(self.shape, a, self.dtype)
@@ -286,9 +352,7 @@ class _Product:
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(home)
         matrix = None if residual is None else as_addressable(self._like_result(residual))
-        if self.config is None:
-            self.config = self._choose(lambda config: self._launch(config, a, b, torch.empty_like(c), matrix, self._extras(config, operands)), a.device)
-        self._launch(self.config, a, b, c, matrix, self._extras(self.config, operands))
+        self._launch(config, a, b, c, matrix, self._extras(config, operands))
         if out is None:
             return home if home.is_contiguous() else home.contiguous()
         return out if home is out else out.copy_(home)
@@ -306,7 +370,9 @@ class _Product:
                 tile = self._like_result(x)
                 out.append(tile.mT if config.swapped else tile)
             else:
-                out.append(x.reshape(-1))
+                vector = x.reshape(-1)
+                in_columns = self.places[name] == ("row" if config.swapped else "col")
+                out.append(as_addressable(vector) if in_columns else vector)
         return out
 
 
@@ -316,12 +382,13 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
                  cluster=config.cluster, order=order, **types)  # fmt: skip
     if blockwise:
+        if (config.depth, config.swapped, config.independent, config.schedule in ("persistent", "one_per_block")) != (BLOCK, False, False, True) or (
+                BLOCK % config.cols):
+            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides it, and tasks are neither swapped, independent nor split")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swapped:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
-        swap = {"row": "col", "col": "row"}
-        places = {n: swap.get(p, p) for n in ("scale_a", "scale_b", "bias", "gate") if (p := getattr(epilogue, n)) is not None}
-        epilogue = replace(epilogue, **places)
+        epilogue = epilogue.swapped()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile
+from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile, load_vectors
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
 
@@ -34,11 +34,11 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
         c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
-        vectors = dict.fromkeys(self.epilogue.operands(), None)
-        residual = dict(residual=c) if self.epilogue.residual else {}
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **vectors), input=dict(A=a, B=b), finish=dict(C=c),
+        operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
+        vectors = {name: tile for name, tile in operands.items() if tile is not None}
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), finish=dict(C=c, **vectors),
                          accumulators=dict(acc=tk.rt(tk.fp32, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
-                         preload=("C",) if self.epilogue.residual else ())
+                         preload=(*(("C",) if residual else ()), *vectors))
 
     @property
     def task_rows(self) -> int:
@@ -70,8 +70,10 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def load_finish(ctx, staging):
-        row = ctx.row * ctx.config.team + ctx.consumer
-        tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
+        load_vectors(ctx, staging)
+        if ctx.config.epilogue.residual:
+            row = ctx.row * ctx.config.team + ctx.consumer
+            tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
 
     @triton.jit
     def start(ctx):
@@ -88,7 +90,7 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         row = ctx.row * ctx.config.team + ctx.consumer
-        tile = finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging.C, row, ctx.col)
+        tile = finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging, row, ctx.col)
         tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from examples.attention_pipeline import attention
+from examples.stream_rows import scaled_silu, scaled_silu_torch
 from tests.util import DEVICE, relative_error
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -16,3 +17,16 @@ def test_attention_pipeline_gives_the_same_bits_with_any_number_of_stages(rng, d
     results = [attention(q, k, v, stages) for stages in (1, 2, 5)]
     assert relative_error(results[0], expected) < 5e-3
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(consumers=2, output_stages=3), dict(consumers=2, cols=128, stages=1, output_stages=1)], ids=str)
+def test_stream_rows(rng, knobs):
+    for shape in ((64, 64), (300, 200), (1, 8), (129, 1000)):
+        x = torch.randn(shape, device=DEVICE).to(torch.float16 if shape[0] == 129 else torch.bfloat16)
+        assert relative_error(scaled_silu(x, -1.5, **knobs), scaled_silu_torch(x, -1.5)) < 1.1 * 2**-8
+
+
+def test_stream_rows_of_infinities(rng):
+    x = torch.tensor([[float("inf"), -float("inf"), float("nan"), 0.0, 1e4, -1e4, -0.0, 1.0]], device=DEVICE, dtype=torch.bfloat16)
+    out, expected = scaled_silu(x, 1.0, consumers=1), scaled_silu_torch(x, 1.0)
+    assert torch.equal(out.isnan(), expected.isnan()) and relative_error(out.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9)) < 1.1 * 2**-8

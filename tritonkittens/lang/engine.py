@@ -227,30 +227,51 @@ def _load(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(_slot, memory, slot, True))
 
 
-def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, arrived: Any, free: Any, phase: Any) -> None:
-    """Fill tiles of every consumer, once the one before has given them back."""
+def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, arrived: Any, free: Any, turn: Any) -> None:
+    """Fill tiles of every consumer of the task, once it has given back those of its task before."""
     config = unwrap(ctx.config)
-    expected = nbytes(chosen)
-    for c in range(config.consumers):
-        bar = t.call(arrived.__getitem__, c)
-        t.call(wait, t.call(free.__getitem__, c), phase)
+    expected, teams = nbytes(chosen), config.consumers // config.team
+    first = t.call(_remainder, turn, teams) if teams > 1 else None
+    phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
+    for c in range(config.team):
+        worker = first if teams > 1 else c
+        bar = t.call(arrived.__getitem__, worker)
+        t.call(wait, t.call(free.__getitem__, worker), phase)
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        _checked_load(t, getattr(type(config), what), what, c, expected, mine, struct(**{n: t.call(tiles[n].__getitem__, c) for n, _ in chosen}, arrived=bar))
+        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, arrived=bar)
+        _checked_load(t, getattr(type(config), what), what, c, expected, mine, filled)
 
 
 @op
-def _load_scratch(t: Trace, ctx: Any, memory: Any, phase: Any) -> Any:
+def _load_scratch(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     plan = unwrap(ctx.config)._plan
     if plan.scratch:
-        _load_for_consumers(t, ctx, "load_scratch", memory.scratch.fields, plan.scratch, memory.scratch_arrived, memory.scratch_finished, phase)
+        free = t.method(turn, "__add__", 1)  # fresh scratch is free
+        _load_for_consumers(t, ctx, "load_scratch", memory.scratch.fields, plan.scratch, memory.scratch_arrived, memory.scratch_finished, free)
+
+
+def _fills_tiles(config: Any) -> bool:
+    """Are tiles among what is loaded for `finish`, which stores may still be reading, and not only vectors?"""
+    return any(isinstance(tile, st) for n, tile in config._plan.finish if n in config._plan.preload)
 
 
 @op
-def _load_finish(t: Trace, ctx: Any, memory: Any, phase: Any) -> Any:
+def _give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
+    """Let the producer load for `finish`. Called in the first iteration: then the stores of the task before have been read while products were under way."""
+    config = unwrap(T)
+    if not config._plan.preload:
+        return
+    if _fills_tiles(config):
+        t.call(store_read_wait, 0)
+    t.call(arrive, t.call(memory.preload_free.__getitem__, worker), per="warp")
+
+
+@op
+def _load_finish(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     plan = unwrap(ctx.config)._plan
     chosen = tuple((n, s) for n, s in plan.finish if n in plan.preload)
-    _load_for_consumers(t, ctx, "load_finish", memory.staging.fields, chosen, memory.preload_arrived, memory.preload_free, phase)
+    _load_for_consumers(t, ctx, "load_finish", memory.staging.fields, chosen, memory.preload_arrived, memory.preload_free, turn)
 
 
 @op
@@ -341,10 +362,10 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
     if over_ring:  # one consumer too: its warps leave the last slot at different times
         t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
         t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
-    elif config._plan.preload:
-        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
-    elif config._plan.finish:
+    elif config._plan.finish and not _fills_tiles(config):
         t.call(store_read_wait, 0)
+    if config._plan.preload:
+        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
     else:
@@ -394,6 +415,11 @@ def _finish_if_last(ctx, state, memory):
 
 
 @triton.jit
+def _remainder(number, divisor: tl.constexpr):
+    return number % divisor
+
+
+@triton.jit
 def _next_slot(slot, phases, STAGES: tl.constexpr):
     """The slot behind `slot`, and the phases after it was used: one parity bit a slot."""
     return tl.where(slot + 1 == STAGES, 0, slot + 1), phases ^ (1 << slot)
@@ -426,7 +452,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     work = work_of(ctx, A, unit)
     while work.valid:
         whole = _with(ctx, work)
-        _load_scratch(whole, memory, (turn & 1) ^ 1)
+        _load_scratch(whole, memory, turn)
         if OVER_RING:
             slot = 0  # the tail of the ring must be the slots that are filled last
         for i in range(work.count):
@@ -439,10 +465,10 @@ def _producer(G, A, memory, T: tl.constexpr):
             slot, phases = _next_slot(slot, phases, STAGES)
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
                 if i == tl.minimum(work.count, STAGES) - 1:
-                    _load_finish(whole, memory, turn & 1)
+                    _load_finish(whole, memory, turn)
         if PRELOAD:
             if work.count == 0:
-                _load_finish(whole, memory, turn & 1)
+                _load_finish(whole, memory, turn)
         if OVER_RING:
             if work.count <= SAFE:
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
@@ -459,7 +485,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     OVER_RING: tl.constexpr = _facts(T)[2]
     PIPELINED: tl.constexpr = _facts(T)[3]
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
-    PRELOAD: tl.constexpr = _facts(T)[5]
     OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
     slot = 0
@@ -483,9 +508,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             slot = 0
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
-        if PRELOAD:
-            store_read_wait(0)
-            arrive(memory.preload_free[WORKER], per="warp")
         state = _start(mine)
         following = next_unit(ctx, A, unit, work)
         if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
@@ -495,6 +517,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 state = _first(_at(mine, work.begin), state, _slot(memory, slot))
+                _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
                 for i in range(1, work.count):
@@ -511,12 +534,14 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 state = _drain(_without_scratch(mine), state, _slot(memory, previous))
                 _release(memory.finished, previous, T)
             else:
+                _give_staging(memory, WORKER, T)
                 if HAS_SCRATCH:
                     arrive(memory.scratch_finished[WORKER], per="warp")
                 if TEAMS > 1:
                     if work_of(ctx, A, following).valid:
                         _hand_ring(WORKER, T)
         else:
+            _give_staging(memory, WORKER, T)
             for i in range(work.count):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 if OUTPUTS > 0:

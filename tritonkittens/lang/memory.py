@@ -181,14 +181,14 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
     A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, other ways of handing it back need
     `fence_async` first.
 
-    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory") or `like` (another register tile) says how registers hold
-      it;
+    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory"), `like` (another register tile) or a type, such as
+      `tk.row_vec(tk.rt(tk.fp32, 64, 128))` for a vector, says how registers hold it;
     - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;
     - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`;
       also vectors.
     """
     if isinstance(src, shared):
-        return load_shared(t, src, unwrap(layout), unwrap(like))
+        return load_shared(t, src, unwrap(layout), make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like))
     if isinstance(src, tensor_tile):
         return load_tensor_memory(t, src)
     if axes_of(src):

@@ -153,8 +153,8 @@ class lcf:
         for tiles, hook in ((plan.scratch, "load_scratch"), (plan.preload, "load_finish")):
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {'scratch' if hook == 'load_scratch' else 'preload'} tiles, but hook {hook!r} is missing")
-        if self.independent and (plan.scratch or plan.preload or plan.output):
-            raise self._error("(independent=True): consumers with tasks of their own have neither scratch, preload nor output tiles")
+        if self.independent and (plan.scratch or plan.output):
+            raise self._error("(independent=True): consumers with tasks of their own have neither scratch nor output tiles")
         if self.splits and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         if bool(plan.output) != isinstance(self, lcsf):
@@ -329,6 +329,8 @@ class Call:
         shapes = [t.shape for t in tensors]
         self.grid = (template.blocks(slots, *shapes),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
+        self.key = self.keys[False]
+        self.plain = all(self.specs) and not plan.args and not template.splits
         if isinstance(template.schedule, (OnePerBlock, SplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
             raise TileError(f"{name}(schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         if self.splits:
@@ -358,6 +360,10 @@ class Call:
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
+        if blocks is None and self.plain and not args and not debug:  # the common call, in as few steps as possible
+            described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, self.specs)])
+            _template_kernel.launcher(self.grid, (described, ()), self.key)
+            return
         _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args), self.keys[debug])
 
 

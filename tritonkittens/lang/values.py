@@ -233,6 +233,12 @@ def apply_pieces(t: Trace, fn: Any, *operands: Any) -> Any:
 
 
 @op
+def field(t: Trace, record: Any, name: Any) -> Any:
+    """The field of a record whose name is a compile-time string."""
+    return getattr(record, unwrap(name))
+
+
+@op
 def shape(t: Trace, x: Any, axis: Any = None) -> Any:
     """Extents of a tile as a tuple of constants, or one of them."""
     extents = x.shape if hasattr(x, "shape") and not isinstance(x, tl.tensor) else shape_of(x)

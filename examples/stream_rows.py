@@ -1,0 +1,76 @@
+"""Depth 3 with an output ring: silu(scale · x) of a matrix, streamed. Tiles are loaded, computed and stored at the same time, by roles of their own.
+
+The hooks say what one tile needs; the template (`tk.lcsf`) writes both rings, their semaphores and phases, and the loop over the bands of rows.
+Run it: `python examples/stream_rows.py` (on a Hopper GPU, or in the simulator where there is none).
+"""
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens import sim
+from tritonkittens.testing import has_gpu
+
+
+class ScaledSilu(tk.lcsf):
+    """Y = silu(scale · X). A task is a band of rows, an iteration one tile of it; each consumer computes `rows` rows of the tile."""
+
+    dtype: tl.dtype = tk.bf16
+    rows: int = 64
+    cols: int = 64
+
+    def layout(self):
+        tile = tk.st(self.dtype, self.consumers * self.rows, self.cols)
+        return tk.layout(globals=dict(X=tile, Y=tile), input=dict(X=tile), output=dict(Y=tile), args=("scale",))
+
+    def tasks(self, X: torch.Size, Y: torch.Size) -> int:
+        return triton.cdiv(X[0], self.consumers * self.rows)
+
+    @triton.jit
+    def setup(ctx):
+        bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.consumers * ctx.config.rows)
+        return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task < bands)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        x = tk.load(tk.subtile(input.X, ctx.config.rows, ctx.config.cols, ctx.consumer, 0), layout="memory")
+        y = tk.silu(tk.cast(x, tk.fp32) * ctx.args.scale)
+        tk.store(tk.subtile(output.Y, ctx.config.rows, ctx.config.cols, ctx.consumer, 0), y)
+        return state
+
+    @triton.jit
+    def store(ctx, output):
+        tk.store_async(ctx.globals.Y, output.Y, (ctx.task, ctx.iter))
+
+
+def scaled_silu(x: torch.Tensor, scale: float, **knobs) -> torch.Tensor:
+    """silu(scale · x) in fp32, rounded to the type of x: (rows, columns), bf16 or fp16, rows of a multiple of 16 bytes."""
+    out = torch.empty_like(x)
+    ScaledSilu(dtype=tk.from_torch(x.dtype), **knobs)(x, out, scale=float(scale))
+    return out
+
+
+def scaled_silu_torch(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.nn.functional.silu(x.double() * scale)
+
+
+def main() -> None:
+    hopper = has_gpu()
+    x = torch.randn((16384, 4096) if hopper else (300, 200), device="cuda" if hopper else "cpu", dtype=torch.bfloat16)
+    with contextlib.nullcontext() if hopper else sim.device():
+        out = scaled_silu(x, 0.5)
+    expected = scaled_silu_torch(x, 0.5)
+    print(f"silu(0.5 · x) of {tuple(x.shape)}: relative error {((out.double() - expected).norm() / expected.norm()).item():.1e}")
+    print(ScaledSilu().explain())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the tests of the matrix product share: operands of every kind, and a bound for every element of a result."""
+
+import pytest
+import torch
+
+from tests.util import DEVICE
+from tritonkittens.kernels.gemm import Config, gemm_torch
+
+BF16, FP16, FP32, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
+FP8 = (E4M3, E5M2)
+HALF_ULP = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24, E4M3: 2.0**-4, E5M2: 2.0**-3}  # the largest relative error of one rounding
+HALF_SUBNORMAL = {FP16: 2.0**-25, E4M3: 2.0**-10, E5M2: 2.0**-17}  # half the distance of the smallest values, where it matters
+FP32_SUMS, FP8_SUMS = 2.0**-18, 2.0**-12  # error of the tensor cores' sums, of the sum of magnitudes: fp32, and fp8's 14 bits
+STEEPEST = 1.13  # slope of the activations
+APPROXIMATION = 2.0**-17  # of the activations, of their argument
+
+# Kernels of each kind that compile and simulate quickly: what a test of operands runs beside the configuration that is chosen by default.
+SMALL = Config(consumers=1, cols=64)
+KINDS = {
+    "small": SMALL,
+    "two consumers": Config(cols=64),
+    "cluster": Config(consumers=1, cols=64, cluster=2),
+    "independent": Config(cols=64, independent=True),
+    "swapped": Config(consumers=1, cols=32, swapped=True),
+    "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
+    "split_tail": Config(consumers=1, cols=64, schedule="split_tail"),
+    "stream_k": Config(consumers=1, cols=64, schedule="stream_k"),
+    "one_per_block": Config(consumers=1, cols=64, schedule="one_per_block"),
+}
+
+
+def randn(*shape, dtype=BF16):
+    """Random values on the device of the tests; fp8 by way of fp32."""
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def matrix(rows, cols, dtype=BF16, transposed=False):
+    """A matrix whose columns (`transposed`) or rows are contiguous."""
+    return randn(cols, rows, dtype=dtype).T if transposed else randn(rows, cols, dtype=dtype)
+
+
+def scales(*shape):
+    """Positive fp32 factors about 1."""
+    return torch.rand(*shape, device=DEVICE) + 0.5
+
+
+def check(out, a, b, what="", **operands):
+    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`."""
+    host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
+    a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()
+    ref = gemm_torch(a, b, **host)
+    scaling = {k: v for k, v in host.items() if k.startswith("scale")}
+    magnitude = gemm_torch(a.double().abs(), b.double().abs(), **scaling)
+    magnitude = STEEPEST * (magnitude + host["bias"].double().abs() if "bias" in host else magnitude)
+    magnitude = magnitude * host["gate"].double().abs() if "gate" in host else magnitude
+    magnitude = magnitude + host["residual"].double().abs() if "residual" in host else magnitude
+    if out.dtype in FP8:
+        ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
+    inexact = (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) + (APPROXIMATION if "activation" in host else 0)
+    bound = HALF_ULP[out.dtype] * ref.abs() + inexact * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
+    assert out.shape == ref.shape, f"{what}: shape {tuple(out.shape)}, expected {tuple(ref.shape)}"
+    error = (out.double() - ref).abs()
+    wrong = ~(error <= bound)  # also where NaN
+    if wrong.any():
+        first, worst = wrong.nonzero()[0].tolist(), error[wrong].max().item()
+        kinds = {k: tuple(v.shape) if isinstance(v, torch.Tensor) else v for k, v in host.items()}
+        pytest.fail(f"{what} {a.dtype} {tuple(a.shape)} by {tuple(b.shape)} {kinds}: {int(wrong.sum())} of {wrong.numel()} elements, first at {first}, "
+                    f"worst off by {worst:.3g}")  # fmt: skip

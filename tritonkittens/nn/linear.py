@@ -1,0 +1,97 @@
+"""`torch.nn.Linear` on the matrix product of `tritonkittens.kernels.gemm`: bias and activation in the product's kernel, gradients, torch.compile."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.gemm import gemm
+from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.reference import activated
+from tritonkittens.launch import device_facts, is_reachable
+
+KERNEL_CAPABILITIES = (9, 10)  # majors of the compute capabilities whose tensor cores the kernels are written for
+
+
+@torch.compiler.assume_constant_result  # a device does not change between a trace and its runs
+def _has_kernels(device: torch.device) -> bool:
+    return is_reachable(device) and device_facts(device).capability[0] in KERNEL_CAPABILITIES
+
+
+def _known(activation: str | None) -> str | None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"Linear(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    return activation
+
+
+class Linear(nn.Linear):
+    """y = activation(x · Wᵀ + bias), a `torch.nn.Linear` with the same parameters, initialisation and state_dict.
+
+    x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as one kernel,
+    `tritonkittens.kernels.gemm.gemm`, which sums in fp32, adds the bias and applies the activation before it rounds; everything else (other dtypes, other
+    devices) as `torch.nn.functional.linear` and torch's activation. Under `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
+    activation: None, "gelu", "gelu_tanh" or "silu".
+
+    Raises ValueError for an activation that is none of these.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None,
+        activation: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = _known(activation)
+
+    @classmethod
+    def from_torch(cls, module: nn.Linear, activation: str | None = None) -> Linear:
+        """A Linear with the very parameters, hooks and mode of a torch.nn.Linear: training one trains the other.
+
+        Raises TypeError for another module, ValueError for an unknown activation.
+        """
+        if not isinstance(module, nn.Linear):
+            raise TypeError(f"Linear.from_torch({type(module).__name__}): it takes a torch.nn.Linear")
+        new = cls.__new__(cls)
+        new.__dict__ = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in module.__dict__.items()}
+        new.activation = _known(activation)
+        return new
+
+    def forward(self, input: Tensor) -> Tensor:
+        x, weight, bias = input, self.weight, self.bias
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x, weight, bias = (_autocast(t, torch.get_autocast_dtype(kind)) for t in (x, weight, bias))
+        if x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0 and _has_kernels(x.device):
+            rows = x.unsqueeze(0) if x.ndim == 1 else x
+            y = gemm(rows, weight.T, bias=bias, activation=self.activation)
+            return y.squeeze(0) if x.ndim == 1 else y
+        return activated(nn.functional.linear(x, weight, bias), self.activation)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
+
+
+def _autocast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What autocast does with an operand of a matrix product: float64 and what is no float stay."""
+    return x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
+
+
+def replace_linears(model: nn.Module, filter: Callable[[str, nn.Linear], bool] | None = None) -> int:
+    """Puts a `Linear` with the same parameters in place of every torch.nn.Linear of a model; returns how many were replaced.
+
+    Subclasses stay: they may compute something else. A module that has several names is replaced once, under all of them. filter(name, module): False keeps
+    a module, name as in `model.named_modules()`.
+
+    Raises ValueError where the model itself is a torch.nn.Linear, which has no place to be replaced in.
+    """
+    if type(model) is nn.Linear:
+        raise ValueError("replace_linears(Linear): a model that is one Linear has nothing to hold another; use Linear.from_torch(model)")
+    wanted = [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear and (filter is None or filter(name, m))]
+    new = {id(module): Linear.from_torch(module) for _, module in wanted}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if id(child) in new:
+                setattr(parent, name, new[id(child)])
+    return len(new)
