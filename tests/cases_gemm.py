@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE
-from tritonkittens.kernels.gemm import Config, gemm_torch
+from tritonkittens.kernels.gemm import Config, Problem, gemm_torch
 
 BF16, FP16, FP32, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
 FP8 = (E4M3, E5M2)
@@ -31,7 +31,7 @@ KINDS = {
 
 def randn(*shape, dtype=BF16):
     """Random values on the device of the tests; fp8 by way of fp32."""
-    return torch.randn(*shape, device=DEVICE).to(dtype)
+    return torch.randn(shape, device=DEVICE).to(dtype)
 
 
 def matrix(rows, cols, dtype=BF16, transposed=False):
@@ -41,7 +41,12 @@ def matrix(rows, cols, dtype=BF16, transposed=False):
 
 def scales(*shape):
     """Positive fp32 factors about 1."""
-    return torch.rand(*shape, device=DEVICE) + 0.5
+    return torch.rand(shape, device=DEVICE) + 0.5
+
+
+def problem(**fields):
+    """A `Problem` of bf16 matrices as PyTorch lays them out, apart from what is given."""
+    return Problem(**{**dict(dtype="bf16", out="bf16", a="mk", b="kn", epilogue="", scales="", batch=1), **fields})
 
 
 def check(out, a, b, what="", **operands):

@@ -212,8 +212,8 @@ def test_schedules_are_plain_values():
 def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
     with refused("Copy(independent=True, ordered=True): consumers with tasks of their own have no turns"):
         Copy(independent=True, ordered=True)
-    message = "(independent=True): consumers with tasks of their own have neither scratch, preload nor output tiles"
-    for cls, knobs in ((Stream, {}), (Stream, dict(weighted=False, residual=True)), (Prefix, dict(weighted=False))):
+    message = "(independent=True): consumers with tasks of their own have neither scratch nor output tiles"
+    for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
             cls(independent=True, **knobs)
 

@@ -115,7 +115,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     """Configurations that are worth measuring for a problem."""
     if problem.scales:
         found = [Config(rows=64, cols=BLOCK, depth=BLOCK, consumers=consumers, cluster=cluster, group=group)
-                 for consumers in (1, 2, 3) for cluster in (1, 2) for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
+                 for consumers in (1, 2) for cluster in (1, 2) for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
         return tuple(c for c in found if shared_bytes(problem, c) <= _limit(c))
     found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),

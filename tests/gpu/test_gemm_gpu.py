@@ -6,9 +6,9 @@ import itertools
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, randn, scales
+from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, problem, randn, scales
 from tests.util import DEVICE, on_gpu_or_simulated, poison
-from tritonkittens.kernels.gemm import Config, Problem, gemm, gemm_torch
+from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.kernels.gemm.config import candidates
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -76,7 +76,7 @@ def test_a_call_like_an_earlier_one_with_other_epilogues(rng):
         for residual in (randn(64, 64), randn(64, 65)):
             gemm(a, b, residual=residual, out=out, config=CHOSEN)
     a, b = randn(64, 32, dtype=E4M3), matrix(32, 64, E4M3, True)
-    for scale in (scales(64), scales(()), scales(1, 64)):
+    for scale in (scales(64), scales(), scales(1, 64)):
         check(gemm(a, b, scale_b=scale, out=out, config=CHOSEN), a, b, scale_b=scale)
 
 
@@ -274,7 +274,7 @@ def test_fp8(rng, a_type, b_type):
 @pytest.mark.parametrize(("a_shape", "b_shape"), some([((), ()), ((70,), (88,)), ((70, 1), (1, 88)), (None, (1, 88)), ((1, 1), None)]), ids=str)
 def test_fp8_scales(rng, a_shape, b_shape):
     a, b = matrix(70, 160, E4M3), matrix(160, 88, E4M3, True)
-    scale_a, scale_b = (None if s is None else scales(s) for s in (a_shape, b_shape))
+    scale_a, scale_b = (None if s is None else scales(*s) for s in (a_shape, b_shape))
     multiply(a, b, scale_a=scale_a, scale_b=scale_b)
     multiply(a, b, KINDS["swapped"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
 
@@ -284,7 +284,7 @@ def test_fp8_block_scales(rng, m, n, k):
     a, b = matrix(m, k, E4M3), matrix(k, n, E4M3, True)
     blocks = -(-k // 128)
     given = dict(scale_a=scales(m, blocks), scale_b=scales(blocks, -(-n // 128)))
-    config = on_gpu_or_simulated(None, Config(consumers=1, cols=128))
+    config = on_gpu_or_simulated(None, Config(consumers=1, cols=128, depth=128))
     multiply(a, b, config, **given)
     multiply(a, b, config, **{**given, "scale_a": scales(blocks, m).T})
     if DEVICE == "cuda":
@@ -297,21 +297,22 @@ def test_fp8_block_scales_of_very_different_sizes(rng):
     scale_a = torch.ones(64, 2, device=DEVICE)
     scale_a[:, 0], scale_a[:, 1] = 2.0**-12, 2.0**12
     scale_b = torch.tensor([[2.0**12], [2.0**-12]], device=DEVICE)
-    multiply(a, b, Config(consumers=1, cols=128), scale_a=scale_a, scale_b=scale_b, out_dtype=FP32)
+    multiply(a, b, Config(consumers=1, cols=128, depth=128), scale_a=scale_a, scale_b=scale_b, out_dtype=FP32)
 
 
 def test_fp8_batches(rng):
     multiply(randn(3, 40, 80, dtype=E4M3), randn(3, 56, 80, dtype=E4M3).mT)
-    multiply(randn(3, 40, 80, dtype=E4M3), matrix(80, 56, E4M3, True), scale_a=scales(()), scale_b=scales(56))
+    multiply(randn(3, 40, 80, dtype=E4M3), matrix(80, 56, E4M3, True), scale_a=scales(), scale_b=scales(56))
 
 
 # ---------------------------------------------------------------- configurations
 
 PROBLEMS = {
-    "square": Problem("bf16", "bf16", "mk", "kn", "", 1, 200, 264, 136),
-    "few rows": Problem("bf16", "bf16", "mk", "nk", "", 1, 3, 264, 520),
-    "batch": Problem("bf16", "bf16", "mk", "kn", "", 3, 72, 136, 136),
-    "fp8": Problem("fp8e4nv", "bf16", "mk", "nk", "", 1, 130, 272, 288),
+    "square": problem(m=200, n=264, k=136),
+    "few rows": problem(m=3, n=264, k=520, b="nk"),
+    "batch": problem(batch=3, m=72, n=136, k=136),
+    "fp8": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk"),
+    "block scales": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk", scales="block"),
 }
 
 
@@ -319,17 +320,18 @@ PROBLEMS = {
 def test_every_candidate_is_right(rng, name):
     """All candidates on a GPU; some, others each time, simulated."""
     problem = PROBLEMS[name]
+    operands = dict(scale_a=scales(problem.m, 3), scale_b=scales(3, 3)) if problem.scales else {}
     dtype = E4M3 if problem.dtype.startswith("fp8") else BF16
     batch = (problem.batch,) if problem.batch > 1 else ()
     a = randn(*batch, problem.m, problem.k, dtype=dtype)
     b = randn(*batch, problem.n, problem.k, dtype=dtype).mT if problem.b == "nk" else randn(*batch, problem.k, problem.n, dtype=dtype)
     every = candidates(problem)
-    configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:4]])
+    configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:3]])
     for config in configs:
         print(config)
         out = empty(*batch, problem.m, problem.n)
-        gemm(a, b, config=config, out=out)
-        check(out, a, b, str(config))
+        gemm(a, b, config=config, out=out, **operands)
+        check(out, a, b, str(config), **operands)
 
 
 @pytest.mark.parametrize("kind", KINDS)

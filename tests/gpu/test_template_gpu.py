@@ -161,6 +161,8 @@ ALONE = dict(independent=True, weighted=False)
 FEATURES = [
     (CountedStream, dict(**ALONE, consumers=2)),
     (CountedStream, dict(**ALONE, consumers=4, stages=1)),
+    (CountedStream, dict(**ALONE, consumers=3, residual=True, stages=2)),
+    (PipelinedStream, dict(**ALONE, consumers=2, residual=True, cluster=2)),
     (CountedStream, dict(**ALONE, consumers=3, stages=3, cluster=2)),
     (PipelinedStream, dict(**ALONE, consumers=2, stages=2)),
     (CountedStream, dict(consumers=2, residual=True, stages=2)),
@@ -169,7 +171,7 @@ FEATURES = [
     (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16, producer_warps=2)),
     (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
     (CountedStream, dict(consumers=2, schedule=tk.SplitK(3), residual=True, stages=2)),
-    (CountedStream, dict(**ALONE, consumers=2, schedule=tk.SplitK(2))),
+    (CountedStream, dict(**ALONE, consumers=2, schedule=tk.SplitK(2), residual=True)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), blocks_per_sm=2)),
     (CountedStream, dict(**ALONE, consumers=4, schedule=tk.SplitTail(), extra=64)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), cluster=2, residual=True)),

@@ -19,7 +19,7 @@ def two_multiprocessors(monkeypatch):
 LENGTHS = (2, 0, 3, 1, 4)
 CASES = [
     (CountedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
-    (PipelinedStream, dict(consumers=3, independent=True, weighted=False, stages=2), LENGTHS),
+    (PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
     (CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import triton
 
 import tritonkittens
 
@@ -31,7 +32,7 @@ def folder() -> Path:
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions that a result holds for: the compiler's and the kernels'. (torch only allocates.)"""
-    return {"triton": importlib.metadata.version("triton"), "tritonkittens": tritonkittens.__version__}
+    return {"triton": triton.__version__, "tritonkittens": tritonkittens.__version__}
 
 
 @dataclass(frozen=True)
