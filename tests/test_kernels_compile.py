@@ -17,8 +17,8 @@ KERNELS = registry()
 HOOKS = ("setup", "load_scratch", "load", "start", "first", "compute", "drain", "finish")
 # The template behind each kernel. A kernel that is not here is held to the part of the contract that needs none.
 TEMPLATES = {
-    "gemm": gemm.template(torch.bfloat16, False),
-    "gemm_transposed": gemm.template(torch.bfloat16, True),
+    "gemm": gemm.Gemm(),
+    "gemm_transposed": gemm.Gemm(b_stored_nk=True),
     "attention_d64": attention.template(torch.bfloat16, 64),
     "attention_d128": attention.template(torch.bfloat16, 128),
 }

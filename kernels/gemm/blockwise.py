@@ -63,15 +63,15 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+        rows, block = _scales(ctx, 0)
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)), rows=rows, block=block)
 
     @triton.jit
     def compute(ctx, state, input):
-        TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
         a = tk.subtile(input.A, ctx.config.rows, 128, ctx.consumer, 0)
         product = tk.mm_ABt(a, input.B, wait=False)
-        rows = tk.load(ctx.globals.scales_a, tk.col_vec(TILE), (ctx.iter, ctx.row * ctx.config.consumers + ctx.consumer))
-        return state.replace(acc=state.acc + tk.mul_row(tk.mma_wait(product), rows * _scale(ctx)))
+        rows, block = _scales(ctx, tl.minimum(ctx.iter + 1, ctx.iterations - 1))  # an iteration ahead: they come from L2
+        return tk.struct(acc=state.acc + tk.mul_row(tk.mma_wait(product), state.rows * state.block), rows=rows, block=block)
 
     @triton.jit
     def finish(ctx, state, staging):
@@ -82,6 +82,8 @@ class BlockwiseGemm(tk.lcf):
 
 
 @triton.jit
-def _scale(ctx):
-    """The scale of this iteration's block of B."""
-    return tk.load_scalar(ctx.globals.scales_b, (ctx.iter, ctx.col * ctx.config.cols // 128))
+def _scales(ctx, block):
+    """The scales of a block of K: one for each row of this consumer, and that of the columns."""
+    row = ctx.row * ctx.config.consumers + ctx.consumer
+    rows = tk.load(ctx.globals.scales_a, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)), (block, row))
+    return rows, tk.load_scalar(ctx.globals.scales_b, (block, ctx.col * ctx.config.cols // 128))

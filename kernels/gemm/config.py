@@ -119,7 +119,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
         return tuple(c for c in found if shared_bytes(problem, c) <= _limit(c))
     found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
-             Config(rows=128, cols=128, independent=True, schedule="split_tail")]  # fmt: skip
+             Config(rows=128, cols=128, independent=True, schedule="split_tail"), Config(schedule="stream_k"), Config(cols=128, schedule="stream_k"),
+             Config(cols=192), Config(cols=192, schedule="stream_k"), Config(cols=192, consumers=1), Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
     line = LINE // _itemsize(problem.dtype)
     small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
     small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]

@@ -8,20 +8,25 @@ import torch
 
 from tritonkittens.launch import l2_bytes
 
-CALLS = 7
+BURST = 8e-3  # seconds: long enough for the clock of a card at its power limit
+FEWEST, MOST = 5, 60
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call on the device, with a cold L2, after one to compile and one to warm up."""
+    """Median seconds of a call on the device, with a cold L2, in a burst of calls, after one to compile and a few to see how many."""
     flush = torch.empty(2 * l2_bytes(device.index), dtype=torch.int8, device=device)
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(CALLS)]
-    with torch.cuda.device(device):
-        run()
-        run()
+
+    def burst(calls: int) -> float:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
         for start, end in events:
             flush.zero_()
             start.record()
             run()
             end.record()
         torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+        return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+
+    with torch.cuda.device(device):
+        run()
+        once = burst(2)
+        return burst(max(FEWEST, min(MOST, round(BURST / max(once, 1e-6)))))

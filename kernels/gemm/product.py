@@ -15,7 +15,7 @@ from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.measure import seconds
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
-from tritonkittens.launch import l2_bytes
+from tritonkittens.launch import l2_bytes, simulator
 from tritonkittens.tune.tuner import tuning
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -52,10 +52,11 @@ def gemm(
         return result if out is None else out.copy_(result)
     try:
         if bare:
-            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config)
+            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, None if a.is_cuda else simulator.get())
         else:
             given = [t for t in (*operands, out) if t is not None]
-            key = (signature(a, b, *given), activation, out_dtype, config, out is None, *[t is None for t in operands])
+            simulated = None if a.is_cuda else simulator.get()
+            key = (signature(a, b, *given), activation, out_dtype, config, simulated, out is None, *[t is None for t in operands])
     except AttributeError:
         _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
         raise
@@ -327,11 +328,12 @@ class _Product:
         config = self.chosen(a, b, NO_OPERANDS)
         template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
         call = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like)
+        is_same = dtype == a.dtype
         plain = store_a is _itself and store_b is _itself and not swapped
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
-                out = torch.empty(shape, dtype=dtype, device=device)
+                out = a.new_empty(shape) if is_same else a.new_empty(shape, dtype=dtype)
             if plain:
                 call(a, b, out)
             elif swapped:

@@ -16,7 +16,7 @@ from tests import cases_cluster
 from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention
-from tritonkittens.kernels.gemm import gemm, gemm_torch
+from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.sim import costs
 from tritonkittens.sim.timeline import NOTE, Timeline
 
@@ -33,11 +33,11 @@ def recorded():
     timeline = Timeline()
     with sim.device("sm_90a", recorder=timeline) as device:
         out = poison(torch.empty(M, N, dtype=torch.bfloat16))
-        gemm(a, b, out=out)
+        gemm(a, b, out=out, config=Config())
         attention(q, k, v)
     assert relative_error(out, gemm_torch(a, b)) < 4e-3
     with sim.device("sm_90a") as plain:
-        gemm(a, b)
+        gemm(a, b, config=Config())
         attention(q, k, v)
     assert [x.simulation.time for x in device.launches] == [x.simulation.time for x in plain.launches], "recording changes nothing"
     return timeline, device.launches
@@ -100,7 +100,7 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
     mine = timeline.spans(first)
     arrived = max(s.end for s in mine if s.kind == "load" and s.args["barrier"] == "arrived[0]" and s.args["phase"] == 0)
     assert min(s.start for s in mine if s.kind == "tensor core") >= arrived
-    assert all("gemm.py:" in s.args["line"] for s in products)
+    assert all("template.py:" in s.args["line"] for s in products)
     assert program.name in first.kernel
 
 
@@ -175,7 +175,7 @@ def test_picture(recorded, tmp_path, monkeypatch):
     space = "{http://www.w3.org/2000/svg}"
     texts = [t.text for t in root.iter(f"{space}text")]
     of = "" if launches[0].grid[0] == 1 else f", 1 of {launches[0].grid[0]} CTAs"
-    assert texts[0] == f"lcf_kernel of gemm.py{of}: {NOTE}" and "cycles (modelled)" in texts
+    assert texts[0] == f"template_kernel of template.py{of}: {NOTE}" and "cycles (modelled)" in texts
     assert {"consumer0", "consumer1", "producer", "TMA", "tensor core", "wait", "TMA or cp.async load"} <= set(texts)
     width = float(root.get("width"))
     boxes = [r for r in root.iter(f"{space}rect") if r.find(f"{space}title") is not None]

@@ -114,7 +114,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
             roles.append((_bystander, (T,)))
             warps.append(idle)
     registers = config.registers()
-    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))))
+    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None)
 
 
 @op
@@ -159,6 +159,7 @@ def _output(t: Trace, memory: Any, slot: Any) -> Any:
 @op
 def _prefetch_descriptors(t: Trace, G: Any) -> Any:
     """Fetch the tensor maps while the semaphores are made: the first copy would wait for them."""
+    t.require("a template (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
     for g in G:
         for number in range(len(g.maps)):
             t.call(prefetch_tensormap, t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))), issuer="cta")

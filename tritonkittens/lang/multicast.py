@@ -37,7 +37,7 @@ def slice_of(tile: st, blocks: int, name: str) -> st:
 
     Either way the part is one piece of shared memory. Raises `TileError` where the tile cannot be divided so.
     """
-    if len(tile.pieces()) == 1:
+    if isinstance(tile, st) and len(tile.pieces()) == 1:
         lines = tile.cols * itemsize(tile.dtype) // tile.piece_swizzle(tile.cols)
         if lines % blocks == 0:
             return st(tile.dtype, tile.rows, tile.cols // blocks, tile.piece_swizzle(tile.cols))

@@ -26,6 +26,8 @@ from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulator, workspace
 
 MAX_CONSUMERS = 4
+MAX_REGISTERS = 255  # of a thread
+WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
 _new = tuple.__new__
@@ -122,6 +124,9 @@ class lcf:
         if self.cluster > 1:
             self._options = (*self._options, ("cluster_size", self.cluster))
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
+        # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
+        held = elements(self._plan) // GROUP
+        self.reallocates = bool(self.consumer_registers or self.producer_registers or not held or held + WORKING_REGISTERS > min(share, MAX_REGISTERS))
         wanted = self.registers()
         asked = (sum(wanted[:self.consumers]) + wanted[-1] * self._helpers) * GROUP
         if asked > self._pool:
@@ -132,10 +137,10 @@ class lcf:
         return TileError(f"{type(self).__name__}{message if message.startswith(('(', '.')) else ': ' + message}")
 
     def _check_knobs(self) -> None:
-        for name, low, high, unit in (("consumers", 1, MAX_CONSUMERS, " warpgroups"), ("producer_warps", 1, 4, " warps")):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not low <= value <= high:
-                raise self._error(f"({name}={value!r}): must be {low} to {high}{unit}")
+        if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
+            raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
+        if self.producer_warps not in (1, 2, 4):
+            raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
@@ -230,7 +235,9 @@ class lcf:
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
-        """Registers a thread of each role, consumers first."""
+        """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""
+        if not self.reallocates:
+            return (min(self._pool // GROUP // (self.consumers + self._helpers) // 8 * 8, MAX_REGISTERS),) * (self.consumers + 1 + bool(self._plan.output))
         producer = self.producer_registers or producer_registers(self.consumers)
         fit = (self._pool // GROUP - producer * self._helpers) // self.consumers // 8 * 8
         mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
@@ -246,7 +253,8 @@ class lcf:
             place = "beside the ring, so that their stores overlap with the next task" if placed.over_ring is None else (
                 f"over the ring behind slot {placed.safe_stages}: beside it there is room for too few stages")
             lines.append(f"  finish tiles {place}: {', '.join(f'{n} {tile!r}' for n, tile in plan.finish)} for each of {self.consumers} consumers")
-        given = "given" if self.consumer_registers else "what the block's share of the register file leaves"
+        given = "given" if self.consumer_registers else "what the block's share of the register file leaves" if self.reallocates else (
+            "an equal share is enough, and spares moving them")
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
         share = "a task each" if self.independent else "one task together"
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
@@ -257,7 +265,7 @@ class lcf:
     def call(self, *tensors: Any) -> Call:
         """What a call with tensors of these shapes on their device needs beside the tensors; found by shapes, made once."""
         try:
-            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1)
+            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1, _simulated())
         except AttributeError:
             kinds = ", ".join(type(t).__name__ for t in tensors)
             raise TypeError(f"{type(self).__name__}({kinds}): it takes the tensors {', '.join(n for n, _ in self._plan.globals)}; numbers go by name") from None
@@ -306,6 +314,12 @@ class lcsf(lcf):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
 
 
+def _simulated() -> int:
+    """Multiprocessors of the device that is simulated now, 0 without."""
+    device = simulator.get()
+    return 0 if device is None else device.facts.multiprocessors
+
+
 def split_tail(tasks: int, slots: int) -> tuple[int, int]:
     """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once."""
     whole = tasks // slots * slots
@@ -342,20 +356,23 @@ class Call:
                 self.numbers = split_tail(tasks, slots)
                 parts = (tasks - self.numbers[0]) * self.numbers[1]
             else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
-                whole = tasks if tasks % self.grid[0] == 0 else max(0, tasks // self.grid[0] - 1) * self.grid[0]
+                blocks = max(1, self.grid[0])
+                whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
                 self.numbers = (whole, tasks)
-                parts = 2 * self.grid[0]
+                parts = 2 * blocks
             self.room = parts * copies * elements(plan), tasks * copies
+            self.room_of_block = 2 * copies * elements(plan) if isinstance(template.schedule, StreamK) else 0
 
-    def arguments(self, tensors: tuple, args: dict[str, Any]) -> tuple:
-        """The kernel's run-time arguments."""
+    def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
+        """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
         if len(args) != len(self.args) or any(n not in args for n in self.args):
             raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
         # straight to tuple: a named tuple's own constructor takes twice as long
         described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
         numbers = [args[n] for n in self.args]
         if self.splits:
-            numbers += [*workspace(tensors[0].device, *self.room), *self.numbers]
+            floats, counters = self.room
+            numbers += [*workspace(tensors[0].device, max(floats, (blocks or 0) * self.room_of_block), counters), *self.numbers]
         return described, tuple(numbers)
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
@@ -364,7 +381,7 @@ class Call:
             described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, self.specs)])
             _template_kernel.launcher(self.grid, (described, ()), self.key)
             return
-        _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args), self.keys[debug])
+        _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
 
 
 def _check_hooks(cls: type[lcf]) -> bool:

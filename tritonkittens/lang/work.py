@@ -73,7 +73,7 @@ def _stream_first(block, blocks, whole, steps):
 @triton.jit
 def _stream_next(unit, count, block, blocks, whole, steps):
     behind = unit + blocks
-    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + _deal(block, blocks, steps)), unit + count)
+    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + _deal(block, blocks, steps)), unit + tl.maximum(count, 1))
 
 
 @triton.jit
@@ -103,6 +103,11 @@ def _iterations_of(part, parts, iterations):
 
 
 @triton.jit
+def _steps(tasks, whole, iterations):
+    return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too: somebody must finish it
+
+
+@triton.jit
 def _tail_part(unit, whole, parts):
     """(task, parts, part, first slot) of a unit: a whole task below `whole`."""
     is_part = unit >= whole
@@ -115,7 +120,7 @@ def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
     cluster = unwrap(ctx.config).cluster
     whole, tasks = extra(ctx.config, A)[2:4]
     iterations = _setup(t, ctx, t.scalar(0)).iterations
-    steps = t.method(t.method(tasks, "__sub__", whole), "__mul__", iterations)
+    steps = t.call(_steps, tasks, whole, iterations)
     return t.call(_block, cluster), t.call(_blocks, cluster), whole, tasks, iterations, steps
 
 

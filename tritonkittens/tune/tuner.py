@@ -25,7 +25,7 @@ from .store import DeviceKey, Entry, Trial, problem_key, store_for
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
 
-NEAREST_FACTOR = 0.8  # by which the predicted time of a near problem's winner is multiplied at distance 0; 1 at a distance of ln 2 for each numeric field
+NEAREST_FACTOR = 0.95  # by which the predicted time of a near problem's winner is multiplied at distance 0; 1 at a distance of ln 2 for each numeric field
 
 # One for all families: what two threads measure at once on one GPU is neither's time. Re-entrant: a measured kernel may ask for a configuration of its own.
 _deciding = threading.RLock()
@@ -149,7 +149,7 @@ class Family(Generic[P, C]):
 
         In this order: known in this process; on disk (`tune.folder()`), measured on such a device with these versions; the table that comes with the package;
         where TK_TUNE=1 and `measure` is given, and neither a CUDA graph is being captured nor the device a simulated one, the fastest of the TK_TUNE_TRIES (12)
-        candidates that the model ranks best, kept on disk; else the model's best, where the winner of a near problem is taken to be up to 20 % faster than
+        candidates that the model ranks best, kept on disk; else the model's best, where the winner of a near problem is taken to be up to 5 % faster than
         predicted (`distance`).
 
         TK_TUNE is read when a problem is first asked for with a `measure`; `forget` lets it be read again.

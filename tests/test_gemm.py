@@ -1,0 +1,244 @@
+"""`gemm` before any kernel runs: its errors, its configurations, what the cost model says of them, its reference, and how long its source is."""
+
+import ast
+import inspect
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
+from tritonkittens import sim, tune
+from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
+from tritonkittens.kernels.gemm.config import candidates, cost
+from tritonkittens.kernels.gemm.product import described
+
+
+def empty(*shape, dtype=BF16):
+    return torch.empty(*shape, dtype=dtype)
+
+
+# ---------------------------------------------------------------- errors
+
+A, B = empty(8, 16), empty(16, 24)
+A8, B8 = empty(8, 256, dtype=E4M3), empty(24, 256, dtype=E4M3).T
+ACTIVATIONS = "must be one of None, 'gelu', 'gelu_tanh', 'silu'"
+VECTORS = "torch.bfloat16 or torch.float16 or torch.float32"
+OPERANDS = "torch.bfloat16 or torch.float16 or torch.float8_e4m3fn or torch.float8_e5m2"
+BLOCKS = "block scales are for two fp8 matrices and come together, (8, 2) and (2, 1) here"
+
+ERRORS = [
+    (dict(a=[[1.0]]), TypeError, "gemm: a is list; it must be a torch tensor"),
+    (dict(a=None), TypeError, "gemm: a is NoneType; it must be a torch tensor"),
+    (dict(b=3), TypeError, "gemm: b is int; it must be a torch tensor"),
+    (dict(bias=1.0), TypeError, "gemm: bias is float; it must be a torch tensor"),
+    (dict(gate="gelu"), TypeError, "gemm: gate is str; it must be a torch tensor"),
+    (dict(residual=[0]), TypeError, "gemm: residual is list; it must be a torch tensor"),
+    (dict(scale_a=1.0), TypeError, "gemm: scale_a is float; it must be a torch tensor"),
+    (dict(scale_b=1.0), TypeError, "gemm: scale_b is float; it must be a torch tensor"),
+    (dict(out=()), TypeError, "gemm: out is tuple; it must be a torch tensor"),
+    (dict(a=empty(8, 16, dtype=FP32)), TypeError, f"gemm: a has dtype torch.float32; it must be {OPERANDS}"),
+    (dict(b=empty(16, 24, dtype=torch.int8)), TypeError, f"gemm: b has dtype torch.int8; it must be {OPERANDS}"),
+    (dict(b=empty(16, 24, dtype=FP16)), TypeError, "gemm: a has dtype torch.bfloat16, b torch.float16; they must be equal (fp8 kinds may mix)"),
+    (dict(a=empty(8, 16, dtype=E5M2)), TypeError, "gemm: a has dtype torch.float8_e5m2, b torch.bfloat16; they must be equal (fp8 kinds may mix)"),
+    (dict(b=empty(16, 24).to("meta")), ValueError, "gemm: b is on meta; it must be on a CUDA device"),
+    (dict(a=empty(16)), ValueError, "gemm: a has shape (16,); it must have at least 2 dimensions"),
+    (dict(b=empty(16)), ValueError, "gemm: b has shape (16,); it must have at least 2 dimensions"),
+    (dict(b=empty(15, 24)), ValueError, "gemm: a is (8, 16), b is (15, 24); they must be (…, M, K) and (…, K, N)"),
+    (dict(a=empty(3, 8, 16), b=empty(2, 16, 24)), ValueError, "gemm: a is (3, 8, 16), b is (2, 16, 24); their leading dimensions do not broadcast"),
+    (dict(activation="relu"), ValueError, f"gemm(activation='relu'): {ACTIVATIONS}"),
+    (dict(activation=["gelu"]), ValueError, f"gemm(activation=['gelu']): {ACTIVATIONS}"),
+    (dict(out_dtype=torch.float64), TypeError,
+     "gemm(out_dtype=torch.float64): must be torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2"),
+    (dict(out_dtype="bf16"), TypeError, "gemm(out_dtype=bf16): must be"),
+    (dict(bias=empty(23)), ValueError, "gemm: bias is (23,); it must be one number or (24,), (1, 24)"),
+    (dict(bias=empty(8, 1)), ValueError, "gemm: bias is (8, 1); it must be one number or (24,), (1, 24)"),
+    (dict(bias=empty(24, dtype=torch.float64)), TypeError, f"gemm: bias has dtype torch.float64; it must be {VECTORS}"),
+    (dict(gate=empty(8)), ValueError, "gemm: gate is (8,); it must be one number or (24,), (1, 24), (8, 1), (8, 24)"),
+    (dict(gate=empty(8, dtype=torch.int32)), TypeError, f"gemm: gate has dtype torch.int32; it must be {VECTORS}"),
+    (dict(residual=empty(24)), ValueError, "gemm: a is (8, 16), b is (16, 24), residual is (24,); it must be (8, 24)"),
+    (dict(residual=empty(8, 24, dtype=FP32)), TypeError, "gemm: residual has dtype torch.float32; it must be torch.bfloat16"),
+    (dict(residual=empty(8, 24), out_dtype=FP16), TypeError, "gemm: residual has dtype torch.bfloat16; it must be torch.float16"),
+    (dict(out=empty(8, 25)), ValueError, "gemm: a is (8, 16), b is (16, 24), out is (8, 25); it must be (8, 24)"),
+    (dict(out=empty(8, 24, dtype=FP32)), TypeError, "gemm: out has dtype torch.float32; it must be torch.bfloat16"),
+    (dict(out=empty(8, 24), out_dtype=FP32), TypeError, "gemm: out has dtype torch.bfloat16; it must be torch.float32"),
+    (dict(scale_a=empty(8)), TypeError, "gemm: scale_a has dtype torch.bfloat16; it must be torch.float32"),
+    (dict(scale_a=empty(24, dtype=FP32)), ValueError, "gemm: scale_a is (24,); it must be one number or (8,), (8, 1), (8, 1)"),
+    (dict(scale_b=empty(8, dtype=FP32)), ValueError, "gemm: scale_b is (8,); it must be one number or (24,), (1, 24), (1, 1)"),
+    (dict(a=A8, b=B8, scale_a=empty(8, 2, dtype=FP32)), ValueError, f"gemm: scale_a is (8, 2), scale_b is None; {BLOCKS}"),
+    (dict(a=A8, b=B8, scale_b=empty(2, 1, dtype=FP32)), ValueError, f"gemm: scale_a is None, scale_b is (2, 1); {BLOCKS}"),
+    (dict(a=A8, b=B8, scale_a=empty(8, 1, dtype=FP32), scale_b=empty(2, 1, dtype=FP32)), ValueError,
+     f"gemm: scale_a is (8, 1), scale_b is (2, 1); {BLOCKS}"),
+    (dict(a=A8.to(BF16), b=B8.to(BF16), scale_a=empty(8, 2, dtype=FP32), scale_b=empty(2, 1, dtype=FP32)), ValueError, BLOCKS),
+    (dict(config="fastest"), TypeError, "gemm(config='fastest'): must be a Config"),
+    (dict(config=dict(rows=64)), TypeError, "gemm(config={'rows': 64}): must be a Config"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), ERRORS, ids=[f"{'-'.join(e[0])}-{i}" for i, e in enumerate(ERRORS)])
+def test_errors(given, kind, message):
+    arguments = {"a": A, "b": B, **given}
+    with sim.device("sm_90a"), pytest.raises(kind, match=re.escape(message)):
+        gemm(**arguments)
+
+
+def test_errors_also_where_a_call_like_it_was_right():
+    with sim.device("sm_90a"):
+        out = empty(8, 24)
+        gemm(A, B, out=out, config=SMALL)
+        for given, kind in ((dict(residual=empty(8, 23)), ValueError), (dict(gate=empty(9)), ValueError), (dict(scale_b=empty(24)), TypeError)):
+            with pytest.raises(kind):
+                gemm(A, B, out=out, config=SMALL, **given)
+
+
+def test_tensors_that_no_kernel_reaches():
+    a, b = empty(8, 8), empty(8, 8)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="on cpu"):
+            gemm(a, b, config=SMALL)
+        with sim.device("sm_90a"):
+            gemm(a, b, config=SMALL)
+
+
+# ---------------------------------------------------------------- configurations
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (dict(schedule="fast"), "Config(schedule='fast'): must be one of 'persistent', 'one_per_block', 'split_k', 'split_tail', 'stream_k'"),
+    (dict(order="hilbert"), "Config(order='hilbert'): must be one of 'supergroup', 'row_major', 'column_major'"),
+    (dict(splits=2), "Config(schedule='persistent', splits=2): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(schedule="split_k"), "Config(schedule='split_k', splits=1): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(schedule="split_k", splits=17), "Config(schedule='split_k', splits=17): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(splits=0), "Config(schedule='persistent', splits=0): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+])  # fmt: skip
+def test_configurations_that_are_none(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Config(**given)
+
+
+def test_a_tile_is_what_a_cluster_computes():
+    assert Config().tile == (128, 256) and Config(independent=True).tile == (64, 256) and Config(cluster=2, consumers=1, cols=64).tile == (128, 64)
+    assert Config().depth_of(2) == 64 and Config().depth_of(1) == 128 and Config(depth=32).depth_of(2) == 32
+
+
+EXTENTS = st.one_of(st.sampled_from([1, 2, 8, 63, 64, 65, 512, 4096]), st.integers(1, 9000))
+EPILOGUES = st.sampled_from(["", "vector", "tile", "activation"])
+H200 = tune.Device.named("H200")
+
+
+@st.composite
+def calls(draw):
+    """Operands of a `gemm` as keywords; memory that nobody touches."""
+    m, n, k = (draw(EXTENTS) for _ in range(3))
+    dtype, out = draw(st.sampled_from([BF16, FP16, E4M3, E5M2])), draw(st.sampled_from([BF16, FP32, E4M3]))
+    batch = draw(st.sampled_from([(), (), (3,)]))
+    a, b = empty(*batch, m, k, dtype=dtype), empty(*batch, n, k, dtype=dtype).mT if draw(st.booleans()) else empty(*batch, k, n, dtype=dtype)
+    given = dict(a=a, b=b, out_dtype=out, activation=draw(st.sampled_from([None, "silu"])))
+    if dtype == E4M3 and not batch and draw(st.booleans()):
+        given |= dict(scale_a=empty(m, -(-k // 128), dtype=FP32), scale_b=empty(-(-k // 128), -(-n // 128), dtype=FP32))
+    for name, shape in (("bias", (n,)), ("gate", (*batch, m, n)), ("residual", (*batch, m, n))):
+        if draw(st.booleans()):
+            given[name] = empty(*shape, dtype=out if name == "residual" else FP32)
+    return given
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls())
+def test_candidates_fit_and_cost_something(call):
+    """In shared memory as the template places them, with the stages that they need; and the model can tell their time."""
+    if call["out_dtype"] == E4M3 and "residual" in call:
+        del call["residual"]
+    with sim.device("sm_90a"):
+        plan = described(**call)
+        found = candidates(plan.problem)
+        assert found and len(set(found)) == len(found)
+        for config in found:
+            template = plan._template(config, torch.device("cpu"))
+            assert template.placement(90).stages >= 1
+            predicted = cost(plan.problem, config, H200)
+            assert all(0 <= seconds < 1e3 for seconds in predicted.components().values()) and predicted.total > 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(m=EXTENTS, n=EXTENTS, k=EXTENTS, more=st.integers(1, 5000), epilogue=EPILOGUES, dtype=st.sampled_from(["bf16", "fp8e4nv"]))
+def test_more_work_costs_no_less(m, n, k, more, epilogue, dtype):
+    """Of one configuration. Not so for more rows or columns where the last tasks are split: fewer of them are split into more parts, which are summed up."""
+    before = problem(m=m, n=n, k=k, b="nk", epilogue=epilogue, dtype=dtype)
+    for config in (*candidates(before), Config(schedule="stream_k")):
+        known = cost(before, config, H200).total
+        for extent in ("m", "n", "k", "batch"):
+            if extent == "k" or config.schedule != "split_tail":
+                assert cost(before._replace(**{extent: getattr(before, extent) + more}), config, H200).total >= known * (1 - 1e-9), (config, extent)
+
+
+def test_the_model_prefers_what_it_should():
+    """Large tiles for large products; parts of a task on several blocks where there are few tasks and each is long."""
+    def best(**extents):
+        it = problem(b="nk", **extents)
+        return min(candidates(it), key=lambda config: cost(it, config, H200).total)
+
+    rows, cols = best(m=8192, n=8192, k=8192).tile
+    assert rows * cols >= 128 * 256
+    assert best(m=128, n=128, k=16384).schedule in ("split_k", "split_tail", "stream_k")
+
+
+def test_every_kind_of_operand_has_candidates():
+    with sim.device("sm_90a"):
+        for dtype in (BF16, FP16, E4M3, E5M2):
+            plan = described(empty(64, 64, dtype=dtype), empty(64, 64, dtype=dtype).T)
+            assert family.choose(plan.problem, device=tune.Device.named("H200")) in candidates(plan.problem)
+
+
+def test_the_choice_explains_itself():
+    it = problem(m=4096, n=4096, k=4096)
+    report = family.explain(it, H200)
+    chosen = family.choose(it, device=H200)
+    assert report.config == chosen.__dict__ and report.rows[0].config == report.config and len(report.rows) == len(candidates(it))
+    assert f"cols={chosen.cols}" in str(report) and f"schedule={chosen.schedule}" in str(report) and "m=4096 n=4096 k=4096" in str(report)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def test_the_reference_is_torchs_arithmetic(rng):
+    a, w, bias, gate, residual = (torch.randn(s, dtype=torch.float64) for s in ((8, 16), (24, 16), (24,), (8, 1), (8, 24)))
+    total = functional.linear(a, w, bias)
+    functions = {None: lambda x: x, "gelu": functional.gelu, "silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")}
+    for name, function in functions.items():
+        out = gemm_torch(a, w.T, bias=bias, activation=name, gate=gate, residual=residual)
+        torch.testing.assert_close(out, residual + gate * function(total))
+    scale_a, scale_b = torch.rand(8, 1), torch.rand(1, 24)
+    torch.testing.assert_close(gemm_torch(a, w.T, scale_a=scale_a, scale_b=scale_b), a @ w.T * scale_a * scale_b)
+    assert gemm_torch(a.bfloat16(), w.bfloat16().T).dtype == torch.float64
+
+
+def test_the_reference_scales_blocks(rng):
+    a, b = torch.randn(3, 300, dtype=torch.float64), torch.randn(300, 200, dtype=torch.float64)
+    scale_a, scale_b = torch.rand(3, 3), torch.rand(3, 2)
+    expected = torch.zeros(3, 200, dtype=torch.float64)
+    for block in range(3):
+        depth = slice(128 * block, 128 * (block + 1))
+        for column in range(2):
+            cols = slice(128 * column, 128 * (column + 1))
+            expected[:, cols] += a[:, depth] @ b[depth, cols] * scale_a[:, block, None] * scale_b[block, column]
+    torch.testing.assert_close(gemm_torch(a, b, scale_a=scale_a, scale_b=scale_b), expected)
+
+
+# ---------------------------------------------------------------- the source
+
+
+def hooks(cls):
+    """The @triton.jit functions of a template's class body."""
+    (body,) = ast.parse(inspect.getsource(cls)).body
+    return [f for f in body.body if isinstance(f, ast.FunctionDef) and any(ast.unparse(d) == "triton.jit" for d in f.decorator_list)]
+
+
+def test_the_hooks_are_no_longer_than_those_of_thunderkittens():
+    """About 40 lines there, signatures included."""
+    found = hooks(Gemm)
+    assert {"setup", "load", "start", "compute", "finish"} <= {f.name for f in found}
+    lines = {f.name: f.end_lineno - f.lineno + 1 for f in found}
+    assert sum(lines.values()) <= 40, lines
