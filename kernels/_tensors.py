@@ -37,13 +37,10 @@ def signature(*tensors: torch.Tensor) -> tuple:
     if len(tensors) == 3:  # the common call, without a loop
         a, b, c = tensors
         return (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(), c.shape, c.stride(), c.dtype, c.get_device(),
-                (a.data_ptr() | b.data_ptr() | c.data_ptr()) % TMA_BYTES)  # fmt: skip
-    alignment = 0
+                a.data_ptr() % TMA_BYTES, b.data_ptr() % TMA_BYTES, c.data_ptr() % TMA_BYTES)  # fmt: skip
     out: list = []
     for x in tensors:
-        alignment |= x.data_ptr()
-        out += (x.shape, x.stride(), x.dtype, x.get_device())
-    out.append(alignment % TMA_BYTES)
+        out += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % TMA_BYTES)
     return tuple(out)
 
 

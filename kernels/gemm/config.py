@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,7 @@ FIX_UP = 1.6e-6  # of a task that parts are summed up for, and for each part
 PART = 0.5e-6
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "activation": 0.3}  # of a multiprocessor for each element of C; straight-line code comes from L2
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
+PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
 LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
 
 
@@ -79,6 +81,14 @@ class Config:
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
 
+    def to_text(self) -> str:
+        """For where only plain values pass; see `from_text`."""
+        return json.dumps(self.__dict__)
+
+    @staticmethod
+    def from_text(text: str) -> Config:
+        return Config(**json.loads(text))
+
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of C that the blocks of a cluster compute together."""
@@ -120,7 +130,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
              Config(rows=128, cols=128, independent=True, schedule="split_tail"), Config(schedule="stream_k"), Config(cols=128, schedule="stream_k"),
-             Config(cols=192), Config(cols=192, schedule="stream_k"), Config(cols=192, consumers=1), Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
+             Config(cols=192), Config(cols=192, schedule="stream_k"), Config(cols=192, consumers=1),
+             Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
     line = LINE // _itemsize(problem.dtype)
     small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
     small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]
@@ -193,7 +204,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     steps = rounds * iterations * crowd
     block_rows = rows // config.cluster
     mma = 2 * block_rows * cols * depth
-    tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * TENSOR_EFFICIENCY)
+    efficiency = TENSOR_EFFICIENCY * (1.0 if cols & (cols - 1) == 0 else PIECES_EFFICIENCY)
+    tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
     l2 = steps * (block_rows + cols / config.cluster) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.product import FP8, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
 
@@ -13,25 +14,33 @@ from tritonkittens.kernels.gemm.reference import activated
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
 def gemm_operator(
     a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None, gate: Tensor | None, residual: Tensor | None, scale_a: Tensor | None,
-    scale_b: Tensor | None, out_dtype: torch.dtype | None,
+    scale_b: Tensor | None, out_dtype: torch.dtype | None, config: str | None,
 ) -> Tensor:  # fmt: skip
-    """The operator behind `gemm`; arguments as there."""
+    """The operator behind `gemm`; arguments as there, `config` as text."""
+    chosen = None if config is None else Config.from_text(config)
     with torch.no_grad():
-        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=chosen)
 
 
 @gemm_operator.register_fake
-def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype):  # type: ignore[no-untyped-def]
+def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config):  # type: ignore[no-untyped-def]
     return a.new_empty(result_shape(a, b), dtype=result_dtype(a, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype = inputs
-    if a.dtype in FP8:
+    a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config = inputs
+    if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
     ctx.save_for_backward(a, b, bias, gate, scale_a, scale_b)
     ctx.activation = activation
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
+
+
+def _product(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """A product inside the backward pass, which torch may be tracing: by the operator."""
+    return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
 
 
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
@@ -46,7 +55,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
-        total = gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32).detach().requires_grad_()
+        total = _product(a, b, bias, scale_a, scale_b, torch.float32).detach().requires_grad_()
         with torch.enable_grad():
             y = activated(total, ctx.activation)
         d_gate = grad * y.detach() if gate is not None and needs[4] else None
@@ -57,15 +66,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         if scale is not None:
             d_sum = d_sum * scale.reshape(shape if scale.numel() > 1 else ())
     d_sum = d_sum.to(a.dtype).contiguous()
-    d_a = _summed(gemm(d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
+    d_a = _summed(_product(d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
     d_b = None
     if needs[1]:
         flat = b.ndim == 2 and a.ndim > 2
-        d_b = gemm(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else gemm(a.mT, d_sum)
+        d_b = _product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else _product(a.mT, d_sum)
         d_b = _summed(d_b, ctx.shapes[1])
     d_bias = _summed(d_total.float(), ctx.shapes[2]) if needs[2] else None
     return (d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]) if d_gate is not None else None,
-            _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None)  # fmt: skip
+            _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None, None)  # fmt: skip
 
 
 gemm_operator.register_autograd(_backward, setup_context=_save)

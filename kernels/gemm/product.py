@@ -48,7 +48,9 @@ def gemm(
     operands = (bias, gate, residual, scale_a, scale_b)
     bare = operands == NO_OPERANDS
     if torch.compiler.is_compiling() or (_requires_grad(a, b) if bare else _requires_grad(a, b, bias, gate, residual)):
-        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype)
+        _check_config(config)
+        chosen = None if config is None else config.to_text()
+        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen)
         return result if out is None else out.copy_(result)
     try:
         if bare:
@@ -57,10 +59,12 @@ def gemm(
             given = [t for t in (*operands, out) if t is not None]
             simulated = None if a.is_cuda else simulator.get()
             key = (signature(a, b, *given), activation, out_dtype, config, simulated, out is None, *[t is None for t in operands])
-    except AttributeError:
+        plan = _plans.get(key)
+    except (AttributeError, TypeError):
         _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+        _check_config(config)
+        _check_activation(activation)
         raise
-    plan = _plans.get(key)
     if plan is None:
         plan = _plan(a, b, operands, activation, out_dtype, out, config)
         if len(_plans) >= MAX_PLANS:
@@ -100,8 +104,18 @@ def _requires_grad(*tensors: Tensor | None) -> bool:
 
 def _check_kinds(**tensors: object) -> None:
     for name, x in tensors.items():
-        if x is not None and not isinstance(x, Tensor):
+        if (x is not None or name in ("a", "b")) and not isinstance(x, Tensor):
             raise TypeError(f"gemm: {name} is {type(x).__name__}; it must be a torch tensor")
+
+
+def _check_config(config: object) -> None:
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"gemm(config={config!r}): must be a Config")
+
+
+def _check_activation(activation: object) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
 def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -130,8 +144,7 @@ def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
     shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    _check_activation(activation)
     if dtype not in RESULTS:
         raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
     for name, x, kinds in (("bias", bias, VECTORS), ("gate", gate, VECTORS), ("scale_a", scale_a, (torch.float32,)), ("scale_b", scale_b, (torch.float32,)),
@@ -180,8 +193,7 @@ def _places(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
 def _plan(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None) -> Plan:
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"gemm(config={config!r}): must be a Config")
+    _check_config(config)
     dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
@@ -207,7 +219,10 @@ def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *,
     """An empty result, or the epilogue of the sum of nothing."""
     bias, gate, residual, *_ = operands
     zeros = torch.zeros(result_shape(a, b), dtype=torch.float32, device=a.device)
-    result = epilogue(zeros, bias, activation, gate, residual).to(dtype)
+    result = epilogue(zeros, bias, activation, gate, residual)
+    if dtype in FP8:  # as the kernel rounds: to the largest finite value
+        result = result.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    result = result.to(dtype)
     return result if out is None else out.copy_(result)
 
 
@@ -281,6 +296,16 @@ class _Product:
             return _as_matrix(a), b
         return (_as_batch(a, self.batch), _as_batch(b, self.batch)) if self.batched else (a, b)
 
+    def _is_viewable(self, out: Tensor) -> bool:
+        """Can the kernel write to this tensor as to a matrix or a plain batch?"""
+        if not self.batch:
+            return True
+        try:
+            out.view(*((-1,) if self.flat else (-1, out.shape[-2])), out.shape[-1])
+        except RuntimeError:
+            return False
+        return True
+
     def _like_result(self, x: Tensor) -> Tensor:
         return _as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
 
@@ -347,9 +372,7 @@ class _Product:
     def __call__(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
         residual = operands[2]
         config = self.chosen(a, b, operands)
-        home = out if out is not None and storable(out) else padded_empty(self.shape, a, self.dtype)
-        if self.flat and home is out and not out.is_contiguous():
-            home = padded_empty(self.shape, a, self.dtype)
+        home = out if out is not None and storable(out) and self._is_viewable(out) else padded_empty(self.shape, a, self.dtype)
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(home)
@@ -384,8 +407,8 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
                  cluster=config.cluster, order=order, **types)  # fmt: skip
     if blockwise:
-        if (config.depth, config.swapped, config.independent, config.schedule in ("persistent", "one_per_block")) != (BLOCK, False, False, True) or (
-                BLOCK % config.cols):
+        plain = config.schedule in ("persistent", "one_per_block") and not (config.swapped or config.independent)
+        if config.depth_of(1) != BLOCK or BLOCK % config.cols or not plain:
             raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides it, and tasks are neither swapped, independent nor split")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swapped:

@@ -138,7 +138,7 @@ def test_no_gradient_of_8_bit_operands():
 
 def sample(grad=False, **changes):
     given = dict(a=randn(24, 32), b=randn(32, 40), bias=randn(40), activation="gelu", gate=randn(24, 1), residual=randn(24, 40))
-    given = {**given, "scale_a": None, "scale_b": None, "out_dtype": None, **changes}
+    given = {**given, "scale_a": None, "scale_b": None, "out_dtype": None, "config": None, **changes}
     return tuple(x.requires_grad_(grad) if isinstance(x, torch.Tensor) and x.dtype != E4M3 else x for x in given.values())
 
 

@@ -57,7 +57,6 @@ def pass_turn(t: Trace, ctx: Any) -> Any:
 def _allocate(t: Trace, T: Any) -> Any:
     """All shared and tensor memory of the template and its semaphores, as one record."""
     T = unwrap(T)
-    t.require(f"{type(T).__name__} (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
 
@@ -157,9 +156,9 @@ def _output(t: Trace, memory: Any, slot: Any) -> Any:
 
 
 @op
-def _prefetch_descriptors(t: Trace, G: Any) -> Any:
+def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
     """Fetch the tensor maps while the semaphores are made: the first copy would wait for them."""
-    t.require("a template (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{type(unwrap(T)).__name__} (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
     for g in G:
         for number in range(len(g.maps)):
             t.call(prefetch_tensormap, t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))), issuer="cta")
@@ -614,6 +613,6 @@ def _bystander(T: tl.constexpr):
 @kernel(num_warps=WARPS)
 @triton.jit
 def _template_kernel(G, A, T: tl.constexpr):
-    _prefetch_descriptors(G)
+    _prefetch_descriptors(G, T)
     memory = _allocate(T)
     _run_roles(G, A, memory, T)

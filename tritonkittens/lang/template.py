@@ -139,7 +139,7 @@ class lcf:
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if self.producer_warps not in (1, 2, 4):
+        if not isinstance(self.producer_warps, int) or self.producer_warps not in (1, 2, 4):
             raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
