@@ -10,11 +10,14 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile, load_vectors
 from tritonkittens.kernels.gemm.reference import BLOCK
 
+SCALES = 16  # of B, along K, that a slot holds: the smallest vector
+
 
 class BlockwiseGemm(tk.lcf):
     """A block of K is an iteration: its product is made exact in fp32 by its scales before the tensor cores' 14 bits lose what is small beside the sum.
 
-    A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈K/128⌉ × ⌈N/128⌉).
+    A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈N/128⌉ × ⌈K/128⌉). Scales come through the ring: a load from
+    global memory in every iteration would take longer than its product.
     """
 
     dtype: tl.dtype = tk.fp8e4m3
@@ -32,7 +35,8 @@ class BlockwiseGemm(tk.lcf):
         c = tk.st(self.out_dtype, self.rows, self.cols)
         operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=None, scales_b=None, **operands), input=dict(A=a, B=b), finish=dict(C=c, **vectors),
+        scales = dict(scales_a=tk.sv(tk.fp32, self.consumers * self.rows), scales_b=tk.sv(tk.fp32, SCALES))
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **scales, **operands), input=dict(A=a, B=b, **scales), finish=dict(C=c, **vectors),
                          multicast=("B",) if self.cluster > 1 else (), preload=(*(("C",) if residual else ()), *vectors))
 
     @property
@@ -54,6 +58,8 @@ class BlockwiseGemm(tk.lcf):
     def load(ctx, input):
         tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
         tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.arrived)
+        tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.arrived)
+        tk.load_async(input.scales_b, ctx.globals.scales_b, (ctx.col * ctx.config.cols // 128, ctx.iter // 16), input.arrived)
 
     @triton.jit
     def load_finish(ctx, staging):
@@ -63,15 +69,15 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        rows, block = _scales(ctx, 0)
-        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)), rows=rows, block=block)
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
 
     @triton.jit
     def compute(ctx, state, input):
         a = tk.subtile(input.A, ctx.config.rows, 128, ctx.consumer, 0)
         product = tk.mm_ABt(a, input.B, wait=False)
-        rows, block = _scales(ctx, tl.minimum(ctx.iter + 1, ctx.iterations - 1))  # an iteration ahead: they come from L2
-        return tk.struct(acc=state.acc + tk.mul_row(tk.mma_wait(product), state.rows * state.block), rows=rows, block=block)
+        rows = tk.subvector(input.scales_a, ctx.config.rows, ctx.consumer)
+        scale = tk.load(rows, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))) * tk.load_scalar(input.scales_b, ctx.iter % 16)
+        return state.replace(acc=state.acc + tk.mul_row(tk.mma_wait(product), scale))
 
     @triton.jit
     def finish(ctx, state, staging):
@@ -80,10 +86,3 @@ class BlockwiseGemm(tk.lcf):
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, (row, ctx.col))
 
-
-@triton.jit
-def _scales(ctx, block):
-    """The scales of a block of K: one for each row of this consumer, and that of the columns."""
-    row = ctx.row * ctx.config.consumers + ctx.consumer
-    rows = tk.load(ctx.globals.scales_a, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)), (block, row))
-    return rows, tk.load_scalar(ctx.globals.scales_b, (block, ctx.col * ctx.config.cols // 128))

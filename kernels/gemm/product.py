@@ -387,7 +387,7 @@ class _Product:
         bias, gate, _, scale_a, scale_b = operands
         out: list[Tensor] = []
         if scale_a is not None and scale_b is not None and self.places["scale_a"] == "block":
-            out += [scale_a.T, scale_b]
+            out += [as_addressable(scale_a.T), as_addressable(scale_b.T)]
         for name, x in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("gate", gate)):
             if x is None or self.places[name] == "block":
                 continue

@@ -131,7 +131,7 @@ from tritonkittens.lang.schedule import (
     tile_at,
     unravel,
 )
-from tritonkittens.lang.shared import allocate, bank_conflicts, subtile
+from tritonkittens.lang.shared import allocate, bank_conflicts, subtile, subvector
 from tritonkittens.lang.sync import (
     advance,
     arrive,

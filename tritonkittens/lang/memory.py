@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import memory as ptx_memory
+from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.inline_ptx import tma as ptx_tma
+from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
@@ -199,7 +201,14 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
 
 @op
 def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
-    """One element of a global layout, a scalar; the coordinates, one for each dimension, must lie inside."""
+    """One element of a global layout (coordinates, one for each dimension) or of a shared vector (an index), a scalar; it must lie inside."""
+    if isinstance(src, shared):
+        if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
+            raise TileError(f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout")
+        bill().reads_shared = True
+        address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [src.pieces[0]], tl.int32)
+        place = t.method(t.scalar(coord), "__mul__", itemsize(src.dtype))
+        return t.call(ptx_shared.load, t.method(address, "__add__", place), src.dtype)
     check_global(src, "load_scalar")
     pointer = src.pointer
     for c, stride in zip(_coordinates(t, src, coord, "load_scalar"), strides_of(src), strict=True):

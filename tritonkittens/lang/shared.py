@@ -181,6 +181,18 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
     return shared(tile.spec, ((rows,), (cols,)), None, (view,), whole)
 
 
+@op
+def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
+    """View number `index`, of `length` elements each, of a shared vector whose length is a power of two. Both are compile-time constants."""
+    length, index = unwrap(length), unwrap(index)
+    if not isinstance(vector, shared) or len(vector.axes) != 1 or len(vector.pieces) != 1 or vector.stages is not None:
+        raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector whose length is a power of two")
+    total = vector.shape[0]
+    if not isinstance(length, int) or not isinstance(index, int) or length <= 0 or total % length or not 0 <= index < total // length:
+        raise TileError(f"subvector({length!r}) number {index!r} of {vector.spec!r} lies outside it or does not divide it")
+    return shared(vector.spec, ((length,),), None, (t.call(vector.pieces[0].slice, index * length, length, 0),), vector.whole)
+
+
 def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
     """Registers from shared memory, each piece in the layout asked for."""
     bill().reads_shared = True
