@@ -47,7 +47,7 @@ def gemm(
     """
     operands = (bias, gate, residual, scale_a, scale_b)
     bare = operands == NO_OPERANDS
-    if torch.compiler.is_compiling() or (_requires_grad(a, b) if bare else _requires_grad(a, b, bias, gate, residual)):
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
         _check_config(config)
         chosen = None if config is None else config.to_text()
         result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen)
@@ -92,10 +92,9 @@ NO_OPERANDS: Operands = (None, None, None, None, None)
 
 
 def _requires_grad(*tensors: Tensor | None) -> bool:
-    """Does a gradient have to be recorded?"""
     for t in tensors:
         if t is not None and getattr(t, "requires_grad", False):
-            return torch.is_grad_enabled()
+            return True
     return False
 
 
@@ -352,7 +351,7 @@ class _Product:
         like = torch.empty(shape, dtype=dtype, device=device) if out is None else out
         config = self.chosen(a, b, NO_OPERANDS)
         template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
-        call = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like)
+        launch = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like).launch
         is_same = dtype == a.dtype
         plain = store_a is _itself and store_b is _itself and not swapped
 
@@ -360,11 +359,11 @@ class _Product:
             if out is None:
                 out = a.new_empty(shape) if is_same else a.new_empty(shape, dtype=dtype)
             if plain:
-                call(a, b, out)
+                launch(a, b, out)
             elif swapped:
-                call(store_b(b), store_a(a), out)
+                launch(store_b(b), store_a(a), out)
             else:
-                call(store_a(a), store_b(b), out)
+                launch(store_a(a), store_b(b), out)
             return out
 
         return run

@@ -14,6 +14,7 @@ from tritonkittens.lang.tiles import memory_layout, piece_layout, vector_layout
 from tritonkittens.lang.types import rt, split, st, sv, unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 
+TMA_ALIGNMENT = 128  # bytes: of the shared memory that a tensor copy writes or reads. PTX ISA, cp.async.bulk.tensor
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
@@ -107,7 +108,11 @@ class shared(base_value):
         index = unwrap(slot)
         if isinstance(index, int) and not 0 <= index < self.stages:
             raise TileError(f"slot {index} of a ring of {self.stages} stages")
-        return self.map(lambda p: t.call(p.index, slot))
+        if isinstance(self.spec, st):
+            return self.map(lambda p: t.call(p.index, slot))
+        steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
+        taken = [t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step)) for p, step in zip(self.pieces, steps, strict=True)]
+        return shared(self.spec, self.axes, None, tuple(taken), self.whole, self.loaders)
 
     def transposed_view(self, t: Trace) -> shared:
         """The same memory with rows and columns exchanged."""
@@ -129,12 +134,15 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
     lead = [] if stages is None else [stages]
     if isinstance(spec, sv):
         sizes = split(spec.length)
-        pieces = tuple(t.call(gl.allocate_shared_memory, spec.dtype, [*lead, n], piece_shared_layout(spec.dtype, 0, 1)) for n in sizes)
-        return shared(spec, (sizes,), stages, pieces)
-    pieces = tuple(
+        pieces: list[Any] = []
+        for n in sizes:  # a slot of a ring, which TMA may write to, is as many vectors as keep the next aligned
+            rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
+            pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
+        return shared(spec, (sizes,), stages, tuple(pieces))
+    tiles = tuple(
         t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
         for _, _, r, c in spec.pieces())
-    return shared(spec, (split(spec.rows), split(spec.cols)), stages, pieces)
+    return shared(spec, (split(spec.rows), split(spec.cols)), stages, tiles)
 
 
 @op

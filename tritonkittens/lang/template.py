@@ -377,11 +377,15 @@ class Call:
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
-        if blocks is None and self.plain and not args and not debug:  # the common call, in as few steps as possible
+        _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
+
+    def launch(self, *tensors: Any) -> None:
+        """The same for a template without numbers, in as few steps as possible."""
+        if self.plain:
             described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, self.specs)])
             _template_kernel.launcher(self.grid, (described, ()), self.key)
-            return
-        _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
+        else:
+            self(*tensors)
 
 
 def _check_hooks(cls: type[lcf]) -> bool:

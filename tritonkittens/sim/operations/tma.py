@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..costs import TMA_LATENCY, tma_cycles
+from ..layouts import SHARED_STRIDE
 from ..machine import ASYNC, Async, Role
 from ..numbers import decode, encode, round_to
 from ..ttgir import Op, Scalar
@@ -14,6 +15,7 @@ from .barriers import addresses
 from .control import role_ranks
 from .registry import effect, view
 
+COPY_ALIGNMENT = 128  # bytes: of a box in shared memory
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::DescriptorReduceKind, by its value in the attribute
 REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
@@ -77,6 +79,9 @@ def start_load(
 ) -> None:
     """A copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
     machine = role.machine
+    first = (target.base + int(target.map.offsets.reshape(-1).min())) % SHARED_STRIDE
+    if first % COPY_ALIGNMENT:
+        machine.stop("misaligned", f"a {kind} to shared memory at byte {first}: it must lie on {COPY_ALIGNMENT} bytes (misaligned address)", role, op)
     barriers = [b for b in (machine.barrier(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None]
     early = words() if machine.simulation.schedule.reads_early() else None
 
