@@ -21,13 +21,13 @@ OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="")
 
 @pytest.fixture
 def fake_gemm(monkeypatch):
-    """A GEMM in torch on the CPU under the name of ours; configurations are kept, and one stage is refused for wide tiles."""
+    """A GEMM in torch on the CPU under the name of ours; configurations are kept, and two stages are refused for wide tiles."""
     configs = []
 
     def multiply(a, b, *, out=None, config=None, **options):
         configs.append(config)
-        if config is not None and config.get("stages") == 1 and config.get("cols", 256) > 128:
-            raise ValueError("1 stage does not pipeline 256 columns")
+        if config is not None and config.get("stages") == 2 and config.get("cols", 256) > 128:
+            raise ValueError("2 stages do not pipeline 256 columns")
         p = peers.Product(a, b, **options)
         product = peers.scaled(a, p.scale_a).float() @ peers.scaled(b, p.scale_b).float()
         y = peers.epilogue(product, p.bias, p.activation, p.gate, p.residual).to(p.out_dtype or a.dtype)
@@ -326,7 +326,7 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
         assert any(cell["ours"] for cell in row["contenders"].values())
         assert row["best_peer"] is not None or "fp8" in suite, row  # a CPU's scaled product may lack a recipe
     if suite == "stages":
-        assert "measured with Config(stages=1, cols=128)" in report["rows"][0]["note"] and "does not pipeline" in report["rows"][0]["note"]
+        assert "measured with Config(stages=2, cols=128)" in report["rows"][0]["note"] and "do not pipeline" in report["rows"][0]["note"]
     if suite == "gemm_epilogues":
         assert all("% over bare" in row["contenders"][gemm.OURS]["extra"] for row in report["rows"] if row["facts"]["epilogue"] != "bare")
     if suite == "block_order":

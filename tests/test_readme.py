@@ -112,7 +112,15 @@ def test_the_inspect_commands():
     for command in commands:
         done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        assert "gemm" in done.stdout or "_lcf_kernel" in done.stdout
+        assert "gemm" in done.stdout or "_template_kernel" in done.stdout
+
+
+def test_the_tuned_commands():
+    commands = re.findall(r"^python -m (tritonkittens tuned[^#\n]*)", README, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and "NVIDIA H200" in done.stdout, done.stderr
 
 
 def test_the_example_and_the_demo_end_well():

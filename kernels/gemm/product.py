@@ -45,15 +45,14 @@ def gemm(
     128 of K. Differentiable in a, b, bias, gate and residual; traced by torch.compile as the operator `tritonkittens::gemm`.
     Raises TypeError or ValueError for what does not fit together.
     """
-    operands = (bias, gate, residual, scale_a, scale_b)
-    bare = operands == NO_OPERANDS
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
         _check_config(config)
         chosen = None if config is None else config.to_text()
         result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen)
         return result if out is None else out.copy_(result)
+    operands = (bias, gate, residual, scale_a, scale_b)
     try:
-        if bare:
+        if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
             key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, None if a.is_cuda else simulator.get())
         else:
             given = [t for t in (*operands, out) if t is not None]
