@@ -31,6 +31,9 @@ class Gemm(tk.lcf):
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
         rows = self.team * self.rows
+        if rows & (rows - 1):
+            raise tk.TileError(f"Gemm(consumers={self.consumers}, rows={self.rows}): the rows that consumers share, {rows}, must be a power of two; "
+                               "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
         c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
