@@ -53,10 +53,10 @@ def gemm(
     operands = (bias, gate, residual, scale_a, scale_b)
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
-            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, None if a.is_cuda else simulator.get())
+            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, None if a.is_cuda else _simulated())
         else:
             given = [t for t in (*operands, out) if t is not None]
-            simulated = None if a.is_cuda else simulator.get()
+            simulated = None if a.is_cuda else _simulated()
             key = (signature(a, b, *given), activation, out_dtype, config, simulated, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
     except (AttributeError, TypeError):
@@ -88,6 +88,12 @@ Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Ten
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple, Plan] = {}
 NO_OPERANDS: Operands = (None, None, None, None, None)
+
+
+def _simulated() -> object:
+    """What the configuration depends on of the device that is simulated now."""
+    device = simulator.get()
+    return None if device is None else device.facts
 
 
 def _requires_grad(*tensors: Tensor | None) -> bool:
@@ -279,7 +285,6 @@ class _Product:
         self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **vectors)
         self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
         self.config = config
-        self.template: tk.lcf | None = None
 
     @property
     def batch_size(self) -> int:
