@@ -14,21 +14,22 @@ from tritonkittens.kernels.gemm.reference import activated
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
 def gemm_operator(
     a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None, gate: Tensor | None, residual: Tensor | None, scale_a: Tensor | None,
-    scale_b: Tensor | None, out_dtype: torch.dtype | None, config: str | None,
+    scale_b: Tensor | None, out_dtype: torch.dtype | None, config: str | None, accumulate: str = "fp32",
 ) -> Tensor:  # fmt: skip
     """The operator behind `gemm`; arguments as there, `config` as text."""
     chosen = None if config is None else Config.from_text(config)
     with torch.no_grad():
-        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=chosen)
+        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=chosen,
+                    accumulate=accumulate)
 
 
 @gemm_operator.register_fake
-def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config):  # type: ignore[no-untyped-def]
+def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate="fp32"):  # type: ignore[no-untyped-def]
     return a.new_empty(result_shape(a, b), dtype=result_dtype(a, out_dtype))
 
 
 def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config = inputs
+    a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
     ctx.save_for_backward(a, b, bias, gate, scale_a, scale_b)
@@ -74,7 +75,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         d_b = _summed(d_b, ctx.shapes[1])
     d_bias = _summed(d_total.float(), ctx.shapes[2]) if needs[2] else None
     return (d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]) if d_gate is not None else None,
-            _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None, None)  # fmt: skip
+            _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None, None, None)  # fmt: skip
 
 
 gemm_operator.register_autograd(_backward, setup_context=_save)

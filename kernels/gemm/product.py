@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,13 +23,14 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
+UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
 MAX_PLANS = 4096  # kinds of calls that are remembered
 
 
 def gemm(
     a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
     scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, out: Tensor | None = None,
-    config: Config | None = None,
+    config: Config | None = None, accumulate: str = "fp32",
 ) -> Tensor:  # fmt: skip
     """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
 
@@ -39,7 +41,8 @@ def gemm(
     bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the result's shape. residual: the result's
     shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
     (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices; both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest
-    finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one.
+    finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of fp16 operands (not
+    split, and without block scales).
 
     Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
     128 of K. Differentiable in a, b, bias, gate and residual; traced by torch.compile as the operator `tritonkittens::gemm`.
@@ -48,16 +51,17 @@ def gemm(
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
         _check_config(config)
         chosen = None if config is None else config.to_text()
-        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen)
+        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
         return result if out is None else out.copy_(result)
     operands = (bias, gate, residual, scale_a, scale_b)
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
-            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, None if a.is_cuda else _simulated())
+            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate,
+                          None if a.is_cuda else _simulated())
         else:
             given = [t for t in (*operands, out) if t is not None]
             simulated = None if a.is_cuda else _simulated()
-            key = (signature(a, b, *given), activation, out_dtype, config, simulated, out is None, *[t is None for t in operands])
+            key = (signature(a, b, *given), activation, out_dtype, config, accumulate, simulated, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
     except (AttributeError, TypeError):
         _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
@@ -65,7 +69,7 @@ def gemm(
         _check_activation(activation)
         raise
     if plan is None:
-        plan = _plan(a, b, operands, activation, out_dtype, out, config)
+        plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
         if len(_plans) >= MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
@@ -194,14 +198,20 @@ def _places(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
 # ---------------------------------------------------------------- plans
 
 
-def _plan(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None) -> Plan:
+def _plan(
+    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None, accumulate: str,
+) -> Plan:  # fmt: skip
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
     _check_config(config)
+    if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
+        raise ValueError(f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16")
+    if accumulate == "fp16" and config is not None and config.schedule not in UNSPLIT:
+        raise ValueError(f"gemm(accumulate='fp16', config={config}): tasks that are split are summed up in fp32")
     dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
-    product = _Product(a, b, operands, activation, dtype, places, config)
+    product = _Product(a, b, operands, activation, dtype, places, config, accumulate)
     if a.ndim == b.ndim == 2 and not places and operands[2] is None:
         size = TMA_BYTES // dtype.itemsize
         if out is not None and storable(out) or out is None and b.shape[1] % size == 0:
@@ -263,7 +273,8 @@ def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 class _Product:
     """The plan of a product: how its operands become what the kernel takes, and the kernel."""
 
-    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: str | None, dtype: torch.dtype, places: dict[str, str], config: Config | None):
+    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: str | None, dtype: torch.dtype, places: dict[str, str], config: Config | None,
+                 accumulate: str = "fp32"):
         shape = result_shape(a, b)
         self.shape, self.dtype, self.places = shape, dtype, places
         self.batch = shape[:-2]
@@ -283,6 +294,7 @@ class _Product:
         given = dict(zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
         vectors = {n: Operand(p, tk.from_torch(x.dtype).name) for n, p in places.items() if p != "block" and (x := given[n]) is not None}
         self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **vectors)
+        self.accumulate = accumulate
         self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
         self.config = config
 
@@ -338,12 +350,15 @@ class _Product:
         if self.config is None:
             on_gpu = a.device.type == "cuda"
             self.config = family.choose(self.problem, self.measurement(a, b, operands) if on_gpu and tuning() else None, a.device.index if on_gpu else None)
+            if self.accumulate == "fp16" and self.config.schedule not in UNSPLIT:
+                self.config = replace(self.config, schedule="persistent", splits=1)
         return self.config
 
     def _template(self, config: Config, device: torch.device) -> tk.lcf:
         index = device.index if device.type == "cuda" else None
         order = config.ordering(self.problem, l2_bytes(index))
-        return _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue, "block" in self.places.values(), **self.types)
+        return _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue, "block" in self.places.values(), self.accumulate,
+                            **self.types)
 
     def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, residual: Tensor | None, extras: list[Tensor]) -> None:
         tensors = (b, a, c) if config.swapped else (a, b, c)
@@ -405,7 +420,8 @@ class _Product:
 
 
 @functools.lru_cache(maxsize=4096)
-def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Epilogue, blockwise: bool, **types: object) -> tk.lcf:
+def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Epilogue, blockwise: bool, accumulate: str,
+                 **types: object) -> tk.lcf:
     """The kernel of a configuration."""
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
                  cluster=config.cluster, order=order, **types)  # fmt: skip
@@ -420,4 +436,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(), **knobs)
+                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
+                accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

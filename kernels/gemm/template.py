@@ -26,6 +26,7 @@ class Gemm(tk.lcf):
     b_stored_nk: bool = False
     c_stored_nm: bool = False
     batched: bool = False
+    accumulate: tl.dtype = tk.fp32
     epilogue: Epilogue = Epilogue()
 
     def layout(self):
@@ -40,7 +41,7 @@ class Gemm(tk.lcf):
         operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), finish=dict(C=c, **vectors),
-                         accumulators=dict(acc=tk.rt(tk.fp32, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
                          preload=(*(("C",) if residual else ()), *vectors))
 
     @property
@@ -93,7 +94,7 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         row = ctx.row * ctx.config.team + ctx.consumer
-        tile = finish_tile(ctx, tk.load(tk.mma_wait(state.acc)), staging, row, ctx.col)
+        tile = finish_tile(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), staging, row, ctx.col)
         tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))

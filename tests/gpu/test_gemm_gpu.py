@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, problem, randn, scales
-from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.kernels.gemm.config import candidates
 
@@ -396,3 +396,20 @@ def test_plans_are_for_any_tensors_of_their_kind(rng):
         check(run(a, b), a, b)
         check(run(a, b, out=out), a, b)
         check(run(a, b, bias=bias, out=out), a, b, bias=bias)
+
+
+# ---------------------------------------------------------------- accumulators
+
+
+def test_sums_in_fp16(rng):
+    """Sums are rounded to fp16 on the way: further off than fp32 sums, by no more than their 10 bits allow."""
+    a, b = randn(72, 320, dtype=FP16), randn(320, 136, dtype=FP16)
+    want = a.double() @ b.double()
+    for config in (None, SMALL):
+        assert relative_error(gemm(a, b, accumulate="fp16", config=config), want) < 2e-2
+    big = torch.full((16, 64), 60.0, device=DEVICE, dtype=FP16)
+    assert torch.isinf(gemm(big, big.T, accumulate="fp16", out_dtype=torch.float32, config=SMALL)).all()  # 64 · 3600 is beyond fp16
+    with pytest.raises(ValueError, match=r"gemm\(accumulate='fp16'\) of torch.bfloat16: must be 'fp32', or 'fp16' for operands of torch.float16"):
+        gemm(a.bfloat16(), b.bfloat16(), accumulate="fp16")
+    with pytest.raises(ValueError, match="tasks that are split are summed up in fp32"):
+        gemm(a, b, accumulate="fp16", config=Config(cols=128, schedule="split_k", splits=2))

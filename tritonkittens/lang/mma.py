@@ -3,7 +3,7 @@
 The accumulator chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes wgmma (B from shared memory, A
 from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05. Shapes: AB (M×K, K×N), ABt
 (M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N. Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate
-in fp32; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+in fp32, fp16 in fp16 too where the accumulator is of that type; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
 """
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
                             f"{'×'.join(map(str, _extents(acc)))}")
         if not isinstance(acc, pending):
             want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
-            if _dtype(acc) != want:
-                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {want}, got an accumulator of {_dtype(acc)}")
+            also = "fp16 or " if _dtype(a) == tl.float16 else ""
+            if _dtype(acc) != want and not (also and _dtype(acc) == tl.float16):
+                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {also}{want}, got an accumulator of {_dtype(acc)}")
 
 
 def _grid(x: Any) -> list[list[Any]]:
