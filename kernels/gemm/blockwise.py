@@ -33,11 +33,10 @@ class BlockwiseGemm(tk.lcf):
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c = tk.st(self.out_dtype, self.rows, self.cols)
-        operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
-        vectors = {name: tile for name, tile in operands.items() if tile is not None}
+        residual, operands, results = self.epilogue.memory(c, self.cols)
         scales = dict(scales_a=tk.sv(tk.fp32, self.consumers * self.rows), scales_b=tk.sv(tk.fp32, SCALES))
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **scales, **operands), input=dict(A=a, B=b, **scales), finish=dict(C=c, **vectors),
-                         multicast=("B",) if self.cluster > 1 else (), preload=(*(("C",) if residual else ()), *vectors))
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **scales, **operands), input=dict(A=a, B=b, **scales), **results,
+                         multicast=("B",) if self.cluster > 1 else ())
 
     @property
     def task_rows(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import tritonkittens.lang as tk
@@ -137,7 +137,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
-        found += [Config(**{**c.__dict__, "schedule": "split_k", "splits": parts}) for c in (*small, Config(cols=128)) for parts in (2, 4, 8)
+        found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128)) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
     if problem.m <= 64:
         found += _decode(problem, line)
@@ -150,8 +150,8 @@ def _decode(problem: Problem, line: int) -> list[Config]:
     cols = max(16 if line == 64 else 32, 1 << max(0, problem.m - 1).bit_length())
     wide = [Config(swapped=True, cols=cols, depth=depth, consumers=consumers, blocks_per_sm=blocks)
             for depth in (2 * line, 4 * line) for consumers in (1, 2) for blocks in (1, 2) if depth == 2 * line or blocks == 1]  # fmt: skip
-    split = [Config(**{**c.__dict__, "schedule": "split_k", "splits": parts}) for c in wide for parts in (2, 4, 8) if parts * (c.depth or 1) <= problem.k]
-    tails = [Config(**{**c.__dict__, "schedule": "split_tail"}) for c in wide]
+    split = [replace(c, schedule="split_k", splits=parts) for c in wide for parts in (2, 4, 8) if parts * (c.depth or 1) <= problem.k]
+    tails = [replace(c, schedule="split_tail") for c in wide]
     return [*wide, *split, *tails]
 
 

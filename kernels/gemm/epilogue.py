@@ -1,7 +1,8 @@
 """What a matrix product does with a tile of sums before it leaves the registers: scale, bias, activation, gate, residual."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -37,17 +38,20 @@ class Epilogue(tk.Knob):
     gate: Operand | None = None
     residual: bool = False
 
-    def tiles(self, cols: int) -> dict[str, tk.sv | None]:
-        """The operands beside the residual, and what is loaded into shared memory before they are used: a value for every column is read by all threads of a
-        warp alike, and from global memory each tile would wait for it."""
+    def memory(self, result: tk.st, cols: int) -> tuple[dict, dict, dict]:
+        """What a template's layout holds for it, where C is stored in tiles of type `result`: (`globals` of the residual, `globals` of the operands, and what
+        `finish` and `preload` say). A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
-        return {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
+        operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
+        residual = dict(residual=result) if self.residual else {}
+        vectors = {name: tile for name, tile in operands.items() if tile is not None}
+        return residual, operands, dict(finish=dict(C=result, **vectors), preload=(*(("C",) if residual else ()), *vectors))
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""
         other = {"row": "col", "col": "row"}
-        turned = {name: Operand(other.get(x.place, x.place), x.dtype) for name in OPERANDS if (x := getattr(self, name)) is not None}
-        return Epilogue(**{**self.__dict__, **turned})
+        turned: dict[str, Any] = {name: Operand(other.get(x.place, x.place), x.dtype) for name in OPERANDS if (x := getattr(self, name)) is not None}
+        return replace(self, **turned)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.measure import seconds
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
-from tritonkittens.launch import l2_bytes, simulator
+from tritonkittens.launch import l2_bytes, simulated_facts
 from tritonkittens.tune.tuner import tuning
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -57,10 +57,10 @@ def gemm(
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
             key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate,
-                          None if a.is_cuda else _simulated())
+                          None if a.is_cuda else simulated_facts())
         else:
             given = [t for t in (*operands, out) if t is not None]
-            simulated = None if a.is_cuda else _simulated()
+            simulated = None if a.is_cuda else simulated_facts()
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, simulated, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
     except (AttributeError, TypeError):
@@ -92,12 +92,6 @@ Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Ten
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple, Plan] = {}
 NO_OPERANDS: Operands = (None, None, None, None, None)
-
-
-def _simulated() -> object:
-    """What the configuration depends on of the device that is simulated now."""
-    device = simulator.get()
-    return None if device is None else device.facts
 
 
 def _requires_grad(*tensors: Tensor | None) -> bool:

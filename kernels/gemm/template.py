@@ -38,11 +38,9 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
         c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
-        operands, residual = self.epilogue.tiles(self.cols), dict(residual=c) if self.epilogue.residual else {}
-        vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), finish=dict(C=c, **vectors),
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
-                         preload=(*(("C",) if residual else ()), *vectors))
+        residual, operands, results = self.epilogue.memory(c, self.cols)
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else ())
 
     @property
     def task_rows(self) -> int:

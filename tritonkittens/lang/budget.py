@@ -28,7 +28,7 @@ class Bill:
     copied: int = 0
     stored: int = 0  # copies that stores by TMA consist of
     reads_shared: bool = False  # has any thread read shared memory by itself (ld.shared, ldmatrix)?
-    load_bytes: dict[str, int] = field(default_factory=dict)
+    by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced
 
     def charge_shared(self, what: str, nbytes: int) -> None:
         """Add an allocation; refuse it with the whole bill where the block's shared memory is exceeded."""

@@ -206,16 +206,22 @@ def _without_scratch(t: Trace, ctx: Any) -> Any:
     return struct(**{n: v for n, v in ctx.fields.items() if n != "scratch"})
 
 
+def _counted(t: Trace, hook: Any, key: str, counter: str, *args: Any) -> int:
+    """Call a hook; how much it adds to a counter of the bill. A hook that is already in the module is not traced again: then, what it added when it was."""
+    account = bill()
+    before = getattr(account, counter)
+    t.call(hook, *args)
+    added = getattr(account, counter) - before
+    if added or key not in account.by_hook:
+        account.by_hook[key] = added
+    return account.by_hook[key]
+
+
 def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those its barrier expects."""
-    account, key = bill(), f"{what} for {consumer}: {hook.cache_key}"
-    before = account.copied
-    t.call(hook, *args)
-    copied = account.copied - before
-    if copied or key not in account.load_bytes:  # a hook that is already in the module is not traced again
-        account.load_bytes[key] = copied
-    if account.load_bytes[key] != expected:
-        raise TileError(f"hook {what!r} copies {account.load_bytes[key]} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
+    copied = _counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", "copied", *args)
+    if copied != expected:
+        raise TileError(f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
                         "tile of the argument exactly once, on its `arrived`")
 
 
@@ -310,15 +316,11 @@ def _first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
 @op
 def _store(t: Trace, ctx: Any, output: Any) -> Any:
     """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
-    config, account = unwrap(ctx.config), bill()
-    hook, before = type(config).store, account.stored
-    t.call(hook, ctx, output)
-    stored = account.stored - before
-    if stored or hook.cache_key not in account.load_bytes:  # a hook that is already in the module is not traced again
-        account.load_bytes[hook.cache_key] = stored
-    if account.load_bytes[hook.cache_key] != copies(config._plan.output):
-        raise TileError(f"hook 'store' makes {account.load_bytes[hook.cache_key]} copies, but its output tiles are {copies(config._plan.output)}: store every "
-                        "tile of the argument exactly once")
+    config = unwrap(ctx.config)
+    expected = copies(config._plan.output)
+    stored = _counted(t, type(config).store, f"store: {type(config).store.cache_key}", "stored", ctx, output)
+    if stored != expected:
+        raise TileError(f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the argument exactly once")
 
 
 @op
@@ -438,6 +440,32 @@ def _skip(slot, phases, count, STAGES: tl.constexpr):
 
 
 @triton.jit
+def _first_work(ctx, A):
+    """(unit, its work) that this block begins with."""
+    unit = first_unit(ctx, A)
+    return unit, work_of(ctx, A, unit)
+
+
+@triton.jit
+def _next_work(ctx, A, unit, work):
+    """The same behind a unit."""
+    following = next_unit(ctx, A, unit, work)
+    return following, work_of(ctx, A, following)
+
+
+@triton.jit
+def _leave_input(ctx, A, memory, following, WORKER: tl.constexpr, T: tl.constexpr):
+    """A consumer has seen all input of its unit: the scratch tiles are free, and the ring is that of the consumer of the next unit, where there is one."""
+    HAS_SCRATCH: tl.constexpr = _facts(T)[4]
+    TEAMS: tl.constexpr = _facts(T)[7]
+    if HAS_SCRATCH:
+        arrive(memory.scratch_finished[WORKER], per="warp")
+    if TEAMS > 1:
+        if work_of(ctx, A, following).valid:
+            _hand_ring(WORKER, T)
+
+
+@triton.jit
 def _producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     SAFE: tl.constexpr = _facts(T)[1]
@@ -448,8 +476,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     turn = 0
     _meet(T)
     ctx = _context(G, A, T)
-    unit = first_unit(ctx, A)
-    work = work_of(ctx, A, unit)
+    unit, work = _first_work(ctx, A)
     while work.valid:
         whole = _with(ctx, work)
         _load_scratch(whole, memory, turn)
@@ -474,8 +501,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
                 arrive(memory.staging_free[0], per="warp")
         turn += 1
-        unit = next_unit(ctx, A, unit, work)
-        work = work_of(ctx, A, unit)
+        unit, work = _next_work(ctx, A, unit, work)
     _meet(T)
 
 
@@ -494,13 +520,11 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     out_phases = -1
     _meet(T)
     ctx = _context(G, A, T)
-    unit = first_unit(ctx, A)
-    work = work_of(ctx, A, unit)
+    unit, work = _first_work(ctx, A)
     if TEAMS > 1:
         for _ in tl.static_range(WORKER):
             slot, phases = _skip(slot, phases, work.count, STAGES)
-            unit = next_unit(ctx, A, unit, work)
-            work = work_of(ctx, A, unit)
+            unit, work = _next_work(ctx, A, unit, work)
     _open_turns(WORKER, T)
     while work.valid:
         mine = _mine(_with(ctx, work), memory, WORKER)
@@ -526,20 +550,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                     _release(memory.finished, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)
-                if HAS_SCRATCH:
-                    arrive(memory.scratch_finished[WORKER], per="warp")
-                if TEAMS > 1:
-                    if work_of(ctx, A, following).valid:
-                        _hand_ring(WORKER, T)
+                _leave_input(ctx, A, memory, following, WORKER, T)
                 state = _drain(_without_scratch(mine), state, _slot(memory, previous))
                 _release(memory.finished, previous, T)
             else:
                 _give_staging(memory, WORKER, T)
-                if HAS_SCRATCH:
-                    arrive(memory.scratch_finished[WORKER], per="warp")
-                if TEAMS > 1:
-                    if work_of(ctx, A, following).valid:
-                        _hand_ring(WORKER, T)
+                _leave_input(ctx, A, memory, following, WORKER, T)
         else:
             _give_staging(memory, WORKER, T)
             for i in range(work.count):
@@ -554,11 +570,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                     state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot))
                 _release(memory.finished, slot, T)
                 slot, phases = _next_slot(slot, phases, STAGES)
-            if HAS_SCRATCH:
-                arrive(memory.scratch_finished[WORKER], per="warp")
-            if TEAMS > 1:
-                if work_of(ctx, A, following).valid:
-                    _hand_ring(WORKER, T)
+            _leave_input(ctx, A, memory, following, WORKER, T)
         _finish(_without_scratch(mine), state, memory, turn)
         turn += 1
         unit = following
@@ -566,8 +578,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = _skip(slot, phases, work.count, STAGES)
-                unit = next_unit(ctx, A, unit, work)
-                work = work_of(ctx, A, unit)
+                unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     _meet(T)
 
@@ -581,8 +592,7 @@ def _storer(G, A, memory, T: tl.constexpr):
     stores = 0
     _meet(T)
     ctx = _context(G, A, T)
-    unit = first_unit(ctx, A)
-    work = work_of(ctx, A, unit)
+    unit, work = _first_work(ctx, A)
     while work.valid:
         whole = _with(ctx, work)
         for i in range(work.count):
@@ -597,8 +607,7 @@ def _storer(G, A, memory, T: tl.constexpr):
                 arrive(memory.stored[slot], per="warp")
             stores += 1
             slot, phases = _next_slot(slot, phases, STAGES)
-        unit = next_unit(ctx, A, unit, work)
-        work = work_of(ctx, A, unit)
+        unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     _meet(T)
 

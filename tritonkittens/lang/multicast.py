@@ -60,7 +60,8 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], number: int, a
         place[axis] = start
     address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [dst.pieces[0]], tl.int32)
     address = t.method(address, "__add__", t.method(rank, "__mul__", part.nbytes))
-    _copy(t, part, address, place, _parameter(t, src, number), arrived, (1 << dst.loaders) - 1)
+    source, mask = _parameter(t, src, number), (1 << dst.loaders) - 1
+    _boxes(t, part.rows, part.cols, part.piece_swizzle(part.cols), itemsize(part.dtype), address, place, source, arrived, mask)
 
 
 def load_multicast(t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], arrived: semaphore, mask: Any) -> None:
@@ -74,10 +75,6 @@ def load_multicast(t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         _boxes(t, rows, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask)
-
-
-def _copy(t: Trace, part: st, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any) -> None:
-    _boxes(t, part.rows, part.cols, part.piece_swizzle(part.cols), itemsize(part.dtype), address, place, source, arrived, mask)
 
 
 def _parameter(t: Trace, src: Any, number: int) -> Any:

@@ -183,13 +183,17 @@ def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
 
 
 @triton.jit
+def deal(block, blocks, steps):
+    """The first step of a block, where `steps` are dealt evenly."""
+    return block * (steps // blocks) + tl.minimum(block, steps % blocks)
+
+
+@triton.jit
 def _stream_k(block, blocks, tiles, iterations):
     total = tiles * iterations
-    each = total // blocks
-    rest = total % blocks
-    begin = block * each + tl.minimum(block, rest)
+    begin = deal(block, blocks, total)
     depth = tl.maximum(iterations, 1)
-    return begin // depth, begin % depth, each + tl.where(block < rest, 1, 0)
+    return begin // depth, begin % depth, deal(block + 1, blocks, total) - begin
 
 
 @op

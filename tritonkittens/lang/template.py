@@ -23,7 +23,7 @@ from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
 from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import TileType
-from tritonkittens.launch import GlobalArg, multiprocessor_count, simulator, workspace
+from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 
 MAX_CONSUMERS = 4
 MAX_REGISTERS = 255  # of a thread
@@ -265,7 +265,7 @@ class lcf:
     def call(self, *tensors: Any) -> Call:
         """What a call with tensors of these shapes on their device needs beside the tensors; found by shapes, made once."""
         try:
-            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1, _simulated())
+            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1, simulated_facts())
         except AttributeError:
             kinds = ", ".join(type(t).__name__ for t in tensors)
             raise TypeError(f"{type(self).__name__}({kinds}): it takes the tensors {', '.join(n for n, _ in self._plan.globals)}; numbers go by name") from None
@@ -312,12 +312,6 @@ class lcsf(lcf):
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
         if isinstance(self.schedule, (SplitK, SplitTail, StreamK)):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
-
-
-def _simulated() -> int:
-    """Multiprocessors of the device that is simulated now, 0 without."""
-    device = simulator.get()
-    return 0 if device is None else device.facts.multiprocessors
 
 
 def split_tail(tasks: int, slots: int) -> tuple[int, int]:

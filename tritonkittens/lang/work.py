@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.schedule import SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule import SplitK, SplitTail, StreamK, deal
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
@@ -52,12 +52,6 @@ def _blocks(CLUSTER: tl.constexpr):
 
 
 @triton.jit
-def _deal(block, blocks, steps):
-    """The first step of a block, where `steps` are dealt evenly."""
-    return block * (steps // blocks) + tl.minimum(block, steps % blocks)
-
-
-@triton.jit
 def _holder(step, blocks, steps):
     """The block that has a step."""
     each = steps // blocks
@@ -67,31 +61,30 @@ def _holder(step, blocks, steps):
 
 @triton.jit
 def _stream_first(block, blocks, whole, steps):
-    return tl.where(block < whole, block, whole + _deal(block, blocks, steps))
+    return tl.where(block < whole, block, whole + deal(block, blocks, steps))
 
 
 @triton.jit
 def _stream_next(unit, count, block, blocks, whole, steps):
     behind = unit + blocks
-    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + _deal(block, blocks, steps)), unit + tl.maximum(count, 1))
+    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + deal(block, blocks, steps)), unit + tl.maximum(count, 1))
 
 
 @triton.jit
-def _stream_part(unit, block, blocks, whole, tasks, iterations):
+def _stream_part(unit, block, blocks, whole, tasks, iterations, steps):
     """(task, begin, count, valid, parts, part, slot, late) of a unit: a whole task below `whole`, above it `whole` plus a step of the rest."""
     depth = tl.maximum(iterations, 1)
-    steps = (tasks - whole) * depth
     is_part = unit >= whole
     step = unit - whole
     tile = step // depth
     start = tile * depth
-    end = _deal(block + 1, blocks, steps)
+    end = deal(block + 1, blocks, steps)
     begin = tl.where(is_part, step - start, 0)
     count = tl.where(is_part, tl.minimum(iterations - begin, end - step), iterations)
     valid = tl.where(is_part, step < end, unit < tasks)
     first = _holder(start, blocks, steps)
     parts = tl.where(is_part, _holder(start + depth - 1, blocks, steps) - first + 1, 1)
-    late = tl.where(_deal(first, blocks, steps) < start, 1, 0)
+    late = tl.where(deal(first, blocks, steps) < start, 1, 0)
     return tl.where(is_part, whole + tile, unit), begin, count, valid, parts, block - first, 2 * first, late
 
 
@@ -136,6 +129,7 @@ def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
 
 @op
 def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+    """The number of this block's unit behind `unit`, whose `work` says how much of a shared task it was."""
     config = unwrap(ctx.config)
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
@@ -148,8 +142,7 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
     """What unit number `unit` is: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
     schedule = unwrap(ctx.config).schedule
     if isinstance(schedule, StreamK):
-        block, blocks, whole, tasks, iterations, _ = _stream(t, ctx, A)
-        index, begin, count, valid, parts, part, slot, late = t.call(_stream_part, unit, block, blocks, whole, tasks, iterations)
+        index, begin, count, valid, parts, part, slot, late = t.call(_stream_part, unit, *_stream(t, ctx, A))
         info = _setup(t, ctx, index)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
         return struct(**{**info.fields, "valid": valid, "task": index, **shared})

@@ -5,7 +5,7 @@ from .device import Device, capability, device_facts, l2_bytes, multiprocessor_c
 from .im2col import Im2colSpec, check_im2col
 from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
-from .target import is_reachable, simulator
+from .target import is_reachable, simulated_facts, simulator
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
 from .workspace import workspace
 
@@ -28,6 +28,7 @@ __all__ = [
     "l2_bytes",
     "multiprocessor_count",
     "shared_memory_per_block",
+    "simulated_facts",
     "simulator",
     "workspace",
 ]

@@ -24,6 +24,12 @@ class Simulator(Protocol):
 simulator: ContextVar[Simulator | None] = ContextVar("simulator", default=None)
 
 
+def simulated_facts() -> Device | None:
+    """The device that is simulated now, None without: what is kept for one such device does not hold for another."""
+    device = simulator.get()
+    return None if device is None else device.facts
+
+
 def is_reachable(device: torch.device) -> bool:
     """May a kernel take tensors on that device now?"""
     return device.type == "cuda" or (device.type == "cpu" and simulator.get() is not None)
