@@ -307,6 +307,39 @@ def overlapped(A, B, D, C, E, DTYPE: tl.constexpr, N: tl.constexpr):
 
 @tk.kernel
 @triton.jit
+def one_after_another(A, B, C, DTYPE: tl.constexpr, N: tl.constexpr):
+    """C = 2·A·Bᵀ of the first N rows of B + A·Bᵀ of the second, the second product in the registers of the first."""
+    a, b = tk.allocate(tk.st(DTYPE, 64, 64)), tk.allocate(tk.st(DTYPE, 2 * N, 64))
+    tk.load_into(a, A, (0, 0))
+    tk.load_into(b, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    product = tk.mm_ABt(a, tk.subtile(b, N, 64, 0, 0))
+    total = tk.pin(product * 2)
+    product = tk.mm_ABt(a, tk.subtile(b, N, 64, 1, 0), into=product)
+    tk.store(C, total + product, (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def contiguous_ring(A, B, C, DTYPE: tl.constexpr, N: tl.constexpr, LINE: tl.constexpr):
+    """C = A·B₀ᵀ + A·B₁ᵀ, where B's tiles have no power of two of rows and each product is one instruction a step."""
+    a, ring = tk.allocate(tk.st(DTYPE, 64, LINE)), tk.allocate(tk.st(DTYPE, N, LINE, contiguous=True), stages=2)
+    arrived = tk.semaphores(2)
+    for slot in range(2):
+        tk.expect(arrived[slot], N * 128)
+        tk.load_async(ring[slot], B, (slot, 0), arrived[slot])
+    tk.load_into(a, A, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    tk.wait(arrived[0], 0)
+    acc = tk.mm_ABt(a, ring[0], wait=False)
+    tk.wait(arrived[1], 0)
+    tk.store(C, tk.mma_wait(tk.mma_ABt(a, ring[1], acc, wait=False)), (0, 0))
+
+
+@tk.kernel
+@triton.jit
 def kept_in_flight(A, B, C, DTYPE: tl.constexpr):
     """C = A·Bᵀ over a depth of several tiles, the newest product always under way (mma_begin, mma_retire)."""
     ring_a, ring_b = tk.allocate(tk.st(DTYPE, 64, 64), stages=2), tk.allocate(tk.st(DTYPE, 64, 64), stages=2)

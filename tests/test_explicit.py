@@ -64,6 +64,14 @@ def test_products_in_flight_stay_in_flight():
         assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+1", ptx_of(compiled))
 
 
+def test_a_contiguous_tile_is_one_instruction_a_step():
+    tile = tk.st(tk.bf16, 176, 64, contiguous=True)
+    tensors = [tk.gl(meta(64, 64)), tk.gl(meta(352, 64), tile), tk.gl(meta(64, 176, dtype=torch.float32))]
+    compiled = cases.contiguous_ring.compile(*tensors, tk.bf16, 176, 64)
+    assert re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)", ptx_of(compiled)) == ["m64n176k16"] * 8
+    assert not inspect(compiled).wgmma_serialized
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize("how", ["synchronous", "semaphore", "tensor memory", "in flight"])
 def test_tensor_memory_products(arch, how):

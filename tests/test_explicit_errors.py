@@ -45,6 +45,12 @@ def wrong_product(X, WHAT: tl.constexpr):
     elif WHAT == "width in flight":
         f = tk.allocate(tk.st(tk.fp8e4m3, 64, 64))
         tk.mma_ABt(f, f, tk.mma_begin(acc), wait=False)
+    elif WHAT == "contiguous, depth along the rows":
+        tk.mma_AB(a, tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), tk.zero(tk.rt(tk.fp32, 64, 64)))
+    elif WHAT == "contiguous, A in registers":
+        tk.mm_ABt(tk.load(a), tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)))
+    elif WHAT == "pin":
+        tk.pin(tk.zero(tk.rt(tk.bf16, 64, 64)))
     elif WHAT == "retire registers":
         tk.mma_retire(tk.mm_AB(tk.load(a), b, wait=False))
 
@@ -53,6 +59,10 @@ PRODUCTS = {
     "depth": "mma_AB: A is 64×64 bf16 in shared and B is 32×64 bf16 in shared (as M×K and K×N): the depths 64 and 32 differ",
     "accumulator shape": "mma_AB: A is 64×64 bf16 in shared, B is 64×64 bf16 in shared (as M×K and K×N): the accumulator must "
     "be 64×64, got 64×128",
+    "contiguous, depth along the rows": "mma_AB: A is 64×64 bf16 in shared and B is 96×64 bf16 in shared (as M×K and K×N): the depths 64 and 96 differ",
+    "contiguous, A in registers": "mm_ABt: B is the contiguous st(bf16, 96, 64, contiguous): it must be stored N × K with N at most 256, and A 64 rows in "
+    "shared memory",
+    "pin": "pin: needs a tile of 32-bit elements, got bf16",
     "operand types": "mma_AB: A is bf16 and B is fp16; operands must have one element type (fp8 kinds may mix)",
     "accumulator type": "mma_AB: operands of bf16 accumulate in fp32, got an accumulator of bf16",
     "integer accumulator": "mma_ABt: operands of int8 accumulate in int32, got an accumulator of fp32",
@@ -108,6 +118,16 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.allocate(tk.rt(tk.bf16, 64, 64))
     elif WHAT == "slot":
         tk.allocate(TILE, stages=2)[2]
+    elif WHAT == "contiguous load":
+        tk.load(tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)))
+    elif WHAT == "contiguous store":
+        tk.store(tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), tk.zero(tk.rt(tk.bf16, 96, 64)))
+    elif WHAT == "contiguous TMA store":
+        tk.store_async(X, tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), (0, 0))
+    elif WHAT == "contiguous policy":
+        sem = tk.semaphores(1)
+        tile = tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True))
+        tk.load_async(tile, X, (0, 0), sem[0], cache_policy="evict_first")
     elif WHAT == "no ring":
         tk.allocate(TILE)[0]
     elif WHAT == "view outside":
@@ -228,6 +248,10 @@ TILES = {
     "bytes without a pointer": "store_bytes_async: 3 is no pointer; pass a tensor to the kernel, or a global layout",
     "rows of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got shape [32] of int32",
     "types of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got shape [64] of fp32",
+    "contiguous load": "load of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
+    "contiguous store": "store to st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
+    "contiguous TMA store": "store_async of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
+    "contiguous policy": "load_async of st(bf16, 96, 64, contiguous): a contiguous tile takes neither cache_policy nor multicast",
     "store shape": "store of a tile of shape [64, 32] to st(bf16, 64, 64): shapes differ",
     "store to a ring": "store to a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "named barrier": "named barrier 3: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)",

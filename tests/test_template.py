@@ -85,7 +85,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, load_finish, start, first, drain"):
+    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, load_finish, fetch, start, first, drain"):
         Misspelt()
 
 
@@ -253,7 +253,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_finish, start, finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_finish, fetch, start, finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 

@@ -55,6 +55,14 @@ WRONG = [
     (lambda: tk.st(tk.bf16, 40, 64), "st(bf16, 40, 64): rows: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
     (lambda: tk.st(tk.bf16, 64, 64, 16), "st(bf16, 64, 64, swizzle=16): swizzle 16 must be 'auto', 32, 64 or 128 bytes"),
     (
+        lambda: tk.st(tk.bf16, 128, 64, contiguous=True),
+        "st(bf16, 128, 64, contiguous): a contiguous tile has rows that are no power of two, and its 128 bytes of columns are one swizzle line: 32, 64, 128",
+    ),
+    (
+        lambda: tk.st(tk.bf16, 96, 128, contiguous=True),
+        "st(bf16, 96, 128, contiguous): a contiguous tile has rows that are no power of two, and its 256 bytes of columns are one swizzle line: 32, 64, 128",
+    ),
+    (
         lambda: tk.st(tk.bf16, 64, 32, 128),
         "st(bf16, 64, 32, swizzle=128): a swizzle of 128 bytes must divide the row; 32 columns are 64 bytes",
     ),

@@ -300,6 +300,25 @@ def test_products_in_flight(rng, dtype, n):
     assert same(e.tensor, ad) and same(c.tensor, 2 * ab + ad + 1) and c.intact() and e.intact()
 
 
+@pytest.mark.parametrize(("dtype", "n"), [(tk.bf16, 64), (tk.fp8e4m3, 32)], ids=str)
+def test_a_product_in_the_registers_of_another(rng, dtype, n):
+    a, b = (whole_numbers(rng, rows, 64, dtype=TORCH[dtype], high=4) for rows in (64, 2 * n))
+    c = Canvas(64, n, dtype=torch.float32)
+    cases.one_after_another[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), dtype, n, debug=True)
+    assert same(c.tensor, 2 * multiplied(a, b[:n], "ABt") + multiplied(a, b[n:], "ABt")) and c.intact()
+
+
+@pytest.mark.parametrize("dtype", [tk.bf16, tk.fp16, tk.fp8e4m3, tk.fp32], ids=str)
+@pytest.mark.parametrize("n", [48, 80, 176, 224])
+def test_contiguous_tiles(rng, dtype, n):
+    line = 128 // TORCH[dtype].itemsize
+    a, b = (whole_numbers(rng, rows, line, dtype=TORCH[dtype], high=4) for rows in (64, 2 * n))
+    c = Canvas(64, n, dtype=torch.float32)
+    tile = tk.st(dtype, n, line, contiguous=True)
+    cases.contiguous_ring[(1,)](tk.gl(a), tk.gl(b, tile), tk.gl(c.tensor), dtype, n, line, debug=True)
+    assert same(c.tensor, multiplied(a, b[:n], "ABt") + multiplied(a, b[n:], "ABt")) and c.intact()
+
+
 @pytest.mark.parametrize("dtype", [tk.bf16, tk.fp8e4m3, tk.fp32], ids=str)
 @pytest.mark.parametrize("depth", [64, 128, 700])
 def test_an_accumulator_kept_in_flight(rng, dtype, depth):

@@ -154,9 +154,9 @@ from tritonkittens.lang.sync import (
 )
 from tritonkittens.lang.template import Call, lcf, lcsf
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
-from tritonkittens.lang.tiles import apply, concat_cols, full, full_like, iota, neg_infty, one, pos_infty, split_cols, swap_layout, transpose, zero
+from tritonkittens.lang.tiles import apply, concat_cols, full, full_like, iota, neg_infty, one, pin, pos_infty, split_cols, swap_layout, transpose, zero
 from tritonkittens.lang.types import col_vec, row_vec, rt, rv, st, sv, tt
-from tritonkittens.lang.values import field, shape, struct
+from tritonkittens.lang.values import field, shape, struct, with_field
 from tritonkittens.lang.vectors import (
     add_col,
     add_row,

@@ -5,6 +5,7 @@ name serves every depth: `load`, `store`, `load_async`, `store_async` look at wh
 """
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import triton
@@ -19,7 +20,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, rank_of, strides_of
-from tritonkittens.lang.multicast import load_multicast, load_slice, slice_of
+from tritonkittens.lang.multicast import load_by_address, load_slice, slice_of
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
@@ -348,6 +349,11 @@ def _starts(extent: int) -> list[tuple[int, int]]:
     return [(sum(split(extent)[:i]), n) for i, n in enumerate(split(extent))]
 
 
+def _extents(tile: shared) -> list[tuple[int, ...]]:
+    """Those of each piece of a shared tile or vector."""
+    return list(itertools.product(*tile.axes))
+
+
 def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
     """The descriptor for each piece of a shared tile."""
     maps = {}
@@ -355,8 +361,8 @@ def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
         block = tuple(int(unwrap(s)) for s in m.block_shape)
         maps[block, m.layout.swizzle_byte_width] = m
     found, lead = [], (1,) * (rank_of(g) - len(tile.axes))
-    for piece in tile.pieces:
-        key = (*lead, *(int(unwrap(s)) for s in piece.shape)), piece.layout.swizzle_byte_width
+    for extents, piece in zip(_extents(tile), tile.pieces, strict=True):
+        key = (*lead, *extents), piece.layout.swizzle_byte_width
         if key not in maps:
             have = ", ".join(f"{'×'.join(map(str, b))} (swizzle {s})" for b, s in maps) or "none: pass tk.gl(tensor, tile types)"
             raise TileError(f"{what} of {tile.spec!r}: the global layout has no descriptor for its {'×'.join(map(str, key[0]))} piece "
@@ -381,19 +387,19 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
         for c, extent, start in zip(coord[lead:], tile.shape, offset, strict=True):
             element = c * extent if isinstance(c, int) else t.method(c, "__mul__", extent)
             place.append(element + start if isinstance(element, int) else t.method(element, "__add__", start))
-        view = t.call(piece.reshape, [1] * lead + [int(unwrap(s)) for s in piece.shape]) if lead else piece
+        view = t.call(piece.reshape, [1] * lead + [int(unwrap(s)) for s in piece.shape]) if lead and not tile.together else piece
         out.append((m, [tl.constexpr(p) if isinstance(p, int) else p for p in place], view))
     return out
 
 
-def _slice_map(g: Any, tile: shared) -> int:
-    """Which descriptor moves a block's part of a tile that the cluster loads together."""
+def _slice_maps(g: Any, tile: shared) -> list[int]:
+    """Which descriptors move the pieces of a block's part of a tile that the cluster loads together."""
     part = slice_of(tile.spec, tile.loaders, "load_async")
-    wanted = (1,) * (rank_of(g) - 2) + part.shape, part.piece_swizzle(part.cols)
-    for number, m in enumerate(g.maps):
-        if (tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width) == wanted:
-            return number
-    raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
+    numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
+    wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), part.piece_swizzle(cols)) for _, _, rows, cols in part.pieces()]
+    if any(w not in numbers for w in wanted):
+        raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
+    return [numbers[w] for w in wanted]
 
 
 def _policy(cache_policy: Any, name: str) -> Any:
@@ -433,12 +439,16 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
         if policy is not None or unwrap(multicast) is not None:
             raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes neither cache_policy nor multicast")
         check_global(src, "load_async")
-        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _slice_map(src, dst), arrived)
+        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _slice_maps(src, dst), arrived)
+    if dst.together and (policy is not None or unwrap(multicast) is not None):
+        raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes neither cache_policy nor multicast")
     copies = _tma_copies(t, src, dst, coord, "load_async")
+    if dst.together:
+        return load_by_address(t, dst, src, copies, _extents(dst), arrived, None)
     if multicast is not None and unwrap(multicast) is not None:
         if policy is not None:
             raise TileError("load_async(cache_policy=…, multicast=…): give one of them")
-        return load_multicast(t, dst, src, copies, arrived, multicast)
+        return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast)
     for m, place, view in copies:
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     return None
@@ -473,6 +483,8 @@ def load_async_wait(t: Trace, outstanding: Any = 0) -> Any:
 def _store_tma(t: Trace, what: str, fn: Any, dst: Any, src: Any, coord: Any, **options: Any) -> None:
     if not isinstance(src, shared):
         raise TileError(f"{what}: the source must be a shared tile or vector, got {src!r}; tk.store writes registers")
+    if src.together:
+        raise TileError(f"{what} of {src.spec!r}: a contiguous tile is filled by TMA and read by products only")
     for m, place, view in _tma_copies(t, dst, src, coord, what):
         t.call(fn, m, place, view, **options)
         bill().stored += 1

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang import whole_wgmma
 from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
@@ -131,22 +134,23 @@ def _grid(x: Any) -> list[list[Any]]:
     return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
-def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any) -> Any:
+def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any, add: bool = True) -> Any:
+    """`add`: is the product added to `acc`, or does it only take its registers?"""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
     a_stored, b_stored = a, b
     a = t.call(transpose, a) if transposed[0] and not isinstance(a, tensor_tile) else a
     b = t.call(transpose, b) if transposed[1] else b
     _check(name, a, b, acc)
     if not t.explicit:
-        return _dot(t, a, b, acc)
+        return _dot(t, a, b, acc if add else None)
     if isinstance(acc, tensor_tile):
         return _tcgen05(t, name, a, b, acc, wait, sem)
     if t.arch < 80:
         t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
     m, n = _extents(a)[0], _extents(b)[1]
     if _warpgroup(t, acc, m, n):
-        return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait)
-    return _mma_sync(t, a, b, acc)
+        return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait, add)
+    return _mma_sync(t, a, b, acc if add else None)
 
 
 def _dot(t: Trace, a: Any, b: Any, acc: Any) -> Any:
@@ -185,7 +189,8 @@ def _for_operands(layout: Any, bits: int) -> Any:
     return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
 
 
-def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool) -> Any:
+def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool,
+           add: bool) -> Any:
     t.require(f"{name} on warpgroup tiles (wgmma)", 90, 90, "sm_90a (Hopper)")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
@@ -201,13 +206,18 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     parts, kept = [], []
     before = acc.parts if isinstance(acc, pending) else pieces_of(acc) if acc is not None else None
     out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+    adds = add or _false(t)
+    whole = b_stored.together
+    if whole:
+        whole_wgmma.check(name, rows, cols, a, b_stored, transposed[1])
     for i in range(len(rows)):
+        line: list[Any] = []
         for j in range(len(cols)):
             if before is None:
                 layout = _for_operands(accumulator_layout(t, rows[i], cols[j]), bits)
                 total, use = t.full((rows[i], cols[j]), 0, out_dtype, layout), False
             elif isinstance(acc, pending):
-                total, use = before[i * len(cols) + j], True
+                total, use = before[i * len(cols) + j], adds
                 layout = total.type.tensor_type.layout
                 if layout != _for_operands(layout, bits):
                     raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {_dtype(a)}; begin "
@@ -215,7 +225,10 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                                     f"mma_begin(acc, {_dtype(a)})")
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
-                total, use = t.convert(before[i * len(cols) + j], layout), True
+                total, use = t.convert(before[i * len(cols) + j], layout), adds
+            if whole:
+                line.append(total)
+                continue
             for k in range(len(ga[0])):
                 left = ga[i][k]
                 if not isinstance(a, shared):
@@ -225,8 +238,20 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
                 use = True
             parts.append(total)
-    result = pending((rows, cols), tuple(parts), tuple(kept), len(parts) * len(ga[0]))
+        if whole:
+            parts += whole_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use)
+    result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * len(ga[0]))
     return _wait(t, [result], 0)[0] if wait else result
+
+
+@triton.jit
+def _is_zero(x):
+    return x == 0
+
+
+def _false(t: Trace) -> Any:
+    """A condition that no compiler knows to be false. A product whose accumulator is known not to be read gets registers of its own."""
+    return t.call(_is_zero, t.call(asm, "mov.u32 $0, %nctaid.x;", "=r", [], tl.int32, is_pure=True))
 
 
 def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
@@ -307,8 +332,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
                             f"mma_wait")
         return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
 
-    def mm(t: Trace, a: Any, b: Any, wait: Any = True) -> Any:
-        return _product(t, f"mm_{suffix}", a, b, None, transposed, bool(unwrap(wait)), None)
+    def mm(t: Trace, a: Any, b: Any, wait: Any = True, into: Any = None) -> Any:
+        return _product(t, f"mm_{suffix}", a, b, into, transposed, bool(unwrap(wait)), None, add=unwrap(into) is None)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
     mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "

@@ -35,8 +35,10 @@ def _issue(map, destination, bar, coordinates, mask, thread):
 def slice_of(tile: st, blocks: int, name: str) -> st:
     """The part of a tile that each of `blocks` blocks loads for all of them: some of its columns where it is wider than its swizzle, else some of its rows.
 
-    Either way the part is one piece of shared memory. Raises `TileError` where the tile cannot be divided so.
+    Either way the part is one stretch of shared memory. Raises `TileError` where the tile cannot be divided so.
     """
+    if isinstance(tile, st) and tile.contiguous and tile.rows % (16 * blocks) == 0:
+        return st(tile.dtype, tile.rows // blocks, tile.cols, tile.piece_swizzle(tile.cols))
     if isinstance(tile, st) and len(tile.pieces()) == 1:
         lines = tile.cols * itemsize(tile.dtype) // tile.piece_swizzle(tile.cols)
         if lines % blocks == 0:
@@ -47,8 +49,8 @@ def slice_of(tile: st, blocks: int, name: str) -> st:
                     f"swizzle lines, or one line and its rows a multiple of {16 * blocks}; its extents powers of two")
 
 
-def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], number: int, arrived: semaphore) -> None:
-    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them."""
+def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[int], arrived: semaphore) -> None:
+    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `numbers`: the descriptors of its pieces."""
     part = slice_of(dst.spec, dst.loaders, "load_async")
     rank = t.call(ptx_cluster.ctarank)
     place = list(coord)
@@ -60,16 +62,22 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], number: int, a
         place[axis] = start
     address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [dst.pieces[0]], tl.int32)
     address = t.method(address, "__add__", t.method(rank, "__mul__", part.nbytes))
-    source, mask = _parameter(t, src, number), (1 << dst.loaders) - 1
-    _boxes(t, part.rows, part.cols, part.piece_swizzle(part.cols), itemsize(part.dtype), address, place, source, arrived, mask)
+    mask = (1 << dst.loaders) - 1
+    for number, (row, _, rows, cols) in zip(numbers, part.pieces(), strict=True):
+        destination = t.method(address, "__add__", row * cols * itemsize(part.dtype))
+        corner = [*place[:-2], t.method(t.scalar(place[-2]), "__add__", row), place[-1]]
+        _boxes(t, rows, cols, part.piece_swizzle(cols), itemsize(part.dtype), destination, corner, _parameter(t, src, number), arrived, mask)
 
 
-def load_multicast(t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], arrived: semaphore, mask: Any) -> None:
-    """Issue the copies (descriptor, element coordinates, view) of a tile into the blocks whose bit is set in `mask`, on the same barrier of each."""
+def load_by_address(
+    t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Any,
+) -> None:  # fmt: skip
+    """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents, into the blocks whose bit is set in `mask` (None:
+    this one), on the same barrier of each."""
     order = {id(m): i for i, m in enumerate(src.maps)}
-    for (m, place, _), piece in zip(copies, dst.pieces, strict=True):
-        rows = int(unwrap(piece.shape[0])) if len(dst.axes) == 2 else 1
-        width = int(unwrap(piece.shape[-1]))
+    for (m, place, _), piece, extent in zip(copies, dst.pieces, extents, strict=True):
+        rows = extent[0] if len(dst.axes) == 2 else 1
+        width = extent[-1]
         swizzle = piece.layout.swizzle_byte_width
         if rows > MAX_ROWS or (not swizzle and width > MAX_ROWS):
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
@@ -92,4 +100,4 @@ def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: An
         destination = t.method(address, "__add__", block * rows * step * size)
         fastest = t.method(t.scalar(place[-1]), "__add__", block * step)
         coordinates = tl.tuple([fastest, *[t.scalar(p) for p in reversed(place[:-1])]])
-        t.call(_issue, source, destination, arrived, coordinates, t.scalar(mask), role_thread(t))
+        t.call(_issue, source, destination, arrived, coordinates, tl.constexpr(None) if mask is None else t.scalar(mask), role_thread(t))

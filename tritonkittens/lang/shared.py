@@ -20,8 +20,8 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 class shared_type(base_type):
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
-                 loaders: int = 1):
-        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders = spec, axes, stages, pieces, whole, loaders
+                 loaders: int = 1, together: bool = False):
+        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, shared_type) and self.mangle() == other.mangle()
@@ -33,7 +33,7 @@ class shared_type(base_type):
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
 
     def mangle(self) -> str:
-        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_" + "_".join(p.mangle() for p in self.pieces) + "M"
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_" + "_".join(p.mangle() for p in self.pieces) + "M"
 
     def _flatten_ir_types(self, builder: Any, out: list) -> None:
         for p in self.pieces:
@@ -44,23 +44,24 @@ class shared_type(base_type):
         for p in self.pieces:
             piece, cursor = p._unflatten_ir(handles, cursor)
             pieces.append(piece)
-        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole, self.loaders), cursor
+        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole, self.loaders, self.together), cursor
 
 
 class shared(base_value):
     """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
 
     `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
-    cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all.
+    cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all. `together`: the pieces lie one behind the other in memory
+    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the rows of the smallest.
     """
 
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
-                 loaders: int = 1):
-        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders = spec, axes, stages, pieces, whole, loaders
+                 loaders: int = 1, together: bool = False):
+        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
 
     @property
     def type(self) -> shared_type:  # type: ignore[override]
-        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders)
+        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together)
 
     @property
     def dtype(self) -> tl.dtype:
@@ -99,7 +100,8 @@ class shared(base_value):
             p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
 
     def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
-        return shared(self.spec, axes or self.axes, stages, tuple(fn(p) for p in self.pieces), self.whole if whole is None else whole, self.loaders)
+        pieces = tuple(fn(p) for p in self.pieces)
+        return shared(self.spec, axes or self.axes, stages, pieces, self.whole if whole is None else whole, self.loaders, self.together)
 
     def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)
@@ -108,6 +110,8 @@ class shared(base_value):
         index = unwrap(slot)
         if isinstance(index, int) and not 0 <= index < self.stages:
             raise TileError(f"slot {index} of a ring of {self.stages} stages")
+        if self.together:
+            return shared(self.spec, self.axes, None, _pieces_at(t, self.spec, self.pieces[0], slot), self.whole, self.loaders, True)
         if isinstance(self.spec, st):
             return self.map(lambda p: t.call(p.index, slot))
         steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
@@ -118,13 +122,23 @@ class shared(base_value):
         """The same memory with rows and columns exchanged."""
         down, across = len(self.axes[0]), len(self.axes[1])
         order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
-        view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole)
+        view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together)
         return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
 
 
 def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> Any:
     """The layout that TMA and wgmma share: `swizzle` bytes, innermost dimension contiguous."""
     return gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, rank=rank)
+
+
+def _pieces_at(t: Trace, spec: st, buffer: Any, slot: Any) -> tuple[Any, ...]:
+    """The first `unit` rows of each piece in a slot of a buffer of (slots · units) × unit × columns, where unit are the rows of the smallest piece."""
+    unit, pieces, row = split(spec.rows)[-1], [], 0
+    first = t.method(t.scalar(slot), "__mul__", spec.rows // unit)
+    for rows in split(spec.rows):
+        pieces.append(t.call(buffer.index, t.method(first, "__add__", row // unit)))
+        row += rows
+    return tuple(pieces)
 
 
 def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
@@ -139,6 +153,12 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
             rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
             pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
         return shared(spec, (sizes,), stages, tuple(pieces))
+    if spec.contiguous and t.arch == 90:
+        unit = split(spec.rows)[-1]
+        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
+        buffer = t.call(gl.allocate_shared_memory, spec.dtype, [(stages or 1) * (spec.rows // unit), unit, spec.cols], home)
+        pieces_of_one = (buffer,) if stages is not None else _pieces_at(t, spec, buffer, 0)
+        return shared(spec, (split(spec.rows), (spec.cols,)), stages, pieces_of_one, together=True)
     tiles = tuple(
         t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
         for _, _, r, c in spec.pieces())
@@ -206,6 +226,8 @@ def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
     bill().reads_shared = True
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
+    if src.together:
+        raise TileError(f"load of {src.spec!r}: a contiguous tile is filled by TMA and read by products only")
     if like is not None and axes_of(like) != src.axes:
         raise TileError(f"load of {src.spec!r} like a tile of shape {list(shape_of(like))}: shapes differ")
     if like is not None:
@@ -221,6 +243,8 @@ def store_shared(t: Trace, dst: shared, value: Any) -> None:
     """Shared memory from registers; the tile is converted to the destination's element type."""
     if dst.stages is not None:
         raise TileError(f"store to a ring of {dst.spec!r}: take a slot first, ring[slot]")
+    if dst.together:
+        raise TileError(f"store to {dst.spec!r}: a contiguous tile is filled by TMA and read by products only")
     if axes_of(value) != dst.axes:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
     for d, v in zip(dst.pieces, pieces_of(value), strict=True):

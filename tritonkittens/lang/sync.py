@@ -89,6 +89,14 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
 
     Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
     """
+    made = new_semaphores(t, number, arrivals)
+    publish(t)
+    t.call(gl.barrier)
+    return made
+
+
+def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
+    """The same before they are published: for one `publish` and barrier behind several."""
     t.require_explicit("semaphores")
     t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
     number, arrivals = unwrap(number), unwrap(arrivals)
@@ -98,8 +106,6 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     piece = t.call(gl.allocate_shared_memory, tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in range(number):
         t.call(mbarrier.init, t.call(piece.index, i), arrivals)
-    publish(t)
-    t.call(gl.barrier)
     return semaphore(number, piece)
 
 

@@ -53,6 +53,8 @@ class lcf:
     - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
     - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
       `staging.arrived`, while the task is computed;
+    - `fetch(ctx)` → any value (consumer, before the first iteration of a task), `ctx.fetched` of the hooks behind it: what `finish` would have to read from
+      global memory, which takes as long as many products;
     - `start(ctx)` → state (consumer, once a task), a `tk.struct`; without it the state is empty;
     - `compute(ctx, state, input)` → state (consumer, once an iteration);
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles.
@@ -90,10 +92,11 @@ class lcf:
     producer_registers: int | None = None
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
-    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "start", "first", "drain")
+    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "fetch", "start", "first", "drain")
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
-        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"), "start": ("ctx",),
-        "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"), "finish": ("ctx", "state", "staging"),
+        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"), "fetch": ("ctx",),
+        "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
+        "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
 
     def __init__(self, **knobs: Any):
@@ -303,7 +306,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_finish", "start", "finish")
+    _optional = ("load_scratch", "load_finish", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:

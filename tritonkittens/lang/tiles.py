@@ -10,7 +10,7 @@ from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import TileType, col_vec, row_vec, rt, rv, split, tt, unwrap
-from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite, pieces_of, shape_of
+from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite, dtype_of, pieces_of, shape_of
 
 WARPGROUP = 4  # warps
 MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
@@ -211,6 +211,18 @@ def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
     rows, cols = index_tiles(t, x, row, col)
     out = [t.call(f, r, c, p) for r, c, p in zip(rows, cols, pieces_of(x), strict=True)]
     return assemble(axes_of(x), out)
+
+
+@op
+def pin(t: Trace, x: Any) -> Any:
+    """The tile or vector (32-bit elements), computed here. Compilers move arithmetic to where its result is used; behind a product that overwrites the
+    operands' registers it would need them twice.
+    """
+    if dtype_of(x).primitive_bitwidth != 32:
+        raise TileError(f"pin: needs a tile of 32-bit elements, got {dtype_of(x)}")
+    if t.interpreted:
+        return x
+    return apply_pieces(t, lambda p: t.call("inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1), x)
 
 
 @op

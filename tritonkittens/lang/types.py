@@ -180,6 +180,8 @@ class st(TileType):
 
     `swizzle` is the span in bytes that is permuted: 32, 64 or 128, or "auto" for the widest that the row bytes allow. Rows are multiples
     of 16, columns of 16 (32 for one-byte types). Extents that are not powers of two are made of power-of-two pieces behind one tile.
+    With `contiguous` these lie one behind the other, so that one wgmma reads them as its B (stored N × K, K one swizzle line, 128 bytes of columns unless
+    `swizzle` says less): such a tile is filled by TMA and read by products only. Elsewhere than on Hopper it means nothing.
     Source: PTX ISA, "Swizzling modes" (tensor copies) and "Shared memory matrix layout" (wgmma).
     """
 
@@ -187,10 +189,11 @@ class st(TileType):
     rows: int
     cols: int
     swizzle: int | str = "auto"
+    contiguous: bool = False
 
     def __repr__(self) -> str:
         tail = "" if self.swizzle == "auto" else f", swizzle={self.swizzle}"
-        return f"st({self.dtype}, {self.rows}, {self.cols}{tail})"
+        return f"st({self.dtype}, {self.rows}, {self.cols}{tail}{', contiguous' if self.contiguous else ''})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)
@@ -202,6 +205,9 @@ class st(TileType):
                 f"({step * itemsize(self.dtype)} bytes)")
         _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {self.dtype} is 16×{step}")
         _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {self.dtype} is 16×{step}")
+        if self.contiguous and (len(split(self.rows)) == 1 or row_bytes not in SWIZZLES or self.swizzle not in ("auto", row_bytes)):
+            raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
+                            f"{', '.join(map(str, SWIZZLES))}")
         if self.swizzle != "auto":
             if self.swizzle not in SWIZZLES:
                 raise TileError(f"{self!r}: swizzle {self.swizzle!r} must be 'auto', 32, 64 or 128 bytes")

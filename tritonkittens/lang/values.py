@@ -239,6 +239,12 @@ def field(t: Trace, record: Any, name: Any) -> Any:
 
 
 @op
+def with_field(t: Trace, record: Any, name: Any, value: Any) -> Any:
+    """The record with one more field, whose name is a compile-time string."""
+    return struct(**{**record.fields, unwrap(name): value})
+
+
+@op
 def shape(t: Trace, x: Any, axis: Any = None) -> Any:
     """Extents of a tile as a tuple of constants, or one of them."""
     extents = x.shape if hasattr(x, "shape") and not isinstance(x, tl.tensor) else shape_of(x)

@@ -1,0 +1,61 @@
+"""One wgmma for a product whose columns are no power of two.
+
+Triton's tensors have powers of two, so such an accumulator is several tensors and Triton's own wgmma makes a product of each, all of which read A again.
+The instruction takes any multiple of 8 columns: where B's pieces lie one behind the other in shared memory, the PTX shim multiplies by all at once.
+Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import wgmma as ptx_wgmma
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang._backend import Trace, hopper
+from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.shared import shared
+
+ROWS = 64  # of an instruction
+MAX_COLUMNS = 256
+STEP_BYTES = 32  # of depth that an instruction takes
+
+
+def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Any, b_stored: shared, transposed_b: bool) -> None:
+    """Raise `TileError` unless A (M × K, in pieces of these rows) times the stored contiguous B can be single instructions."""
+    if not transposed_b or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
+        raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored N × K with N at most {MAX_COLUMNS}, "
+                        "and A 64 rows in shared memory")
+
+
+@triton.jit
+def _descriptor(address, CONSTANT: tl.constexpr):
+    return ((address & 0x3FFFF) >> 4).to(tl.uint64) | CONSTANT
+
+
+@triton.jit
+def _forward(descriptor, OFFSET: tl.constexpr):
+    return descriptor + OFFSET
+
+
+def _operand(t: Trace, piece: Any, k_axis: int) -> tuple[Any, Any]:
+    operand = ptx_wgmma.shared_operand(piece, k_axis)
+    address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
+    return operand, t.call(_descriptor, address, tl.constexpr(operand.constant))
+
+
+def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any) -> list[Any]:
+    """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored (N × K), the accumulators' columns one
+    behind the other. `adds`: are they read? (A constant, or a run-time condition.)
+    """
+    operand_a, from_a = _operand(t, a, 1)
+    operand_b, from_b = _operand(t, b, 1)
+    tiles: Any = tl.tuple([tl.tensor(x.handle, x.type.tensor_type) if isinstance(x, hopper.warpgroup_mma_accumulator) else x for x in accumulators])
+    tiles = t.call(ptx_wgmma.fence, tiles)
+    for step in range(operand_a.k * operand_a.element_bytes // STEP_BYTES):
+        places = [t.call(_forward, place, tl.constexpr(x.offset(step) >> 4)) for x, place in ((operand_a, from_a), (operand_b, from_b))]
+        tiles = t.call(ptx_wgmma.mma_async, tiles, *places, a_type=tl.constexpr(operand_a.type), b_type=tl.constexpr(operand_b.type),
+                       scale_d=adds if step == 0 else 1, trans_a=tl.constexpr(not operand_a.k_major))
+    t.call(ptx_wgmma.commit_group)
+    return [t.call(hopper.warpgroup_mma_init, tile) for tile in tiles]
