@@ -21,6 +21,7 @@ KINDS = {
     "two consumers": Config(cols=64),
     "cluster": Config(consumers=1, cols=64, cluster=2),
     "independent": Config(cols=64, independent=True),
+    "wide": Config(consumers=1, cols=48),
     "swapped": Config(consumers=1, cols=32, swapped=True),
     "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
     "split_tail": Config(consumers=1, cols=64, schedule="split_tail"),

@@ -18,6 +18,7 @@ SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
+WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wave of multiprocessors would be left half empty
 
 # Measured on an H200 (bench/results/gemm_sweep.json): seconds from the launch to the first product and from the last to the end, of a kernel that does no more,
 # and what a task costs beside its iterations.
@@ -25,9 +26,10 @@ LAUNCH = 4.6e-6
 TASK = 1.1e-6
 FIX_UP = 1.6e-6  # of a task that parts are summed up for, and for each part
 PART = 0.5e-6
-EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "activation": 0.3}  # of a multiprocessor for each element of C; straight-line code comes from L2
+EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
+STRADDLING = 1.7  # L2 time of rows that begin inside a cache line: a tile's line lies in two
 LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
 
 
@@ -35,7 +37,7 @@ class Problem(NamedTuple):
     """C (M × N) = A (M × K) · B (K × N), `batch` of them. Plain values, as a tuning table keeps them.
 
     dtype, out: names of element types ("bf16"). a, b: how A and B are stored, "mk" or "km" and "kn" or "nk". epilogue: "" for none, "vector" for what is
-    read along rows or columns, "tile" where a matrix is read as well, "activation" with or without them. scales: "block" for block scales, else "".
+    read along rows or columns, "tile" where a matrix is read as well, an activation's name with or without them. scales: "block" for block scales, else "".
     """
 
     dtype: str
@@ -124,8 +126,9 @@ def _itemsize(dtype: str) -> int:
 def candidates(problem: Problem) -> tuple[Config, ...]:
     """Configurations that are worth measuring for a problem."""
     if problem.scales:
-        found = [Config(rows=64, cols=BLOCK, depth=BLOCK, consumers=consumers, cluster=cluster, group=group)
-                 for consumers in (1, 2) for cluster in (1, 2) for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
+        found = [Config(rows=64, cols=cols, depth=BLOCK, consumers=consumers, cluster=cluster, group=group)
+                 for consumers, cols in ((1, BLOCK), (2, BLOCK), (2, 2 * BLOCK), (1, 2 * BLOCK)) for cluster in (1, 2)
+                 for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
         return tuple(c for c in found if shared_bytes(problem, c) <= _limit(c))
     found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
@@ -137,12 +140,33 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
-        found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128)) for parts in (2, 4, 8)
+        wide = [Config(cols=cols) for cols in WHOLE_COLS if _whole(problem, Config(cols=cols)) and _storable(problem, cols, False)]
+        found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
     if problem.m <= 64:
         found += _decode(problem, line)
+    found += [Config(cols=cols, consumers=consumers, swapped=swapped) for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)
+              if _whole(problem, Config(cols=cols, swapped=swapped)) and _storable(problem, cols, swapped)]  # fmt: skip
+    found += [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS if cols % 32 == 0 for swapped in (False, True)
+              if _whole(problem, Config(cols=cols, swapped=swapped))]  # fmt: skip
     fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
     return tuple(fits)
+
+
+def _whole(problem: Problem, config: Config) -> bool:
+    """Does one wgmma take columns that are no power of two? It does where what becomes its B is stored with its depth contiguous."""
+    stored_nk = problem.a == "mk" if config.swapped else problem.b == "nk"
+    return stored_nk and config.rows == 64 and config.depth_of(_itemsize(problem.dtype)) * _itemsize(problem.dtype) == LINE
+
+
+def _storable(problem: Problem, cols: int, swapped: bool) -> bool:
+    """Has a tile of C rows of whole swizzle atoms?"""
+    return swapped or cols * _itemsize(problem.out) % 32 == 0
+
+
+def _pitches(problem: Problem) -> tuple[int, int]:
+    """Elements from one row of A and of B to the next, as they are stored."""
+    return problem.k if problem.a == "mk" else problem.m, problem.k if problem.b == "nk" else problem.n
 
 
 def _decode(problem: Problem, line: int) -> list[Config]:
@@ -204,11 +228,14 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     steps = rounds * iterations * crowd
     block_rows = rows // config.cluster
     mma = 2 * block_rows * cols * depth
-    efficiency = TENSOR_EFFICIENCY * (1.0 if cols & (cols - 1) == 0 else PIECES_EFFICIENCY)
+    efficiency = TENSOR_EFFICIENCY * (1.0 if cols & (cols - 1) == 0 or _whole(problem, config) else PIECES_EFFICIENCY)
     tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    l2 = steps * (block_rows + cols / config.cluster) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
+    straddle_a, straddle_b = (STRADDLING if extent * size % LINE else 1.0 for extent in _pitches(problem))
+    if config.swapped:
+        straddle_a, straddle_b = straddle_b, straddle_a
+    l2 = steps * (block_rows * straddle_a + cols / config.cluster * straddle_b) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies

@@ -75,36 +75,67 @@ def _load_vector(ctx, staging, NAME: tl.constexpr, PLACE: tl.constexpr):
 
 
 @triton.jit
-def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col):
-    """The tile times or plus an operand."""
-    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
+def fetch_values(ctx, row):
+    """What hook `fetch` reads: operands with one value for all or for every row, few registers each."""
+    E: tl.constexpr = ctx.config.epilogue
+    values = tk.struct()
+    if E.scale_a is not None:
+        values = _fetched(ctx, values, "scale_a", E.scale_a.place, row)
+    if E.scale_b is not None:
+        values = _fetched(ctx, values, "scale_b", E.scale_b.place, row)
+    if E.bias is not None:
+        values = _fetched(ctx, values, "bias", E.bias.place, row)
+    if E.gate is not None:
+        values = _fetched(ctx, values, "gate", E.gate.place, row)
+    return values
+
+
+@triton.jit
+def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
     tensor = tk.field(ctx.globals, NAME)
     ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
     if PLACE == "scalar":
-        value = tl.load(tensor.pointer).to(tl.float32)
+        return tk.with_field(values, NAME, tl.load(tensor.pointer))
+    elif PLACE == "row":
+        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), ELEMENT), (row,)))
+    else:
+        return values
+
+
+@triton.jit
+def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
+    """The tile times or plus an operand."""
+    COLS: tl.constexpr = ctx.config.cols // PANELS
+    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, COLS)
+    tensor = tk.field(ctx.globals, NAME)
+    ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
+    if PLACE == "scalar":
+        value = tk.field(ctx.fetched, NAME).to(tl.float32)
         return tile * value if MULTIPLY else tile + value
     elif PLACE == "row":
-        value = tk.cast(tk.load(tensor, tk.col_vec(TILE, ELEMENT), (row,)), tk.fp32)
+        value = tk.cast(tk.field(ctx.fetched, NAME), tk.fp32)
         return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
     elif PLACE == "col":
-        value = tk.cast(tk.load(tk.field(staging, NAME), tk.row_vec(TILE, ELEMENT)), tk.fp32)
+        values = tk.field(staging, NAME) if PANELS == 1 else tk.subvector(tk.field(staging, NAME), COLS, PANEL)
+        value = tk.cast(tk.load(values, tk.row_vec(TILE, ELEMENT)), tk.fp32)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
     else:
-        place = (ctx.batch, row, col) if ctx.config.batched else (row, col)
-        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.rows, ctx.config.cols), place), tk.fp32)
+        place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
+        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.rows, COLS), place), tk.fp32)
         return tile * value if MULTIPLY else tile + value
 
 
 @triton.jit
-def finish_tile(ctx, tile, staging, row, col):
-    """The results of a tile of sums, still in fp32; `staging` holds the residual's tile and vectors. `row`, `col`: which tile, in tiles."""
+def finish_tile(ctx, tile, staging, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
+    """The results of a tile of sums, still in fp32; `staging` holds the residual's tile and vectors. `row`, `col`: which tile, in tiles; `tile` may be one
+    panel of columns of several."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
-        tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col)
+        tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
     if E.scale_b is not None:
-        tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col)
+        tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
     if E.bias is not None:
-        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col)
+        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
     if E.activation == "gelu":
         tile = tk.gelu(tile, fast=True)
     if E.activation == "gelu_tanh":
@@ -112,10 +143,11 @@ def finish_tile(ctx, tile, staging, row, col):
     if E.activation == "silu":
         tile = tk.silu(tile, fast=True)
     if E.gate is not None:
-        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col)
+        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
     if E.residual:
         if ctx.config.c_stored_nm:
             tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging.C)), tk.fp32))
         else:
-            tile = tile + tk.cast(tk.load(staging.C, like=tile), tk.fp32)
+            residual = staging.C if PANELS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PANELS, 0, PANEL)
+            tile = tile + tk.cast(tk.load(residual, like=tile), tk.fp32)
     return tile

@@ -8,8 +8,8 @@ import torch
 
 from tritonkittens.launch import l2_bytes
 
-BURST = 8e-3  # seconds: long enough for the clock of a card at its power limit
-FEWEST, MOST = 5, 60
+BURST = 3e-3  # seconds: the tuner takes turns, and within a round the clock of a card at its power limit should stay what it is
+FEWEST, MOST = 3, 40
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -281,10 +281,10 @@ class _Product:
         self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
-        kind = "activation" if activation else "tile" if operands[2] is not None or "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
+        read = "tile" if operands[2] is not None or "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
         scales = "block" if "block" in kinds else ""
-        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, kind, scales, self.batch_size, rows, cols, a.shape[-1])
+        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, activation or read, scales, self.batch_size, rows, cols, a.shape[-1])
         given = dict(zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
         vectors = {n: Operand(p, tk.from_torch(x.dtype).name) for n, p in places.items() if p != "block" and (x := given[n]) is not None}
         self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **vectors)
@@ -421,8 +421,8 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
                  cluster=config.cluster, order=order, **types)  # fmt: skip
     if blockwise:
         plain = config.schedule in ("persistent", "one_per_block") and not (config.swapped or config.independent)
-        if config.depth_of(1) != BLOCK or BLOCK % config.cols or not plain:
-            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides it, and tasks are neither swapped, independent nor split")
+        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:
+            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, and tasks are neither swapped, independent nor split")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swapped:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")

@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, finish_tile, load_vectors
+from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, finish_tile, load_vectors
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
+SWIZZLE_LINE = 128  # bytes
 
 
 class Gemm(tk.lcf):
@@ -36,11 +37,17 @@ class Gemm(tk.lcf):
             raise tk.TileError(f"Gemm(consumers={self.consumers}, rows={self.rows}): the rows that consumers share, {rows}, must be a power of two; "
                                "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
-        b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)))
+        b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
         residual, operands, results = self.epilogue.memory(c, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else ())
+
+    @property
+    def _whole(self) -> bool:
+        """Does one wgmma take the columns, though they are no power of two?"""
+        line = self.depth * tk.to_torch(self.b_dtype or self.dtype).itemsize == SWIZZLE_LINE
+        return bool(self.cols & (self.cols - 1)) and self.b_stored_nk and self.rows == 64 and line
 
     @property
     def task_rows(self) -> int:
@@ -76,6 +83,10 @@ class Gemm(tk.lcf):
         if ctx.config.epilogue.residual:
             row = ctx.row * ctx.config.team + ctx.consumer
             tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
+
+    @triton.jit
+    def fetch(ctx):
+        return fetch_values(ctx, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
     def start(ctx):

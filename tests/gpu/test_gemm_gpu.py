@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,21 @@ def test_layouts(rng, dtype, a_transposed, b_transposed):
     a, b = matrix(136, 136, dtype, a_transposed), matrix(136, 152, dtype, b_transposed)
     for config in on_gpu_or_simulated([None, *KINDS.values()], [SMALL if dtype == FP16 else None]):
         multiply(a, b, config)
+
+
+WIDE = [Config(consumers=1, cols=176), Config(cols=112), Config(cols=96, cluster=2), Config(cols=224, cluster=2), Config(consumers=1, cols=192, cluster=4),
+        Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster} {c.schedule}")
+@pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16, E4M3], [BF16]), ids=str)
+def test_columns_that_are_no_power_of_two(rng, config, dtype):
+    """One instruction takes them where what is its B has its depth contiguous; with `swapped` that is A."""
+    a, b = matrix(136, 200, dtype), matrix(200, 400, dtype, True)
+    a, b = (a, b) if dtype != E4M3 else (matrix(136, 208, dtype), matrix(208, 400, dtype, True))
+    multiply(a, b, config, out_dtype=BF16, bias=randn(400))
+    if config.schedule == "persistent" and not config.independent:
+        multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
 
 
 @pytest.mark.parametrize("start", [16, 3])  # elements: 3 are no multiple of 16 bytes, so that operands are copied
@@ -279,15 +295,18 @@ def test_fp8_scales(rng, a_shape, b_shape):
     multiply(a, b, KINDS["swapped"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
 
 
+BLOCKWISE = [Config(consumers=consumers, cols=cols, depth=128, cluster=cluster) for consumers, cols, cluster in ((1, 128, 1), (1, 256, 1), (2, 256, 2))]
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 136, 400), (130, 264, 144), (64, 256, 96), (1, 130, 260)])
 def test_fp8_block_scales(rng, m, n, k):
     a, b = matrix(m, k, E4M3), matrix(k, n, E4M3, True)
     blocks = -(-k // 128)
     given = dict(scale_a=scales(m, blocks), scale_b=scales(blocks, -(-n // 128)))
-    config = on_gpu_or_simulated(None, Config(consumers=1, cols=128, depth=128))
-    multiply(a, b, config, **given)
-    multiply(a, b, config, **{**given, "scale_a": scales(blocks, m).T})
-    if DEVICE == "cuda":
+    for config in on_gpu_or_simulated([None, *BLOCKWISE], BLOCKWISE[:2]):
+        multiply(a, b, config, **given)
+    multiply(a, b, BLOCKWISE[0], **{**given, "scale_a": scales(blocks, m).T})
+    for config in on_gpu_or_simulated([None, *BLOCKWISE], BLOCKWISE[1:2] if m == 70 else []):
         multiply(a, b, config, bias=randn(n), activation="gelu", gate=randn(m, 1), residual=randn(m, n), **given)
 
 
@@ -376,9 +395,9 @@ def test_nan_of_an_epilogue_stays_where_it_is(rng, operand):
 def test_activations_of_infinity(activation):
     a, b = torch.eye(64, device=DEVICE, dtype=BF16), torch.zeros(64, 64, device=DEVICE, dtype=BF16)
     bias = torch.zeros(64, device=DEVICE)
-    bias[3], bias[5] = float("nan"), float("inf")
+    bias[3], bias[5], bias[8] = float("nan"), float("inf"), -float("inf")
     out = gemm(a, b, bias=bias, activation=activation, config=CHOSEN)
-    assert out[:, 3].isnan().all() and (out[:, 5] == float("inf")).all() and (out.isnan().sum(), out.isinf().sum()) == (64, 64)
+    assert out[:, [3, 8]].isnan().all() and (out[:, 5] == float("inf")).all() and (out.isnan().sum(), out.isinf().sum()) == (128, 64)
 
 
 def test_values_beyond_the_range_of_fp16_are_infinite():

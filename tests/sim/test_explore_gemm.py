@@ -13,6 +13,8 @@ CASES = {
     "default": ({}, ()),
     "cluster": (KINDS["cluster"].__dict__, ()),
     "cluster of 2 consumers": (dict(cols=64, cluster=2), ("bias", "residual")),
+    "wide": (KINDS["wide"].__dict__, ("bias",)),
+    "wide, shared by a cluster": (dict(consumers=1, cols=96, cluster=2), ()),
     "independent": (KINDS["independent"].__dict__, ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
@@ -27,7 +29,7 @@ CASES = {
 def test_products(name, rng):
     knobs, wanted = CASES[name]
     m, n, k = 130, 72, 200
-    a, b = (x.cpu() for x in (randn(m, k), randn(k, n)))
+    a, b = (x.cpu() for x in (randn(m, k), matrix(k, n, transposed=name.startswith("wide"))))
     known = dict(bias=randn(n), gate=randn(m, 1), residual=randn(m, n))
     operands = {key: known[key].cpu() for key in wanted}
     out = poison(torch.empty(m, n, dtype=BF16))
@@ -36,13 +38,13 @@ def test_products(name, rng):
     check(out, a, b, name, **operands)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2)], ids=str)
+@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256)], ids=str)
 def test_block_scales(knobs, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()
     operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu())
     out = poison(torch.empty(m, n, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, config=Config(cols=128, depth=128, stages=2, **knobs), **operands), schedules=SCHEDULES)
+    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=SCHEDULES)
     check(out, a, b, **operands)
 
 
