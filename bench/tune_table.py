@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bench.gemm import EPILOGUES, LAYOUTS, SCALE_BLOCK, SIDE, TOKENS, WEIGHTS, bf16, fp8, randn, sweep
+from bench.gemm import EPILOGUES, LAYOUTS, RAGGED, SCALE_BLOCK, SIDE, TOKENS, WEIGHTS, bf16, fp8, randn, sweep
 from bench.peers import Product
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, tune_gemm
 from tritonkittens.kernels.gemm.product import described
 
-TRIES = 12
+TRIES = 16
 
 
 def products() -> Iterator[tuple[str, Callable[[], Product]]]:
@@ -33,6 +33,8 @@ def products() -> Iterator[tuple[str, Callable[[], Product]]]:
     for n, k in dict.fromkeys(shape for weights in WEIGHTS.values() for shape in weights.values()):
         for m in TOKENS:
             yield f"bf16 {(m, n, k)} NT", lambda m=m, n=n, k=k: bf16(m, n, k, "NT")
+    for shape in RAGGED:
+        yield f"bf16 {shape} NN", lambda shape=shape: bf16(*shape, "NN")
     for scaling in ("tensor", "row", "block"):
         for _, shape, _ in sweep():
             if scaling != "block" or shape[2] % SCALE_BLOCK == 0:

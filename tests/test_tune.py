@@ -21,7 +21,7 @@ from tritonkittens.__main__ import main
 from tritonkittens.launch import Device as Facts
 from tritonkittens.sim import costs
 from tritonkittens.tune import cli, shipped, store, tuner
-from tritonkittens.tune.race import FINAL_ROUNDS, race
+from tritonkittens.tune.race import FINAL_ROUNDS, ROUNDS, race
 
 ROOT = pathlib.Path(__file__).parents[1]
 H200 = tune.Device.named("H200")
@@ -42,6 +42,7 @@ class Config:
 
 
 TILES = range(1, 33)
+MEASURED = 12 + 6 + 3 * ROUNDS + 2 * FINAL_ROUNDS  # calls of a race of twelve
 
 
 def candidates(problem):
@@ -247,8 +248,8 @@ def test_few_are_measured_and_the_slower_half_drops_out():
     family().tune(Problem(64, 64), clock, device=H200)
     counts = {config.tile: clock.calls.count(config) for config in clock.calls}
     assert set(counts) == set(range(1, 13))  # the twelve that the model ranks best
-    assert len(clock.calls) == 12 + 6 + 3 + FINAL_ROUNDS * 2
-    assert counts[7] == counts[1] == 3 + FINAL_ROUNDS and counts[12] == 1
+    assert len(clock.calls) == MEASURED
+    assert counts[7] == counts[1] == 2 + ROUNDS + FINAL_ROUNDS and counts[12] == 1
 
 
 def test_how_many_are_tried(monkeypatch):
@@ -264,15 +265,15 @@ def test_how_many_are_tried(monkeypatch):
 def test_rounds_are_interleaved_and_turned():
     calls = []
     race([1, 2], lambda config: calls.append(config) or config)
-    assert calls == [1, 2, 2, 1, 1, 2]
+    assert calls == [1, 2, 2, 1] * (FINAL_ROUNDS // 2)
     calls.clear()
     race([3, 1, 2, 4], lambda config: calls.append(config) or config)
-    assert calls == [3, 1, 2, 4, *[2, 1, 1, 2, 2, 1]]
+    assert calls == [3, 1, 2, 4, 4, 2, 1, 3, 3, 1, 2, 4] + [2, 1, 1, 2] * (FINAL_ROUNDS // 2)
 
 
 def test_medians_forgive_one_bad_round():
     """The faster of two has one outlier."""
-    seconds = {"fast": iter([9.0, 1.0, 1.0]), "slow": iter([2.0, 2.0, 2.0])}
+    seconds = {"fast": iter([9.0] + [1.0] * FINAL_ROUNDS), "slow": iter([2.0] * FINAL_ROUNDS)}
     result = race(list(seconds), lambda config: next(seconds[config]))
     assert result.winner == "fast" and result.seconds("fast") == 1.0
 
@@ -323,7 +324,7 @@ def test_threads_measure_a_problem_once(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert chosen == [Config(7)] * 8 and len(clock.calls) == 27
+    assert chosen == [Config(7)] * 8 and len(clock.calls) == MEASURED
 
 
 def test_a_measured_kernel_may_ask_for_a_configuration_of_its_own():
