@@ -435,7 +435,7 @@ def _odd_order(ctx):
 
 
 def test_an_order_that_is_none():
-    with refused("tile_at(order=1): must be RowMajor(), ColumnMajor(), Supergroup(rows) or LongestFirst()"):
+    with refused("tile_at(order=1): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()"):
         type("Wrong", (Copy,), {"setup": _odd_order})().compile(*tensors())
 
 

@@ -1,7 +1,7 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
-from tritonkittens.lang.engine import my_turn, pass_turn
+from tritonkittens.lang.engine import my_turn, pass_turn, release, wait_for
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.im2col import im2col, load_im2col_async
@@ -111,6 +111,7 @@ from tritonkittens.lang.roles import consumer_registers, decrease_registers, inc
 from tritonkittens.lang.schedule import (
     ColumnMajor,
     Knob,
+    LongAndShort,
     LongestFirst,
     OnePerBlock,
     Order,
@@ -124,7 +125,9 @@ from tritonkittens.lang.schedule import (
     block_count,
     block_index,
     ceil_div,
+    long_and_short,
     longest_first,
+    pairs,
     stream_k,
     supergroup,
     supergroup_rows,

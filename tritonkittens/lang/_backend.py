@@ -44,9 +44,11 @@ ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a":
 
 @functools.cache
 def library_hash() -> str:
-    """A hash of this library's source. Triton's compile cache does not look into trace-time functions, so every key must carry it."""
+    """A hash of this library's source and of where it lies. Triton's compile cache does not look into trace-time functions, so every key must carry it, and the
+    text that it keeps names files and lines: those of another checkout say nothing about this one.
+    """
     root = pathlib.Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(str(root).encode())
     for path in sorted([*root.glob("lang/*.py"), *root.glob("inline_ptx/*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

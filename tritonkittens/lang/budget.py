@@ -27,6 +27,8 @@ class Bill:
     tmem: list[tuple[str, int]] = field(default_factory=list)
     copied: int = 0
     stored: int = 0  # copies that stores by TMA consist of
+    released: int = 0  # ring slots that hooks of a template give back
+    awaited: int = 0  # and those that they wait for
     reads_shared: bool = False  # has any thread read shared memory by itself (ld.shared, ldmatrix)?
     by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced
 

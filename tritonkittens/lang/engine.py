@@ -44,6 +44,21 @@ def my_turn(t: Trace, ctx: Any) -> Any:
 
 
 @op
+def release(t: Trace, ctx: Any, tiles: Any) -> Any:
+    """Give the input tiles of this iteration back to the producer. In `first` and `compute` of a template with trailing tiles, once, as soon as nothing reads
+    them any more; where a hook does not, it is done when the hook returns."""
+    bill().released += 1
+    t.call(_give_back, tiles.finished, ctx.config)
+
+
+@op
+def wait_for(t: Trace, tiles: Any) -> Any:
+    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only."""
+    bill().awaited += 1
+    t.call(wait, tiles.arrived, tiles.phase)
+
+
+@op
 def pass_turn(t: Trace, ctx: Any) -> Any:
     """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
     config, worker = unwrap(ctx.config), unwrap(ctx.worker)
@@ -70,18 +85,22 @@ def _allocate(t: Trace, T: Any) -> Any:
         return {n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles}
 
     ring = rings("input", plan.input, placed.stages, "stages")
+    trailing = rings("trailing", plan.trailing, placed.stages, "stages")
     scratch = rings("scratch", plan.scratch, T.consumers, "consumers")
     if placed.over_ring is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
-    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch)}
+    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
     for n in plan.multicast:
-        ring[n].loaders = T.cluster
+        (ring | trailing)[n].loaders = T.cluster
     if plan.output:
         fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
         fields["written"] = new_semaphores(t, T.output_stages, T.team * WARPS)
         fields["stored"] = new_semaphores(t, T.output_stages, 1)
     fields["arrived"] = new_semaphores(t, placed.stages, 1)
     fields["finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+    if plan.trailing:
+        fields["trailing_arrived"] = new_semaphores(t, placed.stages, 1)
+        fields["trailing_finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
     if plan.scratch:
         fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
@@ -97,7 +116,7 @@ def _allocate(t: Trace, T: Any) -> Any:
     publish(t)
     t.call(gl.barrier)
     for name, field in fields.items():
-        if name not in ("ring", "scratch", "staging", "outputs"):
+        if name not in ("ring", "trailing", "scratch", "staging", "outputs"):
             field._set_name(t.builder, name)
     return struct(**fields)
 
@@ -137,7 +156,8 @@ def _staging(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     tiles = {}
     for (name, spec), places in zip(config._plan.finish, placed.over_ring, strict=True):
         source, stage, part, parts = places[c]
-        piece = t.call(getattr(memory.ring, source).__getitem__, stage).pieces[0]
+        ring = memory.ring if source in memory.ring.fields else memory.trailing
+        piece = t.call(getattr(ring, source).__getitem__, stage).pieces[0]
         home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
         view = t.call(piece.reinterpret, spec.dtype, [parts, spec.rows, spec.cols], home)
         tiles[name] = shared(spec, ((spec.rows,), (spec.cols,)), None, (t.call(view.index, part),))
@@ -146,11 +166,22 @@ def _staging(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
 
 @op
 def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
-    """The tiles of a ring slot; for the producer also the semaphore that they arrive on."""
+    """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with trailing tiles that which gives them back."""
     tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.ring.fields.items()}
     if unwrap(producer):
         tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
+    elif memory.trailing.fields:
+        tiles["finished"] = t.call(memory.finished.__getitem__, slot)
     return struct(**tiles)
+
+
+@op
+def _before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
+    """What `compute` sees of the iteration before, and `drain` of the last: its trailing tiles, their semaphore and its phase, or all its tiles."""
+    if not memory.trailing.fields:
+        return t.call(_slot, memory, slot)
+    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.trailing.fields.items()}
+    return struct(**tiles, arrived=t.call(memory.trailing_arrived.__getitem__, slot), phase=t.call(_phase_before, phases, slot))
 
 
 @op
@@ -189,8 +220,15 @@ def _with(t: Trace, ctx: Any, more: Any) -> Any:
 
 
 @op
-def _at(t: Trace, ctx: Any, i: Any) -> Any:
-    return struct(**{**ctx.fields, "iter": i})
+def _at(t: Trace, ctx: Any, i: Any, edge: Any = False) -> Any:
+    """The context of an iteration; `edge`: is it one of the first that the task calls its edge?"""
+    return struct(**{**ctx.fields, "iter": i, "edge": tl.constexpr(bool(unwrap(edge)))})
+
+
+@op
+def _has_edge(t: Trace, work: Any) -> Any:
+    """Does `setup` say how many of the first iterations are the task's edge?"""
+    return tl.constexpr("edge" in work.fields)
 
 
 @op
@@ -209,20 +247,23 @@ def _without_scratch(t: Trace, ctx: Any) -> Any:
     return struct(**{n: v for n, v in ctx.fields.items() if n != "scratch"})
 
 
-def _counted(t: Trace, hook: Any, key: str, counter: str, *args: Any) -> int:
-    """Call a hook; how much it adds to a counter of the bill. A hook that is already in the module is not traced again: then, what it added when it was."""
-    account = bill()
-    before = getattr(account, counter)
-    t.call(hook, *args)
-    added = getattr(account, counter) - before
-    if added or key not in account.by_hook:
-        account.by_hook[key] = added
-    return account.by_hook[key]
+def _counted(t: Trace, hook: Any, key: str, counters: tuple[str, ...], *args: Any) -> tuple[Any, list[int]]:
+    """Call a hook; what it returns and how much it adds to counters of the bill. A hook that is already in the module is not traced again: then, what it added
+    when it was."""
+    account, found = bill(), []
+    before = [getattr(account, counter) for counter in counters]
+    result = t.call(hook, *args)
+    for counter, value in zip(counters, before, strict=True):
+        added, name = getattr(account, counter) - value, f"{counter} {key}"
+        if added or name not in account.by_hook:
+            account.by_hook[name] = added
+        found.append(account.by_hook[name])
+    return result, found
 
 
 def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those its barrier expects."""
-    copied = _counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", "copied", *args)
+    _, (copied,) = _counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
     if copied != expected:
         raise TileError(f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
                         "tile of the argument exactly once, on its `arrived`")
@@ -234,6 +275,16 @@ def _load(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     expected = nbytes(config._plan.input)
     t.call(expect, t.call(memory.arrived.__getitem__, slot), expected)
     _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(_slot, memory, slot, True))
+
+
+@op
+def _load_trailing(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    """Ask for the trailing tiles of an iteration."""
+    config = unwrap(ctx.config)
+    expected, bar = nbytes(config._plan.trailing), t.call(memory.trailing_arrived.__getitem__, slot)
+    t.call(expect, bar, expected)
+    tiles = struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.trailing.fields.items()}, arrived=bar)
+    _checked_load(t, type(config).load_trailing, "load_trailing", None, expected, ctx, tiles)
 
 
 def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, arrived: Any, free: Any, turn: Any) -> None:
@@ -300,10 +351,27 @@ def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
 
 def _hook(what: str) -> Any:
     def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
-        return _state(t, ctx, what, t.call(getattr(type(unwrap(ctx.config)), what), ctx, state, *inputs), state)
+        config = unwrap(ctx.config)
+        hook = getattr(type(config), what)
+        if not config._plan.trailing:
+            return _state(t, ctx, what, t.call(hook, ctx, state, *inputs), state)
+        new, (released, awaited) = _counted(t, hook, f"{what} {unwrap(ctx.fields.get('edge'))}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
+        _check_trailing(config, what, released, awaited)
+        if not released and what != "drain":
+            t.call(_give_back, inputs[0].finished, ctx.config)
+        return _state(t, ctx, what, new, state)
 
     call.__name__ = f"_{what}"
     return op(call)
+
+
+def _check_trailing(config: Any, what: str, released: int, awaited: int) -> None:
+    """Refuse a hook that gives its input back twice or does not wait for its trailing tiles once."""
+    if released > (what != "drain"):
+        raise TileError(f"{type(config).__name__}.{what} calls tk.release {released} times; 'first' and 'compute' give their input back once, 'drain' has none")
+    if awaited != (what != "first"):
+        raise TileError(f"{type(config).__name__}.{what} calls tk.wait_for {awaited} times; 'compute' and 'drain' wait once for their trailing tiles, "
+                        "'first' has none")
 
 
 @op
@@ -328,7 +396,7 @@ def _store(t: Trace, ctx: Any, output: Any) -> Any:
     """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
     config = unwrap(ctx.config)
     expected = copies(config._plan.output)
-    stored = _counted(t, type(config).store, f"store: {type(config).store.cache_key}", "stored", ctx, output)
+    _, (stored,) = _counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
     if stored != expected:
         raise TileError(f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the argument exactly once")
 
@@ -346,11 +414,23 @@ def copies(tiles: Any) -> int:
 
 @op
 def _release(t: Trace, finished: Any, slot: Any, T: Any) -> Any:
-    """Give a ring slot back, to the producers of all blocks of the cluster: each writes into the slots of all.
+    """Give a ring slot back."""
+    t.call(_give_back, t.call(finished.__getitem__, slot), T)
+
+
+@op
+def _release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
+    """Give back what is left of the slot of the iteration before: its trailing tiles, or all of it."""
+    t.call(_release, memory.trailing_finished if memory.trailing.fields else memory.finished, slot, T)
+
+
+@op
+def _give_back(t: Trace, bar: Any, T: Any) -> Any:
+    """Arrive at the semaphore of a slot, for the producers of all blocks of the cluster: each writes into the slots of all.
 
     Scope "cta" is enough in a cluster too: what reads a slot are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences.
     """
-    bar, cluster = t.call(finished.__getitem__, slot), unwrap(T).cluster
+    cluster = unwrap(T).cluster
     for rank in range(cluster):
         t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta")
 
@@ -389,7 +469,7 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots) as constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing) as constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -398,7 +478,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early)
+             T.consumers // T.team, early, bool(plan.trailing))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -432,8 +512,20 @@ def _finish_if_last(ctx, state, memory):
 
 
 @triton.jit
+def _behind_edge(work):
+    """The first iteration of a unit behind its task's edge; iteration 0 stands before both loops."""
+    return tl.minimum(tl.maximum(work.edge - work.begin, 1), work.count)
+
+
+@triton.jit
 def _remainder(number, divisor: tl.constexpr):
     return number % divisor
+
+
+@triton.jit
+def _phase_before(phases, slot):
+    """The phase that a slot had before its bit was turned."""
+    return ((phases >> slot) & 1) ^ 1
 
 
 @triton.jit
@@ -495,6 +587,7 @@ def _early_count(work, T: tl.constexpr):
 def _load_early(G, A, memory, T: tl.constexpr):
     """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way."""
     LIMIT: tl.constexpr = _facts(T)[8]
+    TRAILING: tl.constexpr = _facts(T)[9]
     if LIMIT > 0:
         ctx = _context(G, A, T)
         unit, work = _first_work(ctx, A)
@@ -503,6 +596,9 @@ def _load_early(G, A, memory, T: tl.constexpr):
             _load_scratch(whole, memory, 0)
             for i in range(_early_count(work, T)):
                 _load(_at(whole, work.begin + i), memory, i)
+                if TRAILING:
+                    if i > 0:
+                        _load_trailing(_at(whole, work.begin + i - 1), memory, i - 1)
 
 
 @triton.jit
@@ -512,16 +608,19 @@ def _producer(G, A, memory, T: tl.constexpr):
     OVER_RING: tl.constexpr = _facts(T)[2]
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
+    TRAILING: tl.constexpr = _facts(T)[9]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
     begun = 0
+    previous = 0
     _meet(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     if EARLY > 0:
         begun = tl.where(work.valid, _early_count(work, T), 0)
         slot, phases = _skip(slot, phases, begun, STAGES)
+        previous = tl.maximum(begun - 1, 0)
     while work.valid:
         whole = _with(ctx, work)
         if turn > 0 or EARLY == 0:
@@ -535,10 +634,19 @@ def _producer(G, A, memory, T: tl.constexpr):
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
             _load(_at(whole, work.begin + i), memory, slot)
+            if TRAILING:  # used one iteration later, and so asked for
+                if i > 0:
+                    wait(memory.trailing_finished[previous], _phase_before(phases, previous))
+                    _load_trailing(_at(whole, work.begin + i - 1), memory, previous)
+                previous = slot
             slot, phases = _next_slot(slot, phases, STAGES)
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
                 if i == tl.minimum(work.count, STAGES) - 1:
                     _load_finish(whole, memory, turn)
+        if TRAILING:
+            if work.count > 0:
+                wait(memory.trailing_finished[previous], _phase_before(phases, previous))
+                _load_trailing(_at(whole, work.begin + work.count - 1), memory, previous)
         if PRELOAD:
             if work.count == 0:
                 _load_finish(whole, memory, turn)
@@ -588,19 +696,29 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
-                state = _first(_at(mine, work.begin), state, _slot(memory, slot))
+                state = _first(_at(mine, work.begin, True), state, _slot(memory, slot))
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
-                for i in range(1, work.count):
+                begin = 1
+                HAS_EDGE: tl.constexpr = _has_edge(work)
+                if HAS_EDGE:
+                    begin = _behind_edge(work)
+                    for i in range(1, begin):
+                        wait(memory.arrived[slot], (phases >> slot) & 1)
+                        state = _compute(_at(mine, work.begin + i, True), state, _slot(memory, slot), _before(memory, previous, phases))
+                        _release_before(memory, previous, T)
+                        previous = slot
+                        slot, phases = _next_slot(slot, phases, STAGES)
+                for i in range(begin, work.count):
                     wait(memory.arrived[slot], (phases >> slot) & 1)
-                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _slot(memory, previous))
-                    _release(memory.finished, previous, T)
+                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _before(memory, previous, phases))
+                    _release_before(memory, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)
                 _leave_input(ctx, A, memory, following, WORKER, T)
-                state = _drain(_without_scratch(mine), state, _slot(memory, previous))
-                _release(memory.finished, previous, T)
+                state = _drain(_without_scratch(mine), state, _before(memory, previous, phases))
+                _release_before(memory, previous, T)
             else:
                 _give_staging(memory, WORKER, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)

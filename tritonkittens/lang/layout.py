@@ -16,6 +16,7 @@ from tritonkittens.lang.types import rt, st, sv
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
 SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
+SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore"}
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
 ENOUGH_STAGES = 3
@@ -35,7 +36,8 @@ class layout:
 
     - `globals`: for each tensor of the call, in order, the tile type (or tuple of them, or None for pointer access only) that TMA moves;
     - `input`: the tiles of one ring slot (at least one);
-    - `multicast`: names of input tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
+    - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
+    - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
     - `scratch`: tiles that each consumer gets once a task; `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
@@ -52,6 +54,7 @@ class layout:
     multicast: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     output: Any = field(default_factory=dict)
+    trailing: Any = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tensors = []
@@ -59,21 +62,28 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "scratch", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
-            if any(n == "arrived" for n, _ in tiles):
-                raise TileError(f"layout({name}={{'arrived': …}}): the name is taken by the semaphore that the tiles arrive on")
+            if taken := [n for n, _ in tiles if n in SEMAPHORES]:
+                raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
             object.__setattr__(self, name, tiles)
         if not self.input:
             raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
-        for name, tiles in (("multicast", self.input), ("preload", self.finish)):
+        if both := [n for n, _ in self.input if n in dict(self.trailing)]:
+            raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
+        for name, tiles in (("multicast", self.ring), ("preload", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
                 where = "input" if name == "multicast" else "finish"
                 raise TileError(f"layout({name}={chosen!r}): {unknown[0]!r} is no {where} tile; there are {', '.join(n for n, _ in tiles) or 'none'}")
             object.__setattr__(self, name, chosen)
         object.__setattr__(self, "args", tuple(self.args))
+
+    @property
+    def ring(self) -> tuple[tuple[str, Any], ...]:
+        """The tiles of a slot of both rings."""
+        return (*self.input, *self.trailing)
 
 
 def nbytes(tiles: tuple[tuple[str, Any], ...]) -> int:
@@ -108,7 +118,7 @@ def place(
     over the ring? Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
-    stage, scratch, finish = _padded(plan.input), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)
+    stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)
     limit -= output_stages * _padded(plan.output)
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
@@ -138,9 +148,9 @@ def place(
 
 def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, tuple] | None:
     """(safe stages, places) of the finish tiles over the last slots of the ring, None where a tile fits nowhere."""
-    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *plan.input)):
+    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *plan.ring)):
         return None
-    largest_first = sorted(plan.input, key=lambda item: -item[1].nbytes)
+    largest_first = sorted(plan.ring, key=lambda item: -item[1].nbytes)
     slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first]
     used: dict[tuple[str, int], int] = {}
     size: dict[tuple[str, int], int] = {}

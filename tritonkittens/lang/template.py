@@ -61,6 +61,9 @@ class lcf:
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
+    The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`, `previous`
+    (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and the input is given back with `tk.release(ctx, input)` or when
+    `compute` returns.
     Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
     `compute` returns: it must leave no product under way. Copies of the load hooks are counted where they are written, once for each helper
     function and its argument types.
@@ -92,9 +95,9 @@ class lcf:
     producer_registers: int | None = None
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
-    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "fetch", "start", "first", "drain")
+    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
-        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"), "fetch": ("ctx",),
+        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"), "load_trailing": ("ctx", "trailing"), "fetch": ("ctx",),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -158,9 +161,12 @@ class lcf:
         plan = self._plan
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
-        for tiles, hook in ((plan.scratch, "load_scratch"), (plan.preload, "load_finish")):
+        hooks = {"scratch": (plan.scratch, "load_scratch"), "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing")}
+        for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
-                raise self._error(f"its layout has {'scratch' if hook == 'load_scratch' else 'preload'} tiles, but hook {hook!r} is missing")
+                raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
+        if plan.trailing and not self.pipelined:
+            raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch nor output tiles")
         if self.splits and not plan.accumulators:
@@ -172,7 +178,7 @@ class lcf:
         """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, one block's part."""
         if self.cluster == 1:
             return tiles
-        together = [tile for name, tile in self._plan.input if name in self._plan.multicast]
+        together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
         return tiles + tuple(slice_of(tile, self.cluster, type(self).__name__) for tile in tiles if tile in together)
 
     def layout(self) -> layout:
@@ -249,7 +255,7 @@ class lcf:
     def explain(self, arch: int = 90) -> str:
         """What was chosen for this template on an architecture (compute capability as an integer), a line each, with the reason."""
         placed, plan, registers = self.placement(arch), self._plan, self.registers()
-        slot = ", ".join(f"{n} {tile!r}" for n, tile in plan.input)
+        slot = ", ".join(f"{n} {tile!r}" for n, tile in plan.ring)
         why = "given" if self.stages is not None else "as many as fit beside the other tiles, up to twice as many as hide the latency"
         lines = [f"{type(self).__name__} on sm_{arch}", f"  stages {placed.stages} ({why}): a slot is {slot}"]
         if plan.finish:

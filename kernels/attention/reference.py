@@ -1,0 +1,39 @@
+"""Attention in plain torch, in float64: what the kernels are tested against."""
+from __future__ import annotations
+
+import math
+
+import torch
+
+LIMIT = 1 << 30  # of a window that is open on a side
+
+
+def sides(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+    """(left, right): how many keys to each side of its own a query sees."""
+    left, right = window or (None, None)
+    left, right = (LIMIT if side is None else side for side in (left, right))
+    return left, min(right, 0) if causal else right
+
+
+def visible(queries: int, keys: int, left: int, right: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Boolean (queries, keys): which keys a query sees. The last query's own key is the last."""
+    own = torch.arange(queries, device=device)[:, None] + keys - queries
+    j = torch.arange(keys, device=device)
+    return (j >= own - left) & (j <= own + right)
+
+
+def attention_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None, softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention`, in float64 and differentiable."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.double() @ k.mT * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = visible(q.shape[2], k.shape[2], *sides(causal, window), device=q.device)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    any_key = seen.any(-1)[:, None]
+    weights = torch.where(any_key, scores.masked_fill(~any_key, 0.0).softmax(-1), 0.0)
+    return weights @ v, scores.logsumexp(-1)
