@@ -96,10 +96,15 @@ def _weights(ctx, acc):
 def _add_tile(ctx, acc, input, weights):
     acc += tk.load(input.X, like=acc).to(tl.float32) * weights
     if ctx.config.extra:
-        PARTS: tl.constexpr = ctx.config.extra // ctx.config.rows
-        part = tk.subtile(input.E, ctx.config.rows, ctx.config.cols, ctx.consumer % PARTS, 0)
-        acc += tk.load(part, like=acc).to(tl.float32)
+        acc = _add_part(ctx, acc, input)
     return acc
+
+
+@triton.jit
+def _add_part(ctx, acc, tiles):
+    PARTS: tl.constexpr = ctx.config.extra // ctx.config.rows
+    part = tk.subtile(tiles.E, ctx.config.rows, ctx.config.cols, ctx.consumer % PARTS, 0)
+    return acc + tk.load(part, like=acc).to(tl.float32)
 
 
 class SparseStream(Stream):
@@ -136,6 +141,58 @@ class PipelinedStream(Stream):
     @triton.jit
     def drain(ctx, state, input):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
+
+
+class TrailingStream(Stream):
+    """The same with E as trailing tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
+
+    extra: int = 64
+    early: bool = True
+
+    def layout(self):
+        plan = super().layout()
+        moved, tensors = dict(plan.input), {n: tiles or None for n, tiles in plan.globals}
+        return dataclasses.replace(plan, globals=tensors, input=dict(X=moved["X"]), trailing=dict(E=moved["E"]))
+
+    def tasks(self, X, *_):
+        return X[0]
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
+
+    @triton.jit
+    def load_trailing(ctx, trailing):
+        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+
+    @triton.jit
+    def start(ctx):
+        acc = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        return tk.struct(acc=acc, before=acc, weights=_weights(ctx, acc))
+
+    @triton.jit
+    def first(ctx, state, input):
+        x = tk.load(input.X, like=state.acc).to(tl.float32)
+        tk.release(ctx, input)
+        return state.replace(acc=state.acc + x * state.weights, before=x)
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        tk.my_turn(ctx)
+        x = tk.load(input.X, like=state.acc).to(tl.float32)
+        if ctx.config.early:
+            tk.release(ctx, input)
+        tk.wait_for(previous)
+        acc = _add_part(ctx, state.acc + x * state.weights + x * state.before, previous)
+        tk.pass_turn(ctx)
+        if not ctx.config.early:
+            tk.release(ctx, input)
+        return state.replace(acc=acc, before=x)
+
+    @triton.jit
+    def drain(ctx, state, input):
+        tk.wait_for(input)
+        return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
 class CountedStream(Stream):

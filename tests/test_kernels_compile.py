@@ -14,13 +14,13 @@ from tritonkittens.kernels import attention, gemm
 from tritonkittens.lang.budget import SHARED_LIMIT
 
 KERNELS = registry()
-HOOKS = ("setup", "load_scratch", "load", "start", "first", "compute", "drain", "finish")
+HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")
 # The template behind each kernel. A kernel that is not here is held to the part of the contract that needs none.
 TEMPLATES = {
     "gemm": gemm.Gemm(),
     "gemm_transposed": gemm.Gemm(b_stored_nk=True),
-    "attention_d64": attention.template(torch.bfloat16, 64),
-    "attention_d128": attention.template(torch.bfloat16, 128),
+    **{f"attention_d{dim}{'_causal' * causal}": attention.forward(torch.bfloat16, dim, dim, causal, False, False, False, attention.Config())
+       for dim in (64, 128) for causal in (False, True)},
 }
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
@@ -71,7 +71,7 @@ def lines(cls, names):
     return sum(len(python_inspect.getsource(getattr(f, "fn", f)).splitlines()) for f in functions)
 
 
-SHORT = [pytest.param(gemm.Gemm, HOOKS, 40, id="gemm"), pytest.param(attention.AttentionPrefill, ("layout", *HOOKS), 80, id="attention")]
+SHORT = [pytest.param(gemm.Gemm, HOOKS, 40, id="gemm"), pytest.param(attention.AttentionForward, ("layout", *HOOKS), 80, id="attention")]
 
 
 @pytest.mark.parametrize("cls, names, most", SHORT)

@@ -1,5 +1,6 @@
 """Templates used wrongly: every mistake is refused with one message that says what was given and what the rule is. No GPU needed."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PipelinedStream, Prefix, Stream
+from tests.streaming import CountedStream, PipelinedStream, Prefix, Stream, TrailingStream
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -85,7 +86,8 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    with refused("Misspelt: unknown hook 'load_sratch'; hooks are setup, load, compute, finish, load_scratch, load_finish, fetch, start, first, drain"):
+    hooks = "setup, load, compute, finish, load_scratch, load_finish, load_trailing, fetch, start, first, drain"
+    with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
 
@@ -426,6 +428,80 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
     with refused("hook 'load' copies 16384 bytes, but its barrier expects 24576"):
         More().compile(*tensors())
     Copy(stages=3).compile(*tensors())
+
+
+# ---------------------------------------------------------------- trailing tiles
+
+
+@triton.jit
+def _release_twice(ctx, state, input):
+    tk.release(ctx, input)
+    tk.release(ctx, input)
+    return state
+
+
+@triton.jit
+def _wait_first(ctx, state, input):
+    tk.wait_for(input)
+    return state
+
+
+@triton.jit
+def _no_wait(ctx, state, input):
+    return state
+
+
+@triton.jit
+def _wait_twice(ctx, state, input, previous):
+    tk.release(ctx, input)
+    tk.wait_for(previous)
+    tk.wait_for(previous)
+    return state
+
+
+@triton.jit
+def _release_last(ctx, state, input):
+    tk.wait_for(input)
+    tk.release(ctx, input)
+    return state
+
+
+TRAILING_MISTAKES = [
+    ("first", _release_twice, "Wrong.first calls tk.release 2 times; 'first' and 'compute' give their input back once, in the hook itself, 'drain' has none"),
+    ("first", _no_wait, "Wrong.first calls tk.release 0 times"),
+    ("first", _wait_first, "this record has 'X', 'finished'"),
+    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'drain' wait once, in the hook itself, for their"),
+    ("drain", _no_wait, "Wrong.drain calls tk.wait_for 0 times"),
+    ("drain", _release_last, "this record has 'E', 'arrived', 'phase'"),
+]
+
+
+@pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
+def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, message):
+    x = torch.empty(4, 128, 64, device="meta")
+    y = torch.empty(4 * 2 * 64, 64, device="meta")
+    template = type("Wrong", (TrailingStream,), {name: hook})()
+    for _ in range(2):
+        with refused(message):
+            template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+
+
+def test_trailing_tiles_without_their_hooks():
+    class Late(PipelinedStream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), trailing=dict(V=tile))
+
+    with refused("Late: its layout has trailing tiles, but hook 'load_trailing' is missing"):
+        Late()
+
+    class Early(Stream):
+        load_trailing = vars(TrailingStream)["load_trailing"]
+
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), trailing=dict(V=tile))
+
+    with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
+        Early()
 
 
 @triton.jit

@@ -5,6 +5,7 @@ import torch
 
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, forward
 from tritonkittens.kernels.attention.reference import attention_torch
 

@@ -1,10 +1,14 @@
 """How the attention kernels are configured: from the head dimensions, the masks and how many tasks there are."""
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tritonkittens.lang as tk
+
+C = TypeVar("C")
+MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,33 @@ class Config:
         return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, stages=self.stages, order=order)
 
 
-def choose(head_dim: int, value_dim: int, tasks: int, slots: int) -> Config:
-    """The configuration for `tasks` tiles of 128 queries on a device that runs `slots` blocks at once."""
+def choose(make: Callable[[Config], tk.lcf], head_dim: int, value_dim: int, tasks: int, slots: int) -> tk.lcf:
+    """The forward template for `tasks` tiles of 128 queries on a device that runs `slots` blocks at once."""
     cols = 128 if max(head_dim, value_dim) <= 128 else 64
     # Pairs make rounds of equal length; where every block has one task at most there is nothing to even out
-    return Config(cols=cols, paired=tasks > slots)
+    return fitting(make, [Config(cols=c, paired=tasks > slots) for c in (cols, cols // 2)])
+
+
+def choose_backward(
+    make_queries: Callable[[int], tk.lcf], make_keys: Callable[[int, bool, bool], tk.lcf], head_dim: int, value_dim: int,
+) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
+    """(the pass for dQ, the passes for dK and dV), of templates made for a number of consumers and which of dK and dV: both where the sums of 64 keys by both
+    dimensions, half of that in registers of a thread, leave room for the scores."""
+    parts = ((True, True),) if head_dim + value_dim <= MAX_SUMS else ((True, False), (False, True))
+
+    def of_part(part: tuple[bool, bool]) -> tk.lcf:
+        return fitting(lambda consumers: make_keys(consumers, *part), (2, 1))
+
+    return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
+
+
+def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:
+    """The template of the first option whose tiles fit into shared memory, or of the last."""
+    for option in options[:-1]:
+        template = make(option)
+        try:
+            template.placement(90)
+        except tk.TileError:
+            continue
+        return template
+    return make(options[-1])

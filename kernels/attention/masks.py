@@ -1,4 +1,7 @@
-"""Which keys a query sees: key j of query i where i + shift − left ≤ j ≤ i + shift + right, `shift` being keys − queries (the bottom right corner is aligned)."""
+"""What becomes of scores before the softmax: the soft-cap, and which keys a query sees.
+
+Query i sees key j where i + shift − left ≤ j ≤ i + shift + right. `shift` is keys − queries: the bottom right corner is aligned.
+"""
 import triton
 import triton.language as tl
 
@@ -20,10 +23,24 @@ def keys_of(ctx, first, behind, shift, keys):
 
 
 @triton.jit
-def edge_of(ctx, first, shift, keys, last):
-    """How many of the blocks, from the `last` one down, hold keys that a query from `first` on does not see under the causal mask."""
-    seen = tl.maximum(tl.minimum(keys, first + shift + 1), 0)
-    return last + 1 - seen // ctx.config.cols
+def edges_of(ctx, first, behind, shift, keys, last):
+    """(masked, whole): of the blocks from the `last` one down, the first `masked` and those from number `whole` on hold keys that one of the queries `first` …
+    `behind` − 1 does not see."""
+    COLS: tl.constexpr = ctx.config.cols
+    seen, begin = keys, 0  # every query sees the keys in between
+    if ctx.config.causal:
+        seen = first + shift + 1
+    if ctx.config.window:
+        seen = first + shift + ctx.args.right + 1
+        begin = behind - 1 + shift - ctx.args.left
+    seen = tl.maximum(tl.minimum(seen, keys), 0)
+    return last + 1 - seen // COLS, last + 1 - tk.ceil_div(tl.maximum(begin, 0), COLS)
+
+
+@triton.jit
+def squashed(ctx, s):
+    """tanh of the scores, in units of the soft-cap: exact to a unit in the last place of 1, where tanh.approx would be off by 2⁻¹¹ of a score."""
+    return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.args.squash))
 
 
 @triton.jit
@@ -37,3 +54,32 @@ def hidden(ctx, s):
         return tk.make_causal(s, row=row, col=col)
     else:
         return tk.right_fill(s, ctx.keys - col, float("-inf"))
+
+
+@triton.jit
+def queries_of(ctx, first, behind, shift, queries):
+    """(first block, behind the last block) of the queries that see one of the keys `first` … `behind` − 1."""
+    COLS: tl.constexpr = ctx.config.cols
+    begin, end = 0, queries
+    if ctx.config.causal:
+        begin = first - shift
+    if ctx.config.window:
+        begin = first - shift - ctx.args.right
+        end = tl.minimum(queries, behind - shift + ctx.args.left)
+    begin = tl.maximum(begin, 0) // COLS
+    return begin, tl.maximum(tk.ceil_div(tl.maximum(end, 0), COLS), begin)
+
+
+@triton.jit
+def hidden_from(ctx, s, key, query):
+    """Scores of keys (rows, from `key` on) and queries (columns, from `query` on), −∞ where a query does not see a key."""
+    COLS: tl.constexpr = ctx.config.cols
+    ROWS: tl.constexpr = ctx.config.rows
+    col = query + ctx.shift
+    if ctx.config.window:
+        if (key + ROWS - 1 > col + ctx.args.right) | (key < col + COLS - 1 - ctx.args.left):
+            s = tk.sliding_window(s, ctx.args.right, ctx.args.left, row=key, col=col)
+    if ctx.config.causal:
+        if key + ROWS - 1 > col:
+            s = tk.make_causal_t(s, row=key, col=col)
+    return s

@@ -3,18 +3,47 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, storable
-from tritonkittens.kernels.attention.config import Config, choose
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable
+from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.launch import multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of scores before the softmax: their factor, the soft-cap, how many keys to each side a query sees (`LIMIT`: any number)."""
+
+    scale: float
+    softcap: float | None
+    left: int
+    right: int
+
+    def features(self, queries: int, keys: int) -> tuple[bool, bool, bool]:
+        """(causal, window, soft-cap) as constants of a kernel for these lengths."""
+        open_left, open_right = (side >= queries + keys for side in (self.left, self.right))
+        causal = open_left and self.right == 0
+        return causal, not (causal or (open_left and open_right)), self.softcap is not None
+
+    def numbers(self, window: bool) -> dict[str, Any]:
+        """The run-time numbers of a kernel."""
+        factor = math.log2(math.e)
+        numbers: dict[str, Any] = {"scale": factor * (self.scale if self.softcap is None else self.softcap)}
+        if window:
+            numbers |= {"left": self.left, "right": self.right}
+        if self.softcap is not None:
+            numbers["squash"] = 2 * factor * self.scale / self.softcap
+        return numbers
 
 
 @functools.lru_cache
@@ -40,42 +69,88 @@ def attention(
     - `return_lse`: also the logarithm of each query's sum of exponentials, (batch, heads, queries) in fp32.
 
     Returns a tensor (batch, heads, queries, D_v) of q's dtype, `out` where given. A query that sees no key gets zeros, and −∞ as log-sum-exp.
-    Raises ValueError or TypeError for operands that do not fit together.
+    Differentiable in q, k and v, also through the log-sum-exp, with the same bits in every run; traced by torch.compile as the operator
+    `tritonkittens::attention`. Raises ValueError or TypeError for operands that do not fit together.
     """
-    check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
-    _check_shapes(q, k, v, out)
+    traced = torch.compiler.is_compiling()
+    if not traced:  # the operator checks what a trace cannot
+        check(q, k, v, out)
     left, right = _check_window(causal, window)
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     if not 0 < scale < math.inf:
         raise ValueError(f"attention: scale={scale}; it must be positive")
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"attention: softcap={softcap}; it must be positive")
-    (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
-    shape = (batch, heads, queries, value_dim)
-    result = out if out is not None else torch.empty_like(q) if value_dim == dim else q.new_empty(shape)
-    lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    if result.numel() and keys:
-        only_causal = right == 0 and left >= queries + keys
-        windowed = not only_causal and (left < queries + keys or right < queries + keys)
-        tasks = batch * heads * -(-queries // TILE)
-        config = config or choose(dim, value_dim, tasks, multiprocessor_count(q.get_device()))
-        kernel = forward(q.dtype, dim, value_dim, only_causal, windowed, softcap is not None, return_lse, config)
-        factor = math.log2(math.e)
-        args = {"scale": factor * (scale if softcap is None else softcap)}
-        args |= {"left": left, "right": right} if windowed else {}
-        args |= {"squash": 2 * factor * scale / softcap} if softcap is not None else {}
-        home = result if storable(result) else torch.empty(shape, dtype=q.dtype, device=q.device)
-        kernel(as_addressable(q), as_addressable(k), as_addressable(v), home, *(() if lse is None else (lse,)), **args)
-        if home is not result:
-            result.copy_(home)
-    else:
-        result.zero_()
-        if lse is not None:
-            lse.fill_(-math.inf)
+    scores = Scores(scale, softcap, left, right)
+    if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        result, lse = torch.ops.tritonkittens.attention(q, k, v, scale, softcap, left, right)
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    result = out if out is not None else torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    run_forward(q, k, v, result, lse, scores, config)
     return result if lse is None else (result, lse)
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> None:
+def run_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
+) -> None:  # fmt: skip
+    """Write the output and, where given, the log-sum-exp of operands that were checked."""
+    (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
+    if out.numel() == 0 or keys == 0:
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-math.inf)
+        return
+    causal, window, softcap = scores.features(queries, keys)
+    make = functools.partial(forward, q.dtype, dim, value_dim, causal, window, softcap, lse is not None)
+    tasks = batch * heads * -(-queries // TILE)
+    kernel = make(config) if config else choose(make, dim, value_dim, tasks, multiprocessor_count(q.get_device()))
+    home = out if storable(out) else torch.empty(out.shape, dtype=q.dtype, device=q.device)
+    kernel(as_addressable(q), as_addressable(k), as_addressable(v), home, *(() if lse is None else (lse,)), **scores.numbers(window))
+    if home is not out:
+        out.copy_(home)
+
+
+@functools.lru_cache
+def backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
+) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
+    """The backward kernels for types, dimensions and features: (that of dQ, those of dK and dV)."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
+    order = tk.LongestFirst() if causal else tk.ColumnMajor()
+    return choose_backward(
+        lambda consumers: AttentionBackwardQueries(consumers=consumers, order=order, **knobs),
+        lambda consumers, of_keys, of_values: AttentionBackwardKeys(consumers=consumers, order=order, of_keys=of_keys, of_values=of_values, **knobs),
+        head_dim, value_dim)  # fmt: skip
+
+
+def run_backward(
+    grad: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scores: Scores,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
+    (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if out.numel() == 0 or keys == 0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
+    no_grad = lse if grad_lse is None else grad_lse
+    statistics[-(-queries // ROWS), heads, batch](*(tk.gl(x).plain() for x in (out, grad, lse, no_grad, offsets, deltas)), value_dim, tk.from_torch(q.dtype),
+                                                  grad_lse is not None)
+    causal, window, softcap = scores.features(queries, keys)
+    of_queries, of_keys = backward(q.dtype, dim, value_dim, causal, window, softcap)
+    q, k, v, grad = (as_addressable(x) for x in (q, k, v, grad))
+    numbers = {**scores.numbers(window), "gradient": scores.scale}
+    of_queries(q, grad, k, v, offsets, deltas, dq, **numbers)
+    tensors = dict(Q=q, dO=grad, offsets=offsets, deltas=deltas, K=k, V=v, dK=dk, dV=dv)
+    for kernel in of_keys:
+        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
+    return dq, dk, dv
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Raise TypeError or ValueError, which name the argument, for tensors that do not fit together."""
+    check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
     (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (k.shape[1], v.shape[3])
     if k.shape[:3] != v.shape[:3] or k.shape[0] != batch or k.shape[3] != dim:
         raise ValueError(f"attention: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PipelinedStream, Prefix, SparseStream, Stream, integers, operands, prefixes, reference
+from tests.streaming import CountedStream, PipelinedStream, Prefix, SparseStream, Stream, TrailingStream, integers, operands, prefixes, reference
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.launch import multiprocessor_count
 
@@ -175,6 +175,11 @@ FEATURES = [
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), blocks_per_sm=2)),
     (CountedStream, dict(**ALONE, consumers=4, schedule=tk.SplitTail(), extra=64)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), cluster=2, residual=True)),
+    (TrailingStream, dict(consumers=2, stages=2)),
+    (TrailingStream, dict(consumers=3, ordered=True, early=False, extra=128)),
+    (TrailingStream, dict(**ALONE, consumers=2, residual=True)),
+    (TrailingStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),
+    (TrailingStream, dict(consumers=2, out=tk.bf16, dtype=tk.bf16, cols=128, extra=128, weighted=False)),
     (Prefix, dict(consumers=1, stages=1, output_stages=1)),
     (Prefix, dict(consumers=2, stages=2, output_stages=3, producer_warps=4, extra=64)),
     (Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),

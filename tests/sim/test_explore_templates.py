@@ -5,7 +5,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import CountedStream, PipelinedStream, Prefix, integers, operands, prefixes
+from tests.streaming import CountedStream, PipelinedStream, Prefix, TrailingStream, integers, operands, prefixes
 from tests.util import poison
 from tritonkittens import sim
 
@@ -25,6 +25,10 @@ CASES = [
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),
+    (TrailingStream, dict(consumers=2, stages=2), LENGTHS),
+    (TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
+    (TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
+    (TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
 ]

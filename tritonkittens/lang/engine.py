@@ -45,8 +45,8 @@ def my_turn(t: Trace, ctx: Any) -> Any:
 
 @op
 def release(t: Trace, ctx: Any, tiles: Any) -> Any:
-    """Give the input tiles of this iteration back to the producer. In `first` and `compute` of a template with trailing tiles, once, as soon as nothing reads
-    them any more; where a hook does not, it is done when the hook returns."""
+    """Give the input tiles of this iteration back to the producer: `first` and `compute` of a template with trailing tiles do so once, as soon as nothing reads
+    them any more."""
     bill().released += 1
     t.call(_give_back, tiles.finished, ctx.config)
 
@@ -220,15 +220,8 @@ def _with(t: Trace, ctx: Any, more: Any) -> Any:
 
 
 @op
-def _at(t: Trace, ctx: Any, i: Any, edge: Any = False) -> Any:
-    """The context of an iteration; `edge`: is it one of the first that the task calls its edge?"""
-    return struct(**{**ctx.fields, "iter": i, "edge": tl.constexpr(bool(unwrap(edge)))})
-
-
-@op
-def _has_edge(t: Trace, work: Any) -> Any:
-    """Does `setup` say how many of the first iterations are the task's edge?"""
-    return tl.constexpr("edge" in work.fields)
+def _at(t: Trace, ctx: Any, i: Any) -> Any:
+    return struct(**{**ctx.fields, "iter": i})
 
 
 @op
@@ -355,10 +348,8 @@ def _hook(what: str) -> Any:
         hook = getattr(type(config), what)
         if not config._plan.trailing:
             return _state(t, ctx, what, t.call(hook, ctx, state, *inputs), state)
-        new, (released, awaited) = _counted(t, hook, f"{what} {unwrap(ctx.fields.get('edge'))}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
+        new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
         _check_trailing(config, what, released, awaited)
-        if not released and what != "drain":
-            t.call(_give_back, inputs[0].finished, ctx.config)
         return _state(t, ctx, what, new, state)
 
     call.__name__ = f"_{what}"
@@ -366,11 +357,14 @@ def _hook(what: str) -> Any:
 
 
 def _check_trailing(config: Any, what: str, released: int, awaited: int) -> None:
-    """Refuse a hook that gives its input back twice or does not wait for its trailing tiles once."""
-    if released > (what != "drain"):
-        raise TileError(f"{type(config).__name__}.{what} calls tk.release {released} times; 'first' and 'compute' give their input back once, 'drain' has none")
+    """Refuse a hook that does not give its input back once or does not wait for its trailing tiles once. What a helper function does is not seen where the same
+    function was called before."""
+    name = type(config).__name__
+    if released != (what != "drain"):
+        raise TileError(f"{name}.{what} calls tk.release {released} times; 'first' and 'compute' give their input back once, in the hook itself, "
+                        "'drain' has none")
     if awaited != (what != "first"):
-        raise TileError(f"{type(config).__name__}.{what} calls tk.wait_for {awaited} times; 'compute' and 'drain' wait once for their trailing tiles, "
+        raise TileError(f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'drain' wait once, in the hook itself, for their trailing tiles, "
                         "'first' has none")
 
 
@@ -509,12 +503,6 @@ def _finish_if_last(ctx, state, memory):
     state, last = sum_up(ctx, settled(ctx, state))
     if last:
         _call_finish(ctx, state, memory)
-
-
-@triton.jit
-def _behind_edge(work):
-    """The first iteration of a unit behind its task's edge; iteration 0 stands before both loops."""
-    return tl.minimum(tl.maximum(work.edge - work.begin, 1), work.count)
 
 
 @triton.jit
@@ -696,21 +684,11 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
-                state = _first(_at(mine, work.begin, True), state, _slot(memory, slot))
+                state = _first(_at(mine, work.begin), state, _slot(memory, slot))
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
-                begin = 1
-                HAS_EDGE: tl.constexpr = _has_edge(work)
-                if HAS_EDGE:
-                    begin = _behind_edge(work)
-                    for i in range(1, begin):
-                        wait(memory.arrived[slot], (phases >> slot) & 1)
-                        state = _compute(_at(mine, work.begin + i, True), state, _slot(memory, slot), _before(memory, previous, phases))
-                        _release_before(memory, previous, T)
-                        previous = slot
-                        slot, phases = _next_slot(slot, phases, STAGES)
-                for i in range(begin, work.count):
+                for i in range(1, work.count):
                     wait(memory.arrived[slot], (phases >> slot) & 1)
                     state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _before(memory, previous, phases))
                     _release_before(memory, previous, T)

@@ -61,9 +61,9 @@ class lcf:
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
-    The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`, `previous`
-    (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and the input is given back with `tk.release(ctx, input)` or when
-    `compute` returns.
+    The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
+    `previous` (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` give their input back with
+    `tk.release(ctx, input)`.
     Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
     `compute` returns: it must leave no product under way. Copies of the load hooks are counted where they are written, once for each helper
     function and its argument types.
@@ -97,7 +97,8 @@ class lcf:
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
-        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"), "load_trailing": ("ctx", "trailing"), "fetch": ("ctx",),
+        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
+        "load_trailing": ("ctx", "trailing"), "fetch": ("ctx",),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -184,6 +185,11 @@ class lcf:
     def layout(self) -> layout:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
         raise TileError(f"{type(self).__name__}: hook 'layout' is missing")
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors of a call, in order."""
+        return tuple(name for name, _ in self._plan.globals)
 
     def tasks(self, *shapes: Any) -> int:
         """How many tasks tensors of these shapes make, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""

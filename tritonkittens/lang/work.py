@@ -14,23 +14,18 @@ from tritonkittens.lang.values import struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "accumulators", "begin", "count",
-            "parts", "part", "slot", "late", "edge", "fetched"}
+            "parts", "part", "slot", "late", "fetched"}
 
 
 @op
-def task(t: Trace, iterations: Any, when: Any = None, edge: Any = None, **coordinates: Any) -> Any:
-    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates. A false `when` ends the loop over tasks.
-
-    In the first `edge` iterations (at least the first) of a pipelined computation `ctx.edge` is True, a constant: there a mask costs nothing elsewhere.
-    """
+def task(t: Trace, iterations: Any, when: Any = None, **coordinates: Any) -> Any:
+    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates. A false `when` ends the loop over tasks."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
     scalars = {n: t.scalar(v) for n, v in coordinates.items()}
-    if unwrap(edge) is not None:
-        scalars["edge"] = t.scalar(edge)
     return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), **scalars)
 
 

@@ -1,0 +1,214 @@
+"""Gradients of attention, as load / compute / finish hooks in two passes: dK and dV stream queries, dQ streams keys.
+
+With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL): dV = Pᵀ dO, dS = P ∘ (dO Vᵀ − Δ), dK = scale · dSᵀ Q, dQ = scale · dS K.
+Two passes multiply S and dO Vᵀ twice, 7 products instead of 5, but nothing is summed up between blocks: results have the same bits in every run and no
+buffer in fp32 is needed. Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.masks import hidden, hidden_from, queries_of, squashed
+from tritonkittens.kernels.attention.tiles import QueryTiles
+
+ROWS = 64  # queries of a program of `statistics`
+
+
+@triton.jit
+def statistics(O, dO, L, dL, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) of
+    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32."""
+    place = (tl.program_id(2), tl.program_id(1), tl.program_id(0))
+    TILE: tl.constexpr = tk.rt(DTYPE, 64, DIM)
+    corner = (tl.program_id(2), tl.program_id(1), tl.program_id(0), 0)
+    delta = tk.row_sum(tk.mul(tk.cast(tk.load(O, TILE, corner), tk.fp32), tk.cast(tk.load(dO, TILE, corner), tk.fp32)))
+    SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, DIM))
+    if HAS_DL:
+        delta = delta - tk.load(dL, SUMS, place)
+    offset = tk.load(L, SUMS, place) * 1.4426950408889634
+    tk.store(deltas, delta, place)
+    tk.store(offsets, tk.where(offset == float("-inf"), float("inf"), offset), place)
+
+
+class AttentionBackwardQueries(QueryTiles):
+    """dQ. The product of dS with the keys of one block runs under the softmax of the next.
+
+    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), offsets and deltas (B, H, S) as `statistics` leaves
+    them; `gradient` is the factor of dQ.
+    """
+
+    cols: int = 64
+
+    def layout(self):
+        q, do = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
+        k, v = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
+        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, offsets=None, deltas=None, dQ=q), input=dict(K=k, V=v), scratch=dict(Q=q, dO=do),
+                         finish=dict(dQ=q), args=(*self.numbers, "gradient"))
+
+    @triton.jit
+    def load_scratch(ctx, scratch):
+        row = ctx.row * ctx.config.consumers + ctx.consumer
+        tk.load_async(scratch.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), scratch.arrived)
+        tk.load_async(scratch.dO, ctx.globals.dO, (ctx.batch, ctx.head, row, 0), scratch.arrived)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.K, ctx.globals.K, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.V, ctx.globals.V, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+
+    @triton.jit
+    def fetch(ctx):
+        SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        place = (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
+        return tk.struct(offset=tk.load(ctx.globals.offsets, SUMS, place), delta=tk.load(ctx.globals.deltas, SUMS, place))
+
+    @triton.jit
+    def start(ctx):
+        ds = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
+        return tk.struct(dq=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim)), ds=ds)
+
+    @triton.jit
+    def _weights(ctx, s):
+        """(P, derivative of the soft-cap) of a block's scores."""
+        slope = 1.0
+        if ctx.config.softcap:
+            s = squashed(ctx, s)
+            slope = 1.0 - s * s
+        if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
+            s = hidden(ctx, s)
+        return tk.exp2_row(s, ctx.args.scale, ctx.fetched.offset), slope
+
+    @triton.jit
+    def first(ctx, state, input):
+        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
+        dp = tk.mm_ABt(ctx.scratch.dO, input.V, wait=False)
+        p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
+        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.fetched.delta) * slope
+        return state.replace(ds=tk.cast(ds, ctx.config.dtype))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
+        dp = tk.mm_ABt(ctx.scratch.dO, input.V, wait=False)
+        dq = tk.mma_AB(state.ds, previous.K, state.dq, wait=False)
+        p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=(dp, dq)))
+        ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.fetched.delta) * slope
+        return state.replace(dq=tk.mma_wait(dq), ds=tk.cast(ds, ctx.config.dtype))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state.replace(dq=tk.mma_AB(state.ds, input.K, state.dq))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tk.store(staging.dQ, state.dq * ctx.args.gradient)
+        tk.fence_async()
+        tk.store_async(ctx.globals.dQ, staging.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
+
+
+class AttentionBackwardKeys(QueryTiles):
+    """dK and dV, or one of them where registers do not hold both: a task is `rows` keys of a key head for each consumer, and the blocks of `cols` queries, of
+    every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
+
+    Tensors as for `AttentionBackwardQueries`, with offsets and deltas in rows that TMA can address; dK like K, dV like V.
+    """
+
+    cols: int = 64
+    of_keys: bool = True
+    of_values: bool = True
+
+    def layout(self):
+        q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
+        k, v = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
+        number = tk.sv(tk.fp32, self.cols)
+        results = {**(dict(dK=k) if self.of_keys else {}), **(dict(dV=v) if self.of_values else {})}
+        mine = dict(K=k, **(dict(V=v) if self.of_keys else {}))
+        input = dict(Q=q, dO=do, offsets=number, **(dict(deltas=number) if self.of_keys else {}))
+        return tk.layout(globals={**input, **mine, **results}, input=input, scratch=mine, finish=results, args=(*self.numbers, "gradient"))
+
+    def tasks(self, *shapes: Any) -> int:
+        K = shapes[self.tensors.index("K")]
+        return -(-K[2] // (self.rows * self.consumers)) * K[0] * K[1]
+
+    @triton.jit
+    def setup(ctx):
+        queries, keys, kv_heads = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2), tk.extent(ctx.globals.K, 1)
+        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        tiles = tk.ceil_div(keys, HEIGHT)
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * kv_heads)
+        more = (row >= 0) & (batch_head < tk.extent(ctx.globals.K, 0) * kv_heads)
+        row = tiles - 1 - row  # the first keys are those that most queries see
+        batch, kv_head = tk.unravel(batch_head, kv_heads)
+        shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads
+        begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
+        return tk.task((behind - begin) * group, when=more, batch=batch, kv_head=kv_head, row=row, begin_block=begin, per_head=behind - begin, shift=shift,
+                       group=group)
+
+    @triton.jit
+    def load_scratch(ctx, scratch):
+        row = ctx.row * ctx.config.consumers + ctx.consumer
+        tk.load_async(scratch.K, ctx.globals.K, (ctx.batch, ctx.kv_head, row, 0), scratch.arrived)
+        if ctx.config.of_keys:
+            tk.load_async(scratch.V, ctx.globals.V, (ctx.batch, ctx.kv_head, row, 0), scratch.arrived)
+
+    @triton.jit
+    def load(ctx, input):
+        head, block = ctx.kv_head * ctx.group + ctx.iter // ctx.per_head, ctx.begin_block + ctx.iter % ctx.per_head
+        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
+        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
+        tk.load_async(input.offsets, ctx.globals.offsets, (ctx.batch, head, block), input.arrived)
+        if ctx.config.of_keys:
+            tk.load_async(input.deltas, ctx.globals.deltas, (ctx.batch, head, block), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        state = tk.struct()
+        if ctx.config.of_keys:
+            state = tk.with_field(state, "dk", tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim)))
+        if ctx.config.of_values:
+            state = tk.with_field(state, "dv", tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim)))
+        return state
+
+    @triton.jit
+    def compute(ctx, state, input):
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        s, dp, slope = tk.mm_ABt(ctx.scratch.K, input.Q, wait=False), None, 1.0
+        if ctx.config.of_keys:
+            dp = tk.mm_ABt(ctx.scratch.V, input.dO, wait=False)
+        s = tk.mma_wait(s, leave=dp)
+        if ctx.config.softcap:
+            s = squashed(ctx, s)
+            slope = 1.0 - s * s
+        block = ctx.begin_block + ctx.iter % ctx.per_head
+        s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows, block * ctx.config.cols)
+        p = tk.exp2_col(s, ctx.args.scale, tk.load(input.offsets, OF_QUERIES))
+        if ctx.config.of_values:
+            dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)
+            state = state.replace(dv=dv) if not ctx.config.of_keys else state
+        if ctx.config.of_keys:
+            dp = tk.mma_wait(dp, leave=dv) if ctx.config.of_values else tk.mma_wait(dp)
+            ds = p * tk.sub_col(dp, tk.load(input.deltas, OF_QUERIES)) * slope
+            dk = tk.mma_AB(tk.cast(ds, ctx.config.dtype), input.Q, state.dk, wait=False)
+            if ctx.config.of_values:
+                dv, dk = tk.mma_wait(dv, dk)
+                state = state.replace(dv=dv, dk=dk)
+            else:
+                state = state.replace(dk=tk.mma_wait(dk))
+        return state
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        place = (ctx.batch, ctx.kv_head, ctx.row * ctx.config.consumers + ctx.consumer, 0)
+        if ctx.config.of_keys:
+            tk.store(staging.dK, state.dk * ctx.args.gradient)
+        if ctx.config.of_values:
+            tk.store(staging.dV, state.dv)
+        tk.fence_async()
+        if ctx.config.of_keys:
+            tk.store_async(ctx.globals.dK, staging.dK, place)
+        if ctx.config.of_values:
+            tk.store_async(ctx.globals.dV, staging.dV, place)

@@ -1,0 +1,59 @@
+"""`attention` as an operator of torch.library: for torch.compile and for gradients."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels.attention.product import Scores, check, run_backward, run_forward
+
+
+def _shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
+    return (*q.shape[:3], v.shape[3])
+
+
+@torch.library.custom_op("tritonkittens::attention", mutates_args=())
+def attention_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`."""
+    check(q, k, v)
+    out = torch.empty(_shape(q, v), dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right))
+    return out, lse
+
+
+@attention_operator.register_fake
+def _(q, k, v, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+    return q.new_empty(_shape(q, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
+def backward_operator(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None, left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
+    return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right))
+
+
+@backward_operator.register_fake
+def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *scores = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.scores = scores
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    q, k, v, out, lse = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    gradients = torch.ops.tritonkittens.attention_backward(grad, grad_lse, q, k, v, out, lse, *ctx.scores)
+    return *gradients, None, None, None, None
+
+
+attention_operator.register_autograd(_backward, setup_context=_save)

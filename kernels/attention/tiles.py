@@ -1,0 +1,59 @@
+"""Tasks of the attention kernels that work on tiles of queries and stream blocks of keys."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.masks import edges_of, keys_of
+
+
+class QueryTiles(tk.lcf):
+    """A task is `rows` queries of a head for each consumer, and the blocks of `cols` keys that they see, from the last to the first. Its context has `batch`,
+    `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift` and `keys`."""
+
+    dtype: tl.dtype = tk.bf16
+    rows: int = 64
+    cols: int = 128
+    head_dim: int = 128
+    value_dim: int = 128
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    order: tk.Order = tk.ColumnMajor()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the numbers of a call: `scale` in base 2 (times log₂ e), the sides of a window, and with a soft-cap what scores are multiplied by inside
+        the tanh (times 2 log₂ e); `scale` is then the cap."""
+        return ("scale", *(("left", "right") if self.window else ()), *(("squash",) if self.softcap else ()))
+
+    def tiles(self, Q: Any) -> tuple[int, int]:
+        """(tiles of queries, heads of the batch)."""
+        return -(-Q[2] // (self.rows * self.consumers)), Q[0] * Q[1]
+
+    def tasks(self, Q: Any, *_: Any) -> int:
+        tiles, heads = self.tiles(Q)
+        return 2 * tk.pairs(tiles, heads) if isinstance(self.order, tk.LongAndShort) else tiles * heads
+
+    def blocks(self, slots: int, Q: Any, *others: Any) -> int:
+        if not isinstance(self.order, tk.LongAndShort):
+            return super().blocks(slots, Q, *others)
+        pairs = tk.pairs(*self.tiles(Q))
+        return -(-pairs // max(1, -(-pairs // slots)))
+
+    @triton.jit
+    def setup(ctx):
+        heads = tk.extent(ctx.globals.Q, 1)
+        queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
+        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tk.ceil_div(queries, HEIGHT), tk.extent(ctx.globals.Q, 0) * heads)
+        batch, head = tk.unravel(batch_head, heads)
+        kv_head = head // (heads // tk.extent(ctx.globals.K, 1))
+        more = (row >= 0) & (batch < tk.extent(ctx.globals.Q, 0))
+        shift = keys - queries
+        last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
+        masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
+        return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift, keys=keys)

@@ -1,0 +1,149 @@
+"""Attention forward: masks, windows, soft-cap, log-sum-exp, head dimensions of values, configurations, against float64, element by element."""
+
+import math
+
+import pytest
+import torch
+
+from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tritonkittens.kernels.attention import Config, attention, attention_torch
+from tritonkittens.kernels.attention.reference import sides, visible
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+BF16, FP16 = torch.bfloat16, torch.float16
+ROUNDING = {BF16: 2.0**-8, FP16: 2.0**-11}  # the largest relative error of one rounding
+
+
+def randn(*shape, dtype=BF16):
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
+
+
+def operands(batch, heads, kv_heads, queries, keys, dim, value_dim=None, dtype=BF16):
+    return (randn(batch, heads, queries, dim, dtype=dtype), randn(batch, kv_heads, keys, dim, dtype=dtype),
+            randn(batch, kv_heads, keys, value_dim or dim, dtype=dtype))
+
+
+def check(q, k, v, config=None, **given):
+    """The output into poisoned memory and the log-sum-exp, each element within its own bound."""
+    out = poison(torch.empty(*q.shape[:3], v.shape[3], device=DEVICE, dtype=q.dtype))
+    result, lse = attention(q, k, v, out=out, return_lse=True, config=config, **given)
+    assert result is out and lse.shape == q.shape[:3] and lse.dtype == torch.float32
+    expected, expected_lse = attention_torch(q, k, v, **given)
+    magnitude, _ = attention_torch(q, k, v.abs(), **given)
+    bound = 1.25 * ROUNDING[q.dtype] * (expected.abs() + magnitude) + 1e-6
+    if q.dtype == FP16:  # weights below 2**-14 are rounded to multiples of 2**-24
+        bound = bound + 2.0**-25 * v.double().abs().sum(-2).repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None]
+    error = (out.double() - expected).abs()
+    assert (error <= bound).all(), f"{int((~(error <= bound)).sum())} of {error.numel()} wrong, the worst by {error.max():.3g}; {given}"
+    blind = expected_lse == -math.inf
+    assert torch.equal(lse == -math.inf, blind)
+    torch.testing.assert_close(lse[~blind].double(), expected_lse[~blind], rtol=1e-5, atol=2e-5)
+    return out
+
+
+LENGTHS = [(1, 1), (1, 130), (130, 1), (128, 128), (64, 200), (300, 100), (129, 257), (257, 129)]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries, keys", on_gpu_or_simulated([*LENGTHS, (1000, 3000), (3000, 1000)], LENGTHS[3:]))
+def test_causal(queries, keys, dim, rng):
+    check(*operands(1, 2, 1, queries, keys, dim), causal=True)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 5])
+def test_causal_tasks_in_pairs(tiles, rng):
+    """Even and odd numbers of tiles, more tasks than blocks."""
+    check(*operands(2, 3, 3, 128 * tiles - 5, 128 * tiles - 5, 64), Config(paired=True), causal=True)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (70, 0), (0, 70), (200, 30), (None, 5), (5, None), (1000, 1000), (None, None)], ids=str)
+def test_window(window, rng):
+    for queries, keys in on_gpu_or_simulated(LENGTHS, LENGTHS[5:]):
+        check(*operands(1, 2, 2, queries, keys, 64), window=window)
+    check(*operands(1, 1, 1, 300, 260, 64), window=window, causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("softcap", [0.5, 20.0])
+def test_softcap(softcap, causal, rng):
+    q, k, v = operands(1, 2, 1, 150, 200, 64)
+    check(q * 3, k, v, softcap=softcap, causal=causal)
+    check(q * 3, k, v, softcap=softcap, scale=0.5, window=(100, 20), causal=causal)
+
+
+DIMS = [*((d, d) for d in (16, 32, 48, 80, 96, 112, 160, 192, 224, 256)), (192, 128), (64, 128), (128, 64), (64, 256)]
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("dim, value_dim", DIMS)
+def test_head_dimensions(dim, value_dim, dtype, rng):
+    causal = bool(rng.integers(2))
+    check(*operands(1, 2, 1, 140, 200, dim, value_dim, dtype), causal=causal)
+
+
+CONFIGS = [Config(cols=64), Config(cols=64, consumers=1), Config(consumers=1, stages=2), Config(ordered=True), Config(cols=64, consumers=3, ordered=True),
+           Config(stages=2), Config(cols=64, consumers=4, stages=2), Config(paired=False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configurations(config, causal, rng):
+    for queries, keys in ((300, 500), (65, 130), (200, 64)):
+        check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
+
+
+def test_layouts_of_the_operands(rng):
+    """(B, S, H, D), and Q, K, V packed into one tensor."""
+    packed = randn(2, 150, 3, 2, 64)
+    check(*(x.transpose(1, 2) for x in packed.unbind(2)), causal=True)
+    q, k, v = operands(2, 4, 2, 100, 100, 64)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for causal in (False, True):
+        assert torch.equal(attention(q, k, v, causal=causal), attention(*strided, causal=causal))
+
+
+def test_outliers(rng):
+    """Scores that only the running maximum keeps finite, in blocks of every place."""
+    q, k, v = operands(1, 2, 2, 256, 512, 64)
+    k[:, :, torch.randperm(512)[:6]] *= 60
+    check(q, k, v, causal=True)
+    check(q * 40, k, v, window=(90, 0))
+
+
+def test_special_numbers(rng):
+    q, k, v = operands(1, 1, 1, 130, 300, 64)
+    q[0, 0, 3, 5] = k[0, 0, 200, 7] = v[0, 0, 150, 9] = float("nan")
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    expected, expected_lse = attention_torch(q, k, v, causal=True)
+    # zero times NaN: a NaN of V reaches every query that its block is multiplied for, in the reference all
+    assert torch.equal(lse.isnan(), expected_lse.isnan())
+    assert (out.isnan() | ~expected.isnan()).all() and not out[:, :, :, :9].isnan()[~expected.isnan()[:, :, :, :9]].any()
+
+
+def test_queries_without_keys(rng):
+    q, k, v = operands(1, 2, 2, 200, 70, 64)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    blind = ~visible(200, 70, *sides(True, None)).any(-1)
+    assert blind.sum() == 130 and (out[:, :, blind] == 0).all() and (lse[:, :, blind] == -math.inf).all() and lse[:, :, ~blind].isfinite().all()
+    out, lse = attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
+    assert (out == 0).all() and (lse == -math.inf).all()
+
+
+def test_runs_are_bitwise_equal(rng):
+    q, k, v = operands(2, 4, 2, on_gpu_or_simulated(1000, 300), on_gpu_or_simulated(1500, 300), 64)
+    first = attention(q, k, v, causal=True)
+    for _ in range(on_gpu_or_simulated(1000, 2)):
+        assert torch.equal(attention(q, k, v, causal=True), first)
+
+
+def test_random_configurations(rng):
+    for _ in range(on_gpu_or_simulated(500, 6)):
+        dim, value_dim = (16 * int(x) for x in rng.integers(1, 17, 2))
+        kv_heads = int(rng.integers(1, 3))
+        heads = kv_heads * int(rng.integers(1, 4))
+        queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(900, 300), 2))
+        sided = [None if rng.random() < 0.3 else int(rng.integers(0, keys + 1)) for _ in range(2)]
+        given = dict(causal=bool(rng.integers(2)), window=tuple(sided) if rng.random() < 0.4 else None, softcap=4.0 if rng.random() < 0.2 else None)
+        print(heads, kv_heads, queries, keys, dim, value_dim, given)
+        check(*operands(int(rng.integers(1, 3)), heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)

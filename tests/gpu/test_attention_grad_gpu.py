@@ -1,0 +1,135 @@
+"""Gradients of attention and its operator: against autograd in float64, under torch.compile, and by torch.library's own checks."""
+
+import pytest
+import torch
+
+from tests.util import DEVICE, on_gpu_or_simulated, relative_error
+from tritonkittens.kernels.attention import attention, attention_torch
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+BF16, FP16 = torch.bfloat16, torch.float16
+ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}  # of P, dS, the output and the gradient, each about half a unit in the last place
+LIMIT = 1 << 30
+
+
+def leaves(batch, heads, kv_heads, queries, keys, dim, value_dim=None, dtype=BF16):
+    shapes = ((batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value_dim or dim))
+    return [torch.randn(shape, device=DEVICE, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def check(q, k, v, through_lse=False, **given):
+    """All gradients against float64's, for a random gradient of the output and of the log-sum-exp of queries that see a key."""
+    out, lse = attention(q, k, v, return_lse=True, **given)
+    grads = [torch.randn(out.shape, device=DEVICE).to(out.dtype), torch.randn(lse.shape, device=DEVICE).where(lse.isfinite(), 0)]
+    count = 2 if through_lse else 1
+    found = torch.autograd.grad((out, lse)[:count], (q, k, v), grads[:count])
+    exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(attention_torch(*exact, **given)[:count], exact, [g.cpu().double() for g in grads[:count]])
+    for name, x, g, ref in zip("qkv", (q, k, v), found, expected, strict=True):
+        assert g.shape == x.shape and g.dtype == x.dtype
+        error = relative_error(g, ref) if ref.any() else g.abs().max().item()
+        assert error < ROUNDINGS[q.dtype], f"d{name} is off by {error:.2e}; {given}"
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries, keys", [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])])
+def test_gradients(queries, keys, causal, rng):
+    check(*leaves(1, 2, 1, queries, keys, 64), causal=causal, through_lse=True)
+
+
+@pytest.mark.parametrize("given", [
+    dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), dict(softcap=2.0),
+    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5),
+], ids=str)  # fmt: skip
+def test_gradients_of_features(given, rng):
+    check(*leaves(1, 2, 2, 150, 200, 64), **given)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("dim, value_dim", [(16, 16), (80, 80), (96, 96), (128, 128), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)])
+def test_gradients_of_head_dimensions(dim, value_dim, dtype, rng):
+    check(*leaves(1, 2, 1, 140, 100, dim, value_dim, dtype), causal=bool(rng.integers(2)))
+
+
+def test_gradients_of_groups_and_batches(rng):
+    check(*leaves(2, 6, 2, 100, 150, 64), causal=True)
+
+
+def test_gradients_of_permuted_and_packed_tensors(rng):
+    packed = torch.randn(2, 100, 3, 2, 64, device=DEVICE, dtype=BF16).requires_grad_()
+    q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
+    out = attention(q, k, v, causal=True)
+    grad = torch.randn(2, 100, 2, 64, device=DEVICE, dtype=BF16).transpose(1, 2)
+    out.backward(grad)
+    exact = packed.detach().cpu().double().requires_grad_()
+    attention_torch(*(x.transpose(1, 2) for x in exact.unbind(2)), causal=True)[0].backward(grad.cpu().double())
+    assert relative_error(packed.grad, exact.grad) < ROUNDINGS[BF16]
+
+
+def test_gradients_that_torch_expands(rng):
+    """The gradient of a sum is one number with strides of zero."""
+    q, k, v = leaves(1, 1, 1, 70, 80, 64)
+    attention(q, k, v).sum().backward()
+    exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    attention_torch(*exact)[0].sum().backward()
+    assert relative_error(v.grad, exact[2].grad) < ROUNDINGS[BF16]
+
+
+def test_queries_without_keys_have_no_gradient(rng):
+    q, k, v = leaves(1, 1, 1, 200, 70, 64)
+    dq, dk, dv = check(q, k, v, causal=True)
+    assert (dq[:, :, :130] == 0).all() and dk.isfinite().all() and dv.isfinite().all()
+    empty = [torch.randn(1, 1, n, 64, device=DEVICE, dtype=BF16).requires_grad_() for n in (5, 0, 0)]
+    attention(*empty).sum().backward()
+    assert (empty[0].grad == 0).all() and empty[1].grad.shape == (1, 1, 0, 64)
+
+
+def test_runs_are_bitwise_equal(rng):
+    q, k, v = leaves(2, 2, 1, on_gpu_or_simulated(1000, 200), on_gpu_or_simulated(900, 150), 64)
+    out = attention(q, k, v, causal=True)
+    grad = torch.randn_like(out)
+    first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    for _ in range(on_gpu_or_simulated(100, 2)):
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True))
+
+
+CASES = [(0.125, None, LIMIT, 0), (0.2, 3.0, LIMIT, LIMIT), (0.125, None, 30, 5)]
+
+
+@pytest.mark.parametrize("scores", CASES, ids=str)
+def test_opcheck(scores, rng):
+    q, k, v = leaves(1, 2, 1, 70, 90, 64)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.tritonkittens.attention.default, (q, k, v, *scores), test_utils=tests)
+    out, lse = torch.ops.tritonkittens.attention(*(x.detach() for x in (q, k, v)), *scores)
+    arguments = (torch.randn_like(out), torch.randn_like(lse), q.detach(), k.detach(), v.detach(), out, lse, *scores)
+    torch.library.opcheck(torch.ops.tritonkittens.attention_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_compiled(rng):
+    """One graph, forward and backward, with the results of eager calls, and the words of a refusal."""
+    q, k, v = leaves(1, 2, 1, 100, 130, 64)
+
+    def layer(q, k, v):
+        return torch.nn.functional.silu(attention(q * 2, k, v, causal=True)).sum()
+
+    expected = torch.autograd.grad(layer(q, k, v), (q, k, v))
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    for found, wanted in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v)), expected, strict=True):
+        assert relative_error(found, wanted) < 1e-2
+    with pytest.raises(ValueError, match="attention: 2 query heads and 3 key heads"):
+        compiled(q, *(torch.zeros(1, 3, 130, 64, device=DEVICE, dtype=BF16) for _ in range(2)))
+
+
+def test_random_configurations(rng):
+    for _ in range(on_gpu_or_simulated(200, 3)):
+        dim, value_dim = (16 * int(x) for x in rng.integers(1, 17, 2))
+        kv_heads = int(rng.integers(1, 3))
+        queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(600, 200), 2))
+        sided = [None if rng.random() < 0.3 else int(rng.integers(0, keys + 1)) for _ in range(2)]
+        given = dict(causal=bool(rng.integers(2)), window=tuple(sided) if rng.random() < 0.4 else None, softcap=4.0 if rng.random() < 0.2 else None)
+        heads = kv_heads * int(rng.integers(1, 4))
+        print(heads, kv_heads, queries, keys, dim, value_dim, given)
+        check(*leaves(1, heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)

@@ -1,0 +1,64 @@
+"""What `attention` refuses, with its words; the references. No kernel runs."""
+
+import re
+
+import pytest
+import torch
+
+from tritonkittens import sim
+from tritonkittens.kernels.attention import attention, attention_torch
+from tritonkittens.kernels.attention.reference import visible
+
+BF16 = torch.bfloat16
+
+
+def x(*shape, dtype=BF16):
+    return torch.zeros(*shape, dtype=dtype)
+
+
+Q = x(2, 4, 8, 64)
+K = x(2, 2, 8, 64)
+REFUSED = [
+    ((3, K, K), {}, TypeError, "attention: q is int; it must be a torch tensor"),
+    ((Q.float(), K, K), {}, TypeError, "attention: q has dtype torch.float32; it must be torch.bfloat16 or torch.float16"),
+    ((Q, K.half(), K), {}, TypeError, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
+    ((Q[0], K, K), {}, ValueError, "attention: q has shape (4, 8, 64); it must have 4 dimensions"),
+    ((Q, x(1, 2, 8, 64), K), {}, ValueError, "they must be (B, H, S, D), (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)"),
+    ((Q, x(2, 2, 8, 32), K), {}, ValueError, "attention: q is (2, 4, 8, 64), k is (2, 2, 8, 32), v is (2, 2, 8, 64); they must be"),
+    ((Q, x(2, 3, 8, 64), x(2, 3, 8, 64)), {}, ValueError, "attention: 4 query heads and 3 key heads; the first must be a multiple of the second"),
+    ((x(1, 1, 8, 40), x(1, 1, 8, 40), x(1, 1, 8, 64)), {}, ValueError, "attention: head dimension 40; it must be a multiple of 16 up to 256"),
+    ((x(1, 1, 8, 64), x(1, 1, 8, 64), x(1, 1, 8, 272)), {}, ValueError, "attention: head dimension of v 272; it must be a multiple of 16 up to 256"),
+    ((Q, K, K), dict(out=x(2, 4, 8, 32)), ValueError, "attention: out is (2, 4, 8, 32); it must be (2, 4, 8, 64)"),
+    ((Q, K, K), dict(scale=0.0), ValueError, "attention: scale=0.0; it must be positive"),
+    ((Q, K, K), dict(scale=float("nan")), ValueError, "attention: scale=nan; it must be positive"),
+    ((Q, K, K), dict(softcap=-1.0), ValueError, "attention: softcap=-1.0; it must be positive"),
+    ((Q, K, K), dict(causal=1), TypeError, "attention: causal=1; it must be True or False"),
+    ((Q, K, K), dict(window=5), ValueError, "attention: window=5; it must be (left, right), numbers of keys from 0 on, or None for any number"),
+    ((Q, K, K), dict(window=(-1, 0)), ValueError, "attention: window=(-1, 0); it must be"),
+    ((Q, K, K), dict(window=(1, 2, 3)), ValueError, "attention: window=(1, 2, 3); it must be"),
+]
+
+
+@pytest.mark.parametrize(("operands", "given", "error", "message"), REFUSED)
+def test_refused(operands, given, error, message):
+    with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
+        attention(*operands, **given)
+
+
+def test_a_tensor_on_no_gpu():
+    with pytest.raises(ValueError, match="attention: q is on cpu; it must be on a CUDA device"):
+        attention(Q, K, K)
+
+
+def test_reference():
+    """Against torch's own attention, whose causal mask is aligned at the top left: the same where lengths are equal."""
+    q, k, v = (torch.randn(2, heads, 20, 16, dtype=torch.float64) for heads in (4, 2, 2))
+    for causal in (False, True):
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        torch.testing.assert_close(attention_torch(q, k, v, causal=causal)[0], expected)
+
+
+def test_visible_keys():
+    assert visible(2, 4, 1 << 30, 0).tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert visible(3, 2, 0, 0).tolist() == [[False, False], [True, False], [False, True]]
+    assert visible(2, 2, 1, 1).all() and not visible(2, 2, 0, 0)[0, 1]
