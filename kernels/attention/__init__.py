@@ -1,18 +1,38 @@
 """Attention: `attention` for PyTorch tensors, its reference `attention_torch`, and the templates behind it."""
 import functools
+from collections.abc import Callable
 
 import torch
 
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
-from tritonkittens.kernels.attention.product import attention, forward
+from tritonkittens.kernels.attention.product import attention, backward, forward
 from tritonkittens.kernels.attention.reference import attention_torch
 
 
-def _compiled(arch: str, dim: int, causal: bool = False) -> object:
-    x = torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
+def _tensor(dim: int) -> torch.Tensor:
+    return torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
+
+
+def _forward(arch: str, dim: int, causal: bool) -> object:
+    x = _tensor(dim)
     return forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, scale=1.0, arch=arch)
 
 
-inspectable = {f"attention_d{dim}{'_causal' * causal}": functools.partial(_compiled, dim=dim, causal=causal) for dim in (64, 128) for causal in (False, True)}
+def _backward(arch: str, dim: int, causal: bool, of_queries: bool) -> object:
+    x, numbers = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
+    queries, keys = backward(torch.bfloat16, dim, dim, causal, False, False)
+    template = queries if of_queries else keys[0]
+    tensors = (numbers if name in ("offsets", "deltas") else x for name in template.tensors)
+    return template.compile(*tensors, scale=1.0, gradient=1.0, arch=arch)
+
+
+KERNELS: dict[str, Callable[..., object]] = {
+    "": _forward, "dq_": functools.partial(_backward, of_queries=True), "dkdv_": functools.partial(_backward, of_queries=False),
+}  # fmt: skip
+inspectable: dict[str, Callable[[str], object]] = {
+    f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
+    for name, compiled in KERNELS.items()
+    for dim in (64, 128) for causal in (False, True) if (name, dim, causal) != ("dkdv_", 128, True)  # spills a few registers
+}

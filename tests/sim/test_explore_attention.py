@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.util import poison
+from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import Config, attention, attention_torch
 
@@ -24,3 +24,18 @@ def test_attention(shape, config, given, rng):
     out = poison(torch.empty(1, 2, queries, value_dim, dtype=torch.bfloat16))
     sim.explore(lambda: attention(q, k, v, out=out, config=config, **given), schedules=15)
     assert (out.double() - attention_torch(q, k, v, **given)[0]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(("shape", "given"), [
+    pytest.param((130, 200, 64, 64), {}, id="several blocks"),
+    pytest.param((200, 130, 64, 64), dict(causal=True), id="causal, queries without keys"),
+    pytest.param((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
+])  # fmt: skip
+def test_gradients(shape, given, rng):
+    queries, keys, dim, value_dim = shape
+    q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
+    grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []
+    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=8)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
+    assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))

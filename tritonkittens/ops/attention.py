@@ -1,0 +1,107 @@
+"""Scaled dot-product attention with PyTorch's signature and semantics."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import TorchFunctionMode
+
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.attention import attention
+from tritonkittens.launch import is_reachable
+
+STEP, MAX_DIM = 16, 256  # head dimensions of the kernels
+_torch_attention: Callable[..., Tensor] = functional.scaled_dot_product_attention
+
+
+class Unsupported(ValueError):
+    """What the kernels cannot do and PyTorch's implementation can."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, fallback: bool = False,
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.scaled_dot_product_attention`, computed by `kernels.attention`.
+
+    query: (…, heads, L, E), key: (…, kv_heads, S, E), value: (…, kv_heads, S, E_v), bf16 or fp16 on one CUDA device; leading dimensions broadcast. heads and
+    kv_heads are equal, or with `enable_gqa` the first a multiple of the second. `is_causal` is aligned at the top left, as in PyTorch; `attn_mask` may be
+    `torch.nn.attention.bias.causal_lower_right(L, S)` or `causal_upper_left(L, S)`. Head dimensions up to 256; those that are no multiples of 16 are padded,
+    which copies the operands. Differentiable; traced by torch.compile.
+
+    Another mask, dropout, other types and a scale that is not positive raise `Unsupported` (a ValueError); with `fallback` PyTorch's implementation runs
+    instead.
+    """
+    try:
+        window = _window(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except Unsupported:
+        if not fallback:
+            raise
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, the last keys are nobody's
+        key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    q, k, v = (_padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    out = attention(q, k, v, window=window, scale=scale)
+    return out.reshape(*lead, *out.shape[1:])[..., : value.shape[-1]]  # type: ignore[union-attr]
+
+
+def _window(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> tuple[int | None, int | None] | None:  # fmt: skip
+    """What a query sees, as `attention` takes it. Raises `Unsupported` for what the kernels cannot do, ValueError for what PyTorch refuses too."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dtype not in HALF_TYPES or x.dtype != query.dtype:
+            raise Unsupported(_text(f"{name} has dtype {x.dtype}; all operands must be bf16 or fp16"))
+        if not (torch.compiler.is_compiling() or is_reachable(x.device)):
+            raise Unsupported(_text(f"{name} is on {x.device}; it must be on a CUDA device"))
+        if x.ndim < 3:
+            raise Unsupported(_text(f"{name} has shape {tuple(x.shape)}; it must have at least 3 dimensions"))
+        if x.shape[-1] > MAX_DIM:
+            raise Unsupported(_text(f"the head dimension of {name} is {x.shape[-1]}; it must be at most {MAX_DIM}"))
+    if dropout_p:
+        raise Unsupported(_text(f"dropout_p={dropout_p}; the kernels have no dropout"))
+    if scale is not None and not scale > 0:
+        raise Unsupported(_text(f"scale={scale}; it must be positive"))
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
+        raise ValueError(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
+    length, keys = query.shape[-2], key.shape[-2]
+    if attn_mask is None:
+        upper_left, lower_right = is_causal, False
+    elif is_causal:
+        raise ValueError(_text("attn_mask and is_causal exclude each other"))
+    elif isinstance(attn_mask, CausalBias):
+        upper_left, lower_right = attn_mask.variant == CausalVariant.UPPER_LEFT, attn_mask.variant == CausalVariant.LOWER_RIGHT
+        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (length, keys):
+            raise ValueError(_text(f"a causal bias of {attn_mask.seq_len_q} × {attn_mask.seq_len_kv} for {length} queries and {keys} keys"))
+    else:
+        raise Unsupported(_text("attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)"))
+    if lower_right:
+        return None, 0
+    return (None, length - keys) if upper_left else None
+
+
+def _text(message: str) -> str:
+    return f"scaled_dot_product_attention: {message}"
+
+
+def _padded(x: Tensor) -> Tensor:
+    """With zeros behind the head dimension where it is no multiple of 16: they add nothing to a score, and their columns of the result are cut off."""
+    missing = -x.shape[-1] % STEP
+    return functional.pad(x, (0, missing)) if missing else x
+
+
+class use_attention(TorchFunctionMode):
+    """Inside `with use_attention():` every call of `torch.nn.functional.scaled_dot_product_attention`, by models too, runs on the shipped kernels; what they
+    cannot do runs in PyTorch as before."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        return scaled_dot_product_attention(*args, **{**kwargs, "fallback": True}) if func is _torch_attention else func(*args, **kwargs)
