@@ -175,40 +175,68 @@ def _whole_rows(scale: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D)."""
+    """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D), lengths equal where `causal`. With `grad`, like q, the operands require gradients and it is
+    their computation that is timed."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    causal: bool = False
+    grad: torch.Tensor | None = None
 
     def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of some rows of some heads."""
         length = self.q.shape[-2]
-        q, k, v = (x.flatten(0, 1) for x in (self.q, self.k, self.v))
+        q, k, v = (x.detach().flatten(0, 1) for x in (self.q, self.k, self.v))
         which = torch.randperm(q.shape[0], device=q.device)[:heads]
         places = torch.randperm(length, device=q.device)[:rows]
-        weights = torch.softmax(q[which][:, places].double() @ k[which].double().mT / q.shape[-1] ** 0.5, -1)
+        scores = q[which][:, places].double() @ k[which].double().mT / q.shape[-1] ** 0.5
+        if self.causal:
+            scores = scores.masked_fill(torch.arange(length, device=q.device) > places[:, None], float("-inf"))
         index = (which[:, None] * length + places).flatten()
-        return frobenius_error((weights @ v[which].double()).flatten(0, 1), index)
+        return frobenius_error((torch.softmax(scores, -1) @ v[which].double()).flatten(0, 1), index)
+
+    def gradient_error(self, heads: int = 2) -> Callable[[tuple[torch.Tensor, ...]], float]:
+        """The largest relative error of dq, dk and dv against float64, of some heads."""
+        which = torch.randperm(self.q.shape[0] * self.q.shape[1], device=self.q.device)[:heads]
+        expected = []
+        for head in which.tolist():
+            q, k, v = (x.detach().flatten(0, 1)[None, head : head + 1].double().requires_grad_() for x in (self.q, self.k, self.v))
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+            if self.causal:
+                scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+            grad = self.grad.flatten(0, 1)[None, head : head + 1].double()
+            expected.append(torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), grad))
+        wanted = [torch.cat([g[0] for g in parts]) for parts in zip(*expected, strict=True)]
+
+        def error(found: tuple[torch.Tensor, ...]) -> float:
+            parts = zip(found, wanted, strict=True)
+            return max(((x.flatten(0, 1)[which].double() - ref).norm() / ref.norm()).item() for x, ref in parts)
+
+        return error
+
+    def timed(self, attention: Callable[..., torch.Tensor]) -> Callable[[], Any]:
+        """A call of `attention(q, k, v)`, or of its gradients, whose forward ran before."""
+        if self.grad is None:
+            return functools.partial(attention, self.q, self.k, self.v)
+        operands = (self.q, self.k, self.v)
+        out = attention(*operands)
+        return lambda: torch.autograd.grad(out, operands, self.grad, retain_graph=True)
 
 
-@peer("attention", "cudnn")
-def cudnn(p: Attention) -> Callable[[], torch.Tensor]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+def _of_torch(backend: str) -> Peer:
+    def make(p: Attention) -> Callable[[], Any]:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def call() -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal)
 
-    return call
+        return p.timed(call)
+
+    return make
 
 
-@peer("attention", "flash-attention 2 (torch)")
-def flash(p: Attention) -> Callable[[], torch.Tensor]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def call() -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
-
-    return call
+for _operation in ("attention", "attention backward"):
+    peer(_operation, "cudnn")(_of_torch("CUDNN_ATTENTION"))
+    peer(_operation, "flash-attention 2 (torch)")(_of_torch("FLASH_ATTENTION"))

@@ -1,5 +1,6 @@
 """The benchmark harness on fake timers and a fake GEMM; the kernel that only a benchmark uses, in the simulator."""
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -378,14 +379,27 @@ def test_attention_reference(monkeypatch):
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert peers.Attention(q, k, v).error(heads=6, rows=40)(right) < 1e-6
     assert peers.Attention(q, k, v).error()(right * 1.1) == pytest.approx(0.1, rel=1e-3)
+    causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert peers.Attention(q, k, v, True).error(heads=6, rows=40)(causal) < 1e-6
+
+
+def test_attention_gradients_reference():
+    q, k, v = (torch.randn(2, 3, 40, 16, requires_grad=True) for _ in range(3))
+    p = peers.Attention(q, k, v, True, torch.randn(2, 3, 40, 16))
+    run = p.timed(functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True))
+    assert p.gradient_error(heads=6)(run()) < 1e-5
+    assert p.gradient_error()([g * (1.1 if i == 1 else 1) for i, g in enumerate(run())]) == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
+def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    monkeypatch.setattr(attention, "CASES", ((64, 32),))
-    monkeypatch.setattr(attention, "TOKENS", 64)
-    monkeypatch.setattr(attention, "WIDTH", 64)
-    (case,) = attention.cases(OPTIONS)
-    with sim.device():
-        row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
-    assert row["contenders"][gemm.OURS]["value"] and "missing" in row["contenders"]["cudnn"]
+    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64)):
+        monkeypatch.setattr(attention, name, value)
+    for case in suite.cases(OPTIONS):
+        with sim.device():
+            row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
+        assert row["contenders"][gemm.OURS]["value"] and "missing" in row["contenders"]["cudnn"]
 
 
 def test_synchronous_kernel_multiplies(monkeypatch):

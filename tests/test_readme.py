@@ -73,6 +73,22 @@ def test_the_kernels_run(shown, rng, kernel_device):
     assert relative_error(y, x.double().sum(1, keepdim=True).expand(-1, 16)) < 1e-5
 
 
+def test_the_usage_blocks_run(rng, kernel_device):
+    def randn(*shape):
+        return torch.randn(*shape, device=kernel_device, dtype=torch.bfloat16)
+
+    usage, model = [b for b in blocks("python") if "import gemm" in b or "use_attention" in b]
+    x, w, bias, x0, g = randn(48, 64), randn(80, 64), randn(80), randn(48, 80), randn(80)
+    q, k, v = randn(1, 4, 70, 64), randn(1, 2, 90, 64), randn(1, 2, 90, 64)
+    names = dict(a=randn(40, 64), b=randn(64, 48), x=x, w=w, bias=bias, x0=x0, g=g, q=q, k=k, v=v)
+    exec(usage, names)
+    assert relative_error(names["c"], x0.double() + g.double() * torch.nn.functional.gelu(x.double() @ w.double().T + bias.double())) < 5e-3
+    assert names["o"].isfinite().all() and names["lse"].shape == (1, 4, 70)
+    out = {}
+    exec(model, dict(model=lambda x: out.update(y=torch.nn.functional.scaled_dot_product_attention(x, x, x)), x=q))
+    assert relative_error(out["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3
+
+
 @triton.jit
 def scale(X, Y, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
