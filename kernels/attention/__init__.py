@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 
 from tritonkittens.kernels.attention.config import Config
+from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
-from tritonkittens.kernels.attention.product import attention, backward, forward
+from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward
 from tritonkittens.kernels.attention.reference import attention_torch
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import hidden, hidden_from, queries_of, squashed
+from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
 ROWS = 64  # queries of a program of `statistics`
@@ -79,7 +79,7 @@ class AttentionBackwardQueries(QueryTiles):
             s = squashed(ctx, s)
             slope = 1.0 - s * s
         if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
-            s = hidden(ctx, s)
+            s = ctx.config._hidden(ctx, s)
         return tk.exp2_row(s, ctx.args.scale, ctx.fetched.offset), slope
 
     @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import hidden, squashed
+from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
 
@@ -51,7 +51,7 @@ class AttentionForward(QueryTiles):
             s = squashed(ctx, s)
         if FIRST or ctx.config.causal or ctx.config.window:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
-                s = hidden(ctx, s)
+                s = ctx.config._hidden(ctx, s)
         m = tk.row_max(s, accumulate=state.m)
         offset = m * ctx.args.scale
         if ctx.config.causal or ctx.config.window:  # a row that has seen no key yet
@@ -66,11 +66,16 @@ class AttentionForward(QueryTiles):
         return state.replace(p=tk.cast(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit
+    def _values(ctx, tiles, first):
+        """V of a block; `first`: is it the task's first?"""
+        return tiles.V
+
+    @triton.jit
     def compute(ctx, state, input, previous):
         tk.my_turn(ctx)
         s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
         tk.wait_for(previous)
-        o = tk.mma_AB(state.p, previous.V, state.o, wait=False)
+        o = tk.mma_AB(state.p, ctx.config._values(ctx, previous, ctx.iter == 1), state.o, wait=False)
         tk.pass_turn(ctx)
         s = tk.mma_wait(s, leave=o)
         tk.release(ctx, input)
@@ -82,7 +87,7 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def drain(ctx, state, input):
         tk.wait_for(input)
-        return state.replace(o=tk.mma_AB(state.p, input.V, state.o))
+        return state.replace(o=tk.mma_AB(state.p, ctx.config._values(ctx, input, ctx.iterations == 1), state.o))
 
     @triton.jit
     def finish(ctx, state, staging):

@@ -4,20 +4,23 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+import triton
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward, fitting
+from tritonkittens.kernels.attention.decode import AttentionDecode, combine
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.launch import multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries
+MAX_PARTS = 128  # of a sequence in decoding
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,9 @@ def attention(
     if not traced:  # the operator checks what a trace cannot
         check(q, k, v, out)
     left, right = _check_window(causal, window)
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    if not 0 < scale < math.inf:
-        raise ValueError(f"attention: scale={scale}; it must be positive")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"attention: softcap={softcap}; it must be positive")
-    scores = Scores(scale, softcap, left, right)
+    scores = _scores(q, scale, softcap, left, right)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        result, lse = torch.ops.tritonkittens.attention(q, k, v, scale, softcap, left, right)
+        result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
@@ -148,6 +146,60 @@ def run_backward(
     return dq, dk, dv
 
 
+@functools.lru_cache
+def decode(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool) -> AttentionDecode:
+    """The decode kernel for types, dimensions and features."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap)
+    return cast(AttentionDecode, fitting(lambda cols: AttentionDecode(cols=cols, **knobs), (128, 64, 32)))
+
+
+def parts_of(tasks: int, blocks: int, slots: int) -> int:
+    """In how many parts to deal out sequences of so many blocks: what takes the fewest rounds of blocks, a task's start and end counted as two of them."""
+    def rounds(parts: int) -> int:
+        return -(-tasks * parts // slots) * (-(-blocks // parts) + 2)
+
+    return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=rounds)
+
+
+def attention_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, causal: bool = True, scale: float | None = None,
+    softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
+
+    q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
+    has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
+    sees all of them. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+    """
+    check(q, k, v, out)
+    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    rows = heads // kv_heads * queries
+    if rows > ROWS:
+        raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
+    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int32 or lengths.device != q.device):
+        raise ValueError(f"attention_decode: lengths is {tuple(lengths.shape)}, {lengths.dtype}, on {lengths.device}; it must be ({batch},), torch.int32, on "
+                         f"{q.device}")
+    if parts is not None and not 1 <= parts <= MAX_PARTS:
+        raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
+    left, right = _check_window(causal, None)
+    scores = _scores(q, scale, softcap, left, right)
+    result = out if out is not None else q.new_empty(batch, heads, queries, value_dim)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    if result.numel() == 0 or keys == 0:
+        run_forward(q, k, v, result, lse, scores)
+        return result if lse is None else (result, lse)
+    kernel = decode(q.dtype, dim, value_dim, causal and queries > 1, softcap is not None)
+    parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
+    packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
+    some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths
+    kernel(packed, as_addressable(k), as_addressable(v), lengths, some, sums, **scores.numbers(False), queries=queries)
+    combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
+                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
+    return result if lse is None else (result, lse)
+
+
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None) -> None:
     """Raise TypeError or ValueError, which name the argument, for tensors that do not fit together."""
     check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
@@ -162,6 +214,15 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor |
             raise ValueError(f"attention: head dimension{name} {extent}; it must be a multiple of 16 up to 256")
     if out is not None and out.shape != (batch, heads, queries, value_dim):
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {(batch, heads, queries, value_dim)}")
+
+
+def _scores(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int) -> Scores:
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    if not 0 < scale < math.inf:
+        raise ValueError(f"attention: scale={scale}; it must be positive")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"attention: softcap={softcap}; it must be positive")
+    return Scores(scale, softcap, left, right)
 
 
 def _check_window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import edges_of, keys_of
+from tritonkittens.kernels.attention.masks import edges_of, hidden, keys_of
 
 
 class QueryTiles(tk.lcf):
@@ -23,6 +23,8 @@ class QueryTiles(tk.lcf):
     window: bool = False
     softcap: bool = False
     order: tk.Order = tk.ColumnMajor()
+
+    _hidden = hidden  # a block's scores, −∞ where a query does not see a key
 
     @property
     def numbers(self) -> tuple[str, ...]:

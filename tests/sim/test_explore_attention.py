@@ -5,7 +5,7 @@ import torch
 
 from tests.util import poison, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import Config, attention, attention_torch
+from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
@@ -39,3 +39,13 @@ def test_gradients(shape, given, rng):
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
+
+
+def test_decode(rng):
+    q, k, v = (torch.randn(2, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
+    lengths = torch.tensor([300, 70], dtype=torch.int32)
+    v[1, :, 70:] = float("nan")
+    out = poison(torch.empty_like(q))
+    sim.explore(lambda: attention_decode(q, k, v, lengths=lengths, parts=2, out=out), schedules=15)
+    for b, n in enumerate(lengths.tolist()):
+        assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02

@@ -218,7 +218,7 @@ class lcf:
         return {n: getattr(self, n) for n in names if not n.startswith("_")}
 
     def _make_key(self) -> str:
-        hooks = [getattr(type(self), h) for h in (*self._required, *self._optional) if hasattr(type(self), h)]
+        hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
         knobs = sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())
         parts = [type(self).__qualname__, library_hash(), repr(knobs), repr(self._plan), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""Few queries against long keys and values: what a model does for every token that it writes. Reading K and V is all the time it takes."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.forward import AttentionForward
+
+
+@triton.jit
+def _hidden(ctx, s):
+    """The scores of this iteration's block, −∞ where a query does not see a key: row r is query r % queries of a head of the group."""
+    behind = ctx.keys - (ctx.last - ctx.iter) * ctx.config.cols  # columns that are keys
+    if ctx.config.causal:
+        ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.int32, ctx.config.rows, ctx.config.cols))
+        limit = tk.iota(ROWS) % ctx.args.queries + (behind - ctx.args.queries)  # a query's own key
+        return tk.where(tk.le_row(tk.iota(s, 1), limit), s, float("-inf"))
+    else:
+        return tk.right_fill(s, behind, float("-inf"))
+
+
+class AttentionDecode(AttentionForward):
+    """The queries of a group of heads are rows of one tile, so that K and V are read once for all; a sequence is dealt to `parts` tasks, whose results
+    `combine` weighs. Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
+
+    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); lengths: (B,) int32, keys of each sequence; O:
+    (B, H_kv, parts, rows, value_dim) fp32; L: (B, H_kv, parts, rows) fp32.
+    """
+
+    consumers: int = 1
+    lse: bool = True
+
+    _hidden = _hidden
+
+    @triton.jit
+    def _values(ctx, tiles, first):
+        """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far."""
+        behind = ctx.keys - ctx.last * ctx.config.cols
+        if first & (behind < ctx.config.cols):
+            v = tk.load(tiles.V, layout="memory")
+            tk.store(tiles.V, tk.where(tk.lt(tk.iota(v, 0), behind), v, 0.0))
+            tk.fence_async()
+            tk.sync()
+        return tiles.V
+
+    def layout(self):
+        q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
+        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32, self.rows, self.value_dim)
+        return tk.layout(globals=dict(Q=q, K=k, V=v, lengths=None, O=o, L=None), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
+                         args=(*self.numbers, "queries"))
+
+    def tasks(self, *shapes: Any) -> int:
+        batch, kv_heads, parts = shapes[self.tensors.index("O")][:3]
+        return batch * kv_heads * parts
+
+    @triton.jit
+    def setup(ctx):
+        kv_heads, parts = tk.extent(ctx.globals.K, 1), tk.extent(ctx.globals.O, 2)
+        batch_head, part = tk.unravel(ctx.task, parts)
+        batch, kv_head = tk.unravel(batch_head, kv_heads)
+        more = batch < tk.extent(ctx.globals.K, 0)
+        keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0)
+        blocks = tk.ceil_div(keys, ctx.config.cols)
+        begin, end = part * blocks // parts, (part + 1) * blocks // parts
+        seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
+        return tk.task(end - begin, when=more, batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part, keys=keys,
+                       masked=end - seen // ctx.config.cols, whole=end)
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        total = tk.row_sum(state.sums)
+        tk.store(staging.O, tk.mul_row(state.o, tk.where(total > 0, 1.0 / total, 0.0)))
+        tk.fence_async()
+        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
+        tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))
+
+
+@triton.jit
+def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, parts, rows, queries, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,  # noqa: E741
+            HAS_LSE: tl.constexpr):  # fmt: skip
+    """One query of one head: the parts' results, weighed by their sums of exponentials. Grid: rows, key heads, batch. O, L contiguous as `AttentionDecode`
+    leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous."""
+    row, kv_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    part, col = tl.arange(0, PARTS), tl.arange(0, COLS)
+    place = ((batch * tl.num_programs(1) + kv_head) * parts + part) * rows + row
+    sums = tl.load(L + place, mask=part < parts, other=float("-inf"))
+    largest = tl.max(sums)
+    weights = tl.exp(sums - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(weights)
+    o = tl.load(O + place[:, None] * WIDTH + col[None, :], mask=(part < parts)[:, None] & (col < WIDTH)[None, :], other=0.0)
+    o = tl.sum(o * weights[:, None], 0) * tl.where(total == 0.0, 0.0, 1.0 / total)
+    head, query = kv_head * (rows // queries) + row // queries, row % queries
+    tl.store(out + batch * stride_b + head * stride_h + query * stride_s + col * stride_d, o.to(out.dtype.element_ty), mask=col < WIDTH)
+    if HAS_LSE:
+        tl.store(lse + (batch * tl.num_programs(1) * rows + head * queries + query), largest + tl.log(total))

@@ -1,0 +1,109 @@
+"""Attention of few queries against long keys, dealt out in parts, against float64."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tritonkittens.kernels.attention import attention_decode, attention_torch
+from tritonkittens.kernels.attention.product import parts_of
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+BF16, FP16 = torch.bfloat16, torch.float16
+ROUNDING = {BF16: 2.0**-8, FP16: 2.0**-11}
+LONG = on_gpu_or_simulated(5000, 500)
+
+
+def randn(*shape, dtype=BF16):
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
+
+
+def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=BF16, lengths=None, **given):
+    """Output and log-sum-exp into poisoned memory, with NaN in the cache behind every sequence."""
+    q, k, v = (randn(batch, n, s, d, dtype=dtype) for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim or dim)))
+    filled = [keys] * batch if lengths is None else lengths
+    for b, length in enumerate(filled):
+        k[b, :, length:] = v[b, :, length:] = float("nan")
+    out = poison(torch.empty(batch, heads, queries, value_dim or dim, device=DEVICE, dtype=dtype))
+    counts = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    result, lse = attention_decode(q, k, v, out=out, return_lse=True, lengths=counts, **given)
+    assert result is out
+    given = {"causal": True, **{name: x for name, x in given.items() if name != "parts"}}
+    for b, length in enumerate(filled):
+        one = [x[b : b + 1] for x in (q, k[:, :, :length], v[:, :, :length])]
+        expected, expected_lse = attention_torch(*one, **given)
+        magnitude, _ = attention_torch(one[0], one[1], one[2].abs(), **given)
+        error = (out[b : b + 1].double() - expected).abs()
+        assert (error <= 1.25 * ROUNDING[dtype] * (expected.abs() + magnitude) + 1e-5).all(), f"off by {error.max():.3g}, sequence {b} of {length} keys"
+        blind = expected_lse == -math.inf
+        assert torch.equal(lse[b : b + 1] == -math.inf, blind)
+        torch.testing.assert_close(lse[b : b + 1][~blind].double(), expected_lse[~blind], rtol=1e-5, atol=2e-5)
+    return out
+
+
+@pytest.mark.parametrize("parts", [None, 1, 2, 5, 128])
+@pytest.mark.parametrize("keys", [1, 127, 128, 129, LONG])
+def test_parts(keys, parts, rng):
+    check(1, 4, 2, 1, keys, parts=parts)
+
+
+@pytest.mark.parametrize("heads, kv_heads, queries", [(8, 1, 1), (4, 4, 3), (8, 2, 16), (64, 1, 1), (6, 2, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
+    check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
+
+
+def test_lengths(rng):
+    check(5, 4, 2, 2, LONG, lengths=[LONG, 0, 1, LONG - 3, 129])
+    check(3, 2, 2, 4, 300, lengths=[3, 4, 128], parts=3)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("dim, value_dim", [(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240)])
+def test_head_dimensions(dim, value_dim, dtype, rng):
+    check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
+
+
+def test_layouts(rng):
+    """(B, S, H, D) caches and queries give the same bits as contiguous ones."""
+    q, k, v = randn(2, 3, 4, 64), randn(2, 300, 2, 64), randn(2, 300, 2, 64)
+    strided = [x.transpose(1, 2) for x in (q, k, v)]
+    out = poison(torch.empty(2, 3, 4, 64, device=DEVICE, dtype=BF16)).transpose(1, 2)
+    attention_decode(*strided, out=out, parts=2)
+    assert torch.equal(out, attention_decode(*(x.contiguous() for x in strided), parts=2))
+
+
+def test_nothing(rng):
+    out, lse = attention_decode(randn(2, 4, 1, 64), randn(2, 2, 0, 64), randn(2, 2, 0, 64), return_lse=True)
+    assert (out == 0).all() and (lse == -math.inf).all()
+
+
+def test_runs_are_bitwise_equal(rng):
+    q, k, v = randn(2, 8, 1, 64), randn(2, 2, LONG, 64), randn(2, 2, LONG, 64)
+    first = attention_decode(q, k, v)
+    for _ in range(on_gpu_or_simulated(200, 2)):
+        assert torch.equal(attention_decode(q, k, v), first)
+
+
+def test_refused():
+    q, k = randn(2, 8, 9, 64), randn(2, 1, 20, 64)
+    small = q[:, :, :1]
+    for operands, given, message in (
+        ((q, k, k), {}, "attention_decode: 9 queries of 8 heads a group are 72 rows; they must be at most 64"),
+        ((small, k, k), dict(lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: lengths is (3,), torch.int32, on"),
+        ((small, k, k), dict(lengths=torch.zeros(2, device=DEVICE)), "attention_decode: lengths is (2,), torch.float32, on"),
+        ((small, k, k), dict(parts=0), "attention_decode: parts=0; it must be from 1 to 128"),
+        ((small, k, k), dict(scale=-1.0), "attention: scale=-1.0; it must be positive"),
+        ((small, k.half(), k), {}, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            attention_decode(*operands, **given)
+
+
+def test_parts_fill_the_device():
+    assert parts_of(132, 100, 132) == 1
+    assert 10 <= parts_of(8, 400, 132) <= 17, "about a part for every multiprocessor"
+    assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
