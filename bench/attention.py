@@ -45,8 +45,37 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     return out
 
 
+DECODE = ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192))  # batch, keys
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3 8B
+
+
+def ours_decoding(p: Attention) -> Callable[[], torch.Tensor]:
+    from tritonkittens.kernels.attention import attention_decode
+
+    return functools.partial(attention_decode, p.q, p.k, p.v, out=torch.full_like(p.q, float("nan")))
+
+
+def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Reading and writing K: as many bytes as reading K and V."""
+    target = torch.empty_like(x)
+    return lambda: target.copy_(x)
+
+
+def decode_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(batch: int, keys: int) -> Trial:
+        p = Attention(randn(batch, HEADS, 1, HEAD_DIM), *(randn(batch, KV_HEADS, keys, HEAD_DIM) for _ in range(2)))
+        copied = {"copy of as many bytes": (functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()))}
+        return Trial({OURS: functools.partial(ours_decoding, p)}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
+
+    return [
+        Case(f"bf16 decode B {b} S {s}", 2 * b * KV_HEADS * s * HEAD_DIM * 2, {"B": b, "S": s, "panel": f"B {b}"}, functools.partial(prepare, b, s))
+        for b, s in DECODE
+    ]
+
+
 PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
     Suite("attention_backward", "attention backward, 16 K tokens (a causal score counts half)", functools.partial(cases, backward=True), plot=PLOT),
+    Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
 )

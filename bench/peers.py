@@ -175,8 +175,8 @@ def _whole_rows(scale: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D), lengths equal where `causal`. With `grad`, like q, the operands require gradients and it is
-    their computation that is timed."""
+    """softmax(q kᵀ / √D) v; q: (batch, heads, sequence, D), k, v: (batch, kv_heads, keys, D), lengths equal where `causal`. With `grad`, like q, the operands
+    require gradients and it is their computation that is timed."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -186,8 +186,8 @@ class Attention:
 
     def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of some rows of some heads."""
-        length = self.q.shape[-2]
-        q, k, v = (x.detach().flatten(0, 1) for x in (self.q, self.k, self.v))
+        length, group = self.q.shape[-2], self.q.shape[1] // self.k.shape[1]
+        q, k, v = self.q.detach().flatten(0, 1), *(x.detach().repeat_interleave(group, 1).flatten(0, 1) for x in (self.k, self.v))
         which = torch.randperm(q.shape[0], device=q.device)[:heads]
         places = torch.randperm(length, device=q.device)[:rows]
         scores = q[which][:, places].double() @ k[which].double().mT / q.shape[-1] ** 0.5
@@ -230,7 +230,7 @@ def _of_torch(backend: str) -> Peer:
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with sdpa_kernel(getattr(SDPBackend, backend)):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal, enable_gqa=q.shape[1] != k.shape[1])
 
         return p.timed(call)
 

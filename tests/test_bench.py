@@ -394,11 +394,11 @@ def test_attention_gradients_reference():
 @pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64)):
+    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64), ("DECODE", ((2, 300),)), ("HEADS", 4), ("KV_HEADS", 2)):
         monkeypatch.setattr(attention, name, value)
     for case in suite.cases(OPTIONS):
         with sim.device():
-            row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
+            row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})
         assert row["contenders"][gemm.OURS]["value"] and "missing" in row["contenders"]["cudnn"]
 
 
