@@ -14,7 +14,8 @@ import triton
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.dtypes import constant
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.tiles import index_tiles
+from tritonkittens.lang.fragment_masks import is_fragment, keep_between
+from tritonkittens.lang.tiles import index_tiles, indices
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 
@@ -77,9 +78,49 @@ def _fill(t: Trace, name: str, x: Any, kept: list[Any], fill: Any) -> Any:
     return assemble(axes_of(x), pieces)
 
 
+@triton.jit
+def _left_of(row, col, a, b):
+    return row * 0 + a - col
+
+
+@triton.jit
+def _on_diagonal(row, col, a, b):
+    return row + a - col
+
+
+@triton.jit
+def _behind_diagonal(row, col, a, b):
+    return row + a + 1 - col
+
+
+@triton.jit
+def _window_begin(row, col, a, b):
+    return row - a - col
+
+
+@triton.jit
+def _window_end(row, col, a, b):
+    return row + b + 1 - col
+
+
+# Where a predicate keeps the columns from a first one on and before another: those, less the column `col` that the tile begins with
+_BOUNDS = {
+    _keep_left: (None, _left_of), _keep_right: (_left_of, None), _keep_lower: (None, _behind_diagonal), _keep_upper: (_on_diagonal, None),
+    _keep_window: (_window_begin, _window_end),
+}  # fmt: skip
+
+
 def _mask(t: Trace, name: str, x: Any, keep: Any, fill: Any, row: Any, col: Any, a: Any = 0, b: Any = 0) -> Any:
     if len(axes_of(x)) != 2:
         raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
+    if keep in _BOUNDS and isinstance(unwrap(fill), (int, float)) and t.explicit and all(is_fragment(p) for p in pieces_of(x)):
+        begins = [sum(axes_of(x)[1][:j]) for _ in axes_of(x)[0] for j in range(len(axes_of(x)[1]))]
+        out = []
+        for piece, rows, begin in zip(pieces_of(x), indices(t, x, 0, row), begins, strict=True):
+            first = t.method(t.scalar(col), "__add__", begin)
+            lower, upper = (None if f is None else t.call(f, rows, first, t.scalar(a), t.scalar(b)) for f in _BOUNDS[keep])
+            out.append(keep_between(t, piece, lower, upper, float(unwrap(fill))))
+        return assemble(axes_of(x), out)
     rows, cols = index_tiles(t, x, row, col)
     return _fill(t, name, x, [t.call(keep, r, c, a, b) for r, c in zip(rows, cols, strict=True)], fill)
 

@@ -1,0 +1,57 @@
+"""Masks of wgmma accumulators, which compare with constants, against indices."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tests.util import DEVICE, poison
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@tk.kernel
+@triton.jit
+def masked_kernel(A, B, C, row, col, a, b, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MASK: tl.constexpr):
+    left, right = tk.allocate(TILE_A), tk.allocate(TILE_B)
+    tk.load_into(left, A, (0, 0))
+    tk.load_into(right, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    s = tk.mm_ABt(left, right)
+    if MASK == "left":
+        s = tk.left_fill(s, a, 7.0)
+    elif MASK == "right":
+        s = tk.right_fill(s, a, float("-inf"))
+    elif MASK == "causal":
+        s = tk.make_causal(s, row=row, col=col)
+    elif MASK == "causal_t":
+        s = tk.make_causal_t(s, 0.5, row=row, col=col)
+    elif MASK == "tril":
+        s = tk.tril(s, a, -1.0, row=row, col=col)
+    else:
+        s = tk.sliding_window(s, a, b, row=row, col=col)
+    tk.store(C, s, (0, 0))
+
+
+def kept(mask, rows, cols, row, col, a, b):
+    """(elements that stay, what the others become)"""
+    i, j = torch.arange(rows)[:, None], torch.arange(cols)[None, :]
+    distance = j + col - i - row
+    return {
+        "left": ((j >= a).expand(rows, cols), 7.0), "right": ((j < a).expand(rows, cols), -torch.inf), "causal": (distance <= 0, -torch.inf),
+        "causal_t": (distance >= 0, 0.5), "tril": (distance <= a, -1.0), "window": ((distance >= -a) & (distance <= b), -torch.inf),
+    }[mask]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, cols", [(64, 64), (64, 256), (64, 112), (128, 96)])
+@pytest.mark.parametrize("mask", ["left", "right", "causal", "causal_t", "tril", "window"])
+def test_masks(mask, rows, cols, rng):
+    x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (rows, cols))
+    exact = x.double().cpu() @ y.double().cpu().T
+    for row, col, a, b in ((0, 0, 3, 5), (1000, 990, 0, 0), (5, 40, 17, 30), (0, 500, -3, 2), (7, 0, cols, 1 << 20), (-20, 0, cols - 1, 9)):
+        c = poison(torch.empty(rows, cols, device=DEVICE))
+        masked_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), row, col, a, b, tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), mask)
+        stays, other = kept(mask, rows, cols, row, col, a, b)
+        assert torch.equal(c.cpu().double(), torch.where(stays, exact, other)), (row, col, a, b)
