@@ -51,10 +51,19 @@ def test_causal(queries, keys, dim, rng):
     check(*operands(1, 2, 1, queries, keys, dim), causal=True)
 
 
+@pytest.mark.simulated(multiprocessors=3)
 @pytest.mark.parametrize("tiles", [1, 2, 3, 5])
 def test_causal_tasks_in_pairs(tiles, rng):
     """Even and odd numbers of tiles, more tasks than blocks."""
     check(*operands(2, 3, 3, 128 * tiles - 5, 128 * tiles - 5, 64), Config(paired=True), causal=True)
+
+
+@pytest.mark.simulated(multiprocessors=2)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_tasks_a_block(causal, dim, rng):
+    """Results beside the ring, and over it."""
+    check(*operands(*on_gpu_or_simulated((8, 16), (1, 3)), on_gpu_or_simulated(16, 3), 300, 280, dim), causal=causal)
 
 
 @pytest.mark.parametrize("window", [(0, 0), (70, 0), (0, 70), (200, 30), (None, 5), (5, None), (1000, 1000), (None, None)], ids=str)

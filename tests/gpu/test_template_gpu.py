@@ -176,6 +176,7 @@ FEATURES = [
     (CountedStream, dict(**ALONE, consumers=4, schedule=tk.SplitTail(), extra=64)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), cluster=2, residual=True)),
     (TrailingStream, dict(consumers=2, stages=2)),
+    (TrailingStream, dict(consumers=2, cols=128, weighted=False)),
     (TrailingStream, dict(consumers=3, ordered=True, early=False, extra=128)),
     (TrailingStream, dict(**ALONE, consumers=2, residual=True)),
     (TrailingStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),

@@ -29,6 +29,7 @@ CASES = [
     (TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
     (TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
     (TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
+    (TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
 ]
