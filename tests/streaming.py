@@ -195,6 +195,50 @@ class TrailingStream(Stream):
         return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
+class SharingStream(PipelinedStream):
+    """The same with all consumers' weights in one common tile, what a consumer adds of E handed to it by its neighbour, the sum kept in a working tile, and the
+    input waited for late."""
+
+    extra: int = 128
+
+    def layout(self):
+        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
+        weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), scratch={}, common=dict(S=weights), working=dict(W=tile), late_input=True,
+                                   exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
+
+    @triton.jit
+    def load_common(ctx, common):
+        tk.load_async(common.S, ctx.globals.S, (ctx.task, 0), common.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+
+    @triton.jit
+    def _add(ctx, acc, tiles, number):
+        ROWS: tl.constexpr = ctx.config.rows
+        COLS: tl.constexpr = ctx.config.cols
+        NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
+        acc += tk.load(tiles.X, like=acc).to(tl.float32) * tk.load(tk.subtile(ctx.common.S, ROWS, COLS, ctx.consumer, 0), like=acc).to(tl.float32)
+        part = tk.load(tk.subtile(tiles.E, ROWS, COLS, NEXT % (ctx.config.extra // ROWS), 0), like=acc).to(tl.float32)
+        tk.store(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, NEXT, 0), part)
+        tk.store(ctx.working.W, acc)
+        tk.sync_consumers(ctx)
+        return tk.load(ctx.working.W, like=acc) + tk.load(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, ctx.consumer, 0), like=acc)
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = ctx.config._add(ctx, state.acc, previous, ctx.iter - 1)
+        before = tk.load(previous.X, like=acc).to(tl.float32)
+        tk.wait_for(input)
+        return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state.replace(acc=ctx.config._add(ctx, state.acc, input, ctx.iterations - 1))
+
+
 class CountedStream(Stream):
     """A `Stream` that knows from the shapes how many tasks there are, as split schedules and a block for every task need it."""
 

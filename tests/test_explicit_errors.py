@@ -184,6 +184,12 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.store_bytes_async(X, tk.allocate(tk.sv(tk.bf16, 64)), 256)
     elif WHAT == "bytes without a pointer":
         tk.store_bytes_async(3, tk.allocate(tk.sv(tk.bf16, 64)))
+    elif WHAT == "sums of bytes":
+        tk.store_add_bytes_async(X, tk.allocate(tk.sv(tk.int32, 64)))
+    elif WHAT == "fragments of a load":
+        tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 4096)), tk.load(X, tk.rt(tk.bf16, 64, 64), (0, 0)))
+    elif WHAT == "memory of fragments":
+        tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 64)), tk.zero(tk.rt(tk.fp32, 64, 64)))
     elif WHAT == "rows of a gather":
         tk.gather_rows(X, tk.rt(tk.bf16, 64, 64), tk.zero(tk.rv(tk.int32, 32)))
     elif WHAT == "types of a gather":
@@ -243,6 +249,9 @@ TILES = {
     "bytes of a tile": "store_bytes_async: moves bytes of a shared vector (sv), which lie one after the other, got st(bf16, 64, "
     "64); tiles are swizzled: use "
     "load_async and store_async",
+    "sums of bytes": "store_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
+    "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
+    "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",
     "odd bytes": "store_bytes_async: 100 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
     "too many bytes": "store_bytes_async: 256 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
     "bytes without a pointer": "store_bytes_async: 3 is no pointer; pass a tensor to the kernel, or a global layout",

@@ -24,8 +24,16 @@ TEMPLATES = {
 }
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
-# What a loop needs of it: two numbers (offset, Δ) of each of 64 queries, which are columns of the accumulators there, two at once
-NEEDED = {f"attention_dkdv_d{dim}{'_causal' * causal}": {"LDS": 16} for dim in (64, 128) for causal in (False, True)}
+# What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass also dS, for the
+# other consumers, and dQ on its way to global memory
+NEEDED = {
+    f"attention_{name}d{dim}{'_causal' * causal}": needed
+    for causal in (False, True)
+    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"LDS": 32, "STS": 8, "STSM": 8}),
+                              ("backward_", 128, {"LDS": 16, "STS": 8, "STSM": 4}))
+}
+# The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
+MOST_SPILLS = {name: 32 for name in NEEDED if "backward" in name}  # in a loop
 
 
 def test_every_template_kernel_is_registered():
@@ -37,12 +45,14 @@ def test_contract_on_hopper(name):
     report = inspect(KERNELS[name]("sm_90a"))
     print(report.table())
     assert report.mma.get("HGMMA", 0) > 0 and report.wgmma_serialized is False
-    assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
+    assert name in MOST_SPILLS or report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
     assert report.shared_bytes <= SHARED_LIMIT[90]
     assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0, "tiles move by TMA"
     assert report.loops
     for loop in report.loops:
-        through_memory = {i: n for i, n in loop.counts.items() if i in THREAD_MEMORY}
+        spills = sum(loop.counts.get(i, 0) for i in ("LDL", "STL"))
+        assert spills <= MOST_SPILLS.get(name, 0), f"{loop.source}: {spills} spills in the main loop"
+        through_memory = {i: n for i, n in loop.counts.items() if i in THREAD_MEMORY and i not in ("LDL", "STL")}
         assert through_memory == NEEDED.get(name, {}), f"{loop.source}: the main loop goes through memory"
     if name not in TEMPLATES:
         return

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PipelinedStream, Prefix, Stream, TrailingStream
+from tests.streaming import CountedStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -86,7 +86,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_finish, load_trailing, fetch, start, first, drain"
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -214,7 +214,7 @@ def test_schedules_are_plain_values():
 def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
     with refused("Copy(independent=True, ordered=True): consumers with tasks of their own have no turns"):
         Copy(independent=True, ordered=True)
-    message = "(independent=True): consumers with tasks of their own have neither scratch nor output tiles"
+    message = "(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
             cls(independent=True, **knobs)
@@ -255,7 +255,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_finish, fetch, start, finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, fetch, start, finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 
@@ -502,6 +502,60 @@ def test_trailing_tiles_without_their_hooks():
 
     with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
         Early()
+
+
+# ---------------------------------------------------------------- tiles that consumers share, a late input
+
+
+@triton.jit
+def _compute_without_waiting(ctx, state, input, previous):
+    return state
+
+
+@triton.jit
+def _drain_that_waits(ctx, state, input):
+    tk.wait_for(input)
+    return state
+
+
+LATE_MISTAKES = [
+    ("compute", _compute_without_waiting, "Wrong.compute calls tk.wait_for 0 times; 'compute' waits once, in the hook itself, for its late input"),
+    ("first", _wait_first, "this record has 'X', 'E'"),
+    ("drain", _drain_that_waits, "this record has 'X', 'E'"),
+]
+
+
+@pytest.mark.parametrize("name, hook, message", LATE_MISTAKES, ids=[hook.__name__ for _, hook, _ in LATE_MISTAKES])
+def test_a_hook_that_does_something_wrong_with_a_late_input(name, hook, message):
+    x, y = torch.empty(4, 256, 64, device="meta"), torch.empty(4 * 2 * 64, 64, device="meta")
+    template = type("Wrong", (SharingStream,), {name: hook})()
+    for _ in range(2):
+        with refused(message):
+            template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+
+
+def test_shared_tiles_without_their_hooks():
+    class Late(PipelinedStream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), common=dict(V=tile))
+
+    with refused("Late: its layout has common tiles, but hook 'load_common' is missing"):
+        Late()
+
+    class Early(Stream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), late_input=True)
+
+    with refused("Early: its layout has a late input, which compute waits for: that needs hooks 'first' and 'drain'"):
+        Early()
+    with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"):
+        SharingStream(independent=True)
+
+
+def test_results_over_what_consumers_worked_in():
+    placed = SharingStream(stages=2).placement(90)
+    assert placed.over_ring is None and placed.over_working == ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
+    assert "finish tiles over what the consumers worked in" in SharingStream(stages=2).explain()
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tritonkittens.lang as tk
 
 C = TypeVar("C")
+SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 
 
@@ -46,6 +47,14 @@ def choose_backward(
         return fitting(lambda consumers: make_keys(consumers, *part), (2, 1))
 
     return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
+
+
+def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
+    """The single pass for dQ, dK and dV, of templates made for a padded dimension and the queries of a block; None where two passes do less: for dimensions
+    that differ, are far below 64, or whose sums do not fit into registers."""
+    if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
+        return None
+    return make(64, 128) if head_dim <= 64 else make(128, 64)
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:

@@ -14,8 +14,10 @@ def _shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())
-def attention_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int) -> tuple[Tensor, Tensor]:
-    """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`."""
+def attention_operator(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
     out = torch.empty(_shape(q, v), dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -24,21 +26,21 @@ def attention_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: f
 
 
 @attention_operator.register_fake
-def _(q, k, v, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
     return q.new_empty(_shape(q, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
 def backward_operator(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None, left: int,
-    right: int,
+    right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
-    return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right))
+    return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
 
 
 @backward_operator.register_fake
-def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -53,7 +55,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     q, k, v, out, lse = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     gradients = torch.ops.tritonkittens.attention_backward(grad, grad_lse, q, k, v, out, lse, *ctx.scores)
-    return *gradients, None, None, None, None
+    return *gradients, *(None for _ in ctx.scores)
 
 
 attention_operator.register_autograd(_backward, setup_context=_save)

@@ -12,9 +12,10 @@ import triton
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward, fitting
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused, fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, combine
 from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.launch import multiprocessor_count
 
@@ -58,7 +59,8 @@ def forward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, win
 
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, out: torch.Tensor | None = None, config: Config | None = None,
+    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, deterministic: bool | None = None, out: torch.Tensor | None = None,
+    config: Config | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """softmax(Q Kᵀ · scale) V for every batch and head.
 
@@ -69,11 +71,13 @@ def attention(
     - `causal`: a query sees the keys up to its own, the last query's being the last (the bottom right corner is aligned);
     - `window` (left, right): it sees so many keys before and behind its own; None for any number. With `causal` none behind;
     - `scale`, positive, 1/√D by default; `softcap`: scores become softcap · tanh(score / softcap);
+    - `deterministic`: gradients have the same bits in every run, which takes 7 products instead of 5; where not given, as torch says
+      (`torch.use_deterministic_algorithms`);
     - `return_lse`: also the logarithm of each query's sum of exponentials, (batch, heads, queries) in fp32.
 
     Returns a tensor (batch, heads, queries, D_v) of q's dtype, `out` where given. A query that sees no key gets zeros, and −∞ as log-sum-exp.
-    Differentiable in q, k and v, also through the log-sum-exp, with the same bits in every run; traced by torch.compile as the operator
-    `tritonkittens::attention`. Raises ValueError or TypeError for operands that do not fit together.
+    Differentiable in q, k and v, also through the log-sum-exp; traced by torch.compile as the operator `tritonkittens::attention`. Raises ValueError or
+    TypeError for operands that do not fit together.
     """
     traced = torch.compiler.is_compiling()
     if not traced:  # the operator checks what a trace cannot
@@ -81,7 +85,8 @@ def attention(
     left, right = _check_window(causal, window)
     scores = _scores(q, scale, softcap, left, right)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right)
+        deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+        result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right, deterministic)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
@@ -114,7 +119,7 @@ def run_forward(
 def backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """The backward kernels for types, dimensions and features: (that of dQ, those of dK and dV)."""
+    """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
     order = tk.LongestFirst() if causal else tk.ColumnMajor()
     return choose_backward(
@@ -123,10 +128,21 @@ def backward(
         head_dim, value_dim)  # fmt: skip
 
 
+@functools.lru_cache
+def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> AttentionBackward | None:
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
+    order = tk.LongestFirst() if causal else tk.ColumnMajor()
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, order=order)
+    return cast("AttentionBackward | None",
+                choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+
+
 def run_backward(
     grad: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scores: Scores,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
+    """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ may be summed
+    up in an order that changes from run to run."""
     (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
@@ -136,12 +152,19 @@ def run_backward(
     statistics[-(-queries // ROWS), heads, batch](*(tk.gl(x).plain() for x in (out, grad, lse, no_grad, offsets, deltas)), value_dim, tk.from_torch(q.dtype),
                                                   grad_lse is not None)
     causal, window, softcap = scores.features(queries, keys)
-    of_queries, of_keys = backward(q.dtype, dim, value_dim, causal, window, softcap)
-    q, k, v, grad = (as_addressable(x) for x in (q, k, v, grad))
+    kind = (q.dtype, dim, value_dim, causal, window, softcap)
     numbers = {**scores.numbers(window), "gradient": scores.scale}
-    of_queries(q, grad, k, v, offsets, deltas, dq, **numbers)
-    tensors = dict(Q=q, dO=grad, offsets=offsets, deltas=deltas, K=k, V=v, dK=dk, dV=dv)
-    for kernel in of_keys:
+    tensors = dict(Q=q, K=k, V=v, dO=grad)
+    tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq, dK=dk, dV=dv)
+    fused = None if deterministic else fused_backward(*kind)
+    if fused is not None:
+        blocks = -(-queries // fused.cols)
+        sums = torch.zeros(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+        fused(*((tensors | {"dQ": sums})[name] for name in fused.tensors), **numbers)
+        gather_queries[2 * blocks, heads, batch](sums, dq, scores.scale, queries, fused.head_dim, dim)
+        return dq, dk, dv
+    of_queries, of_keys = backward(*kind)
+    for kernel in (of_queries, *of_keys):
         kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     return dq, dk, dv
 

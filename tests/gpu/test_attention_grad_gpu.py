@@ -25,6 +25,7 @@ def check(q, k, v, through_lse=False, **given):
     count = 2 if through_lse else 1
     found = torch.autograd.grad((out, lse)[:count], (q, k, v), grads[:count])
     exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    given.pop("deterministic", None)
     expected = torch.autograd.grad(attention_torch(*exact, **given)[:count], exact, [g.cpu().double() for g in grads[:count]])
     for name, x, g, ref in zip("qkv", (q, k, v), found, expected, strict=True):
         assert g.shape == x.shape and g.dtype == x.dtype
@@ -33,22 +34,32 @@ def check(q, k, v, through_lse=False, **given):
     return found
 
 
+SIZES = [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])]
+
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("queries, keys", [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])])
-def test_gradients(queries, keys, causal, rng):
-    check(*leaves(1, 2, 1, queries, keys, 64), causal=causal, through_lse=True)
+@pytest.mark.parametrize("queries, keys", SIZES)
+@pytest.mark.parametrize("dim, deterministic", [(64, False), (128, False), (64, True)])
+def test_gradients(queries, keys, causal, dim, deterministic, rng):
+    check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
+
+
+def test_gradients_of_many_blocks(rng):
+    """Heads of a group follow each other in a task, and blocks of one head are more than slots of the ring."""
+    check(*leaves(1, 4, 2, 600, 300, 128))
+    check(*leaves(1, 4, 2, 600, 300, 64), causal=True)
 
 
 @pytest.mark.parametrize("given", [
     dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), dict(softcap=2.0),
-    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5),
+    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5), dict(window=(60, 10), softcap=2.0, deterministic=True),
 ], ids=str)  # fmt: skip
 def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("dim, value_dim", [(16, 16), (80, 80), (96, 96), (128, 128), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)])
+@pytest.mark.parametrize("dim, value_dim", [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)])
 def test_gradients_of_head_dimensions(dim, value_dim, dtype, rng):
     check(*leaves(1, 2, 1, 140, 100, dim, value_dim, dtype), causal=bool(rng.integers(2)))
 
@@ -77,6 +88,16 @@ def test_gradients_that_torch_expands(rng):
     assert relative_error(v.grad, exact[2].grad) < ROUNDINGS[BF16]
 
 
+def test_keys_that_do_not_exist(rng):
+    """All scores are so low that e^(0 − log-sum-exp), the weight of a key of zeros behind the last, overflows."""
+    q, k, v = leaves(1, 1, 1, 70, 70, 64)
+    with torch.no_grad():
+        q[..., 0], k[..., 0] = 40.0, -40.0
+    out = attention(q, k, v, scale=1.0)
+    grad = torch.randn_like(out)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out, (q, k, v), grad))
+
+
 def test_queries_without_keys_have_no_gradient(rng):
     q, k, v = leaves(1, 1, 1, 200, 70, 64)
     dq, dk, dv = check(q, k, v, causal=True)
@@ -86,16 +107,28 @@ def test_queries_without_keys_have_no_gradient(rng):
     assert (empty[0].grad == 0).all() and empty[1].grad.shape == (1, 1, 0, 64)
 
 
-def test_runs_are_bitwise_equal(rng):
+def test_deterministic_runs_are_bitwise_equal(rng):
     q, k, v = leaves(2, 2, 1, on_gpu_or_simulated(1000, 200), on_gpu_or_simulated(900, 150), 64)
-    out = attention(q, k, v, causal=True)
+    out = attention(q, k, v, causal=True, deterministic=True)
     grad = torch.randn_like(out)
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
     for _ in range(on_gpu_or_simulated(100, 2)):
         assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True))
 
 
-CASES = [(0.125, None, LIMIT, 0), (0.2, 3.0, LIMIT, LIMIT), (0.125, None, 30, 5)]
+def test_torch_says_whether_gradients_are_deterministic(rng, monkeypatch):
+    found = []
+    monkeypatch.setattr(torch.ops.tritonkittens, "attention", lambda *arguments: found.append(arguments[-1]) or (None, None))
+    q, k, v = leaves(1, 1, 1, 10, 10, 64)
+    for wanted in (False, True):
+        torch.use_deterministic_algorithms(wanted)
+        attention(q, k, v)
+        attention(q, k, v, deterministic=not wanted)
+    torch.use_deterministic_algorithms(False)
+    assert found == [False, True, True, False]
+
+
+CASES = [(0.125, None, LIMIT, 0, False), (0.2, 3.0, LIMIT, LIMIT, True), (0.125, None, 30, 5, False)]
 
 
 @pytest.mark.parametrize("scores", CASES, ids=str)
@@ -129,6 +162,7 @@ def test_random_configurations(rng):
         kv_heads = int(rng.integers(1, 3))
         queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(600, 200), 2))
         sided = [None if rng.random() < 0.3 else int(rng.integers(0, keys + 1)) for _ in range(2)]
+        value_dim = dim if rng.random() < 0.5 else value_dim
         given = dict(causal=bool(rng.integers(2)), window=tuple(sided) if rng.random() < 0.4 else None, softcap=4.0 if rng.random() < 0.2 else None)
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, dim, value_dim, given)

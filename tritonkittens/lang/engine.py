@@ -17,7 +17,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.kernel import kernel
-from tritonkittens.lang.layout import nbytes
+from tritonkittens.lang.layout import EXCHANGE_SLOTS, nbytes
 from tritonkittens.lang.memory import fence_async, store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.roles import specialize
@@ -31,6 +31,7 @@ from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
 WARPS = 4  # of a consumer warpgroup
 GROUP = WARPS * 32  # its threads
 TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
+EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
 
@@ -53,9 +54,17 @@ def release(t: Trace, ctx: Any, tiles: Any) -> Any:
 
 @op
 def wait_for(t: Trace, tiles: Any) -> Any:
-    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only."""
+    """Wait until tiles have arrived. `compute` and `drain` do so once for trailing tiles, before they use them and behind what needs the input only; `compute`
+    does so once for a late input, behind what needs the slot before only."""
     bill().awaited += 1
     t.call(wait, tiles.arrived, tiles.phase)
+
+
+@op
+def sync_consumers(t: Trace, ctx: Any) -> Any:
+    """All consumers of a task meet: what each wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it, the others now see.
+    Each calls it equally often."""
+    t.call(named_sync, EXCHANGE_BARRIER, unwrap(ctx.config).consumers * GROUP)
 
 
 @op
@@ -87,7 +96,10 @@ def _allocate(t: Trace, T: Any) -> Any:
     ring = rings("input", plan.input, placed.stages, "stages")
     trailing = rings("trailing", plan.trailing, placed.stages, "stages")
     scratch = rings("scratch", plan.scratch, T.consumers, "consumers")
-    if placed.over_ring is None:
+    fields["common"] = named("common", rings("common", plan.common, 1, "slot"))
+    fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
+    fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
+    if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
     for n in plan.multicast:
@@ -104,6 +116,9 @@ def _allocate(t: Trace, T: Any) -> Any:
     if plan.scratch:
         fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
+    if plan.common:
+        fields["common_arrived"] = new_semaphores(t, 1, 1)
+        fields["common_finished"] = new_semaphores(t, 1, T.consumers * WARPS)
     if plan.preload:
         fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
@@ -116,7 +131,7 @@ def _allocate(t: Trace, T: Any) -> Any:
     publish(t)
     t.call(gl.barrier)
     for name, field in fields.items():
-        if name not in ("ring", "trailing", "scratch", "staging", "outputs"):
+        if not isinstance(field, struct):
             field._set_name(t.builder, name)
     return struct(**fields)
 
@@ -148,16 +163,17 @@ def _meet(t: Trace, T: Any) -> Any:
 
 @op
 def _staging(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The staging tiles of a consumer: memory of its own, or views over the tail of the ring."""
+    """The staging tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
-    if placed.over_ring is None:
+    over = placed.over_ring if placed.over_working is None else placed.over_working
+    if over is None:
         return struct(**{n: t.call(s.__getitem__, c) for n, s in memory.staging.fields.items()})
     tiles = {}
-    for (name, spec), places in zip(config._plan.finish, placed.over_ring, strict=True):
-        source, stage, part, parts = places[c]
-        ring = memory.ring if source in memory.ring.fields else memory.trailing
-        piece = t.call(getattr(ring, source).__getitem__, stage).pieces[0]
+    homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else {**memory.working.fields, **memory.exchange.fields}
+    for (name, spec), places in zip(config._plan.finish, over, strict=True):
+        source, slot, part, parts = places[c]
+        piece = t.call(homes[source].__getitem__, slot).pieces[0]
         home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
         view = t.call(piece.reinterpret, spec.dtype, [parts, spec.rows, spec.cols], home)
         tiles[name] = shared(spec, ((spec.rows,), (spec.cols,)), None, (t.call(view.index, part),))
@@ -173,6 +189,13 @@ def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
     elif memory.trailing.fields:
         tiles["finished"] = t.call(memory.finished.__getitem__, slot)
     return struct(**tiles)
+
+
+@op
+def _late_slot(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
+    """The tiles of a ring slot that a consumer waits for itself: with their semaphore and its phase."""
+    phase = t.method(t.method(phases, "__rshift__", slot), "__and__", 1)
+    return struct(**t.call(_slot, memory, slot).fields, arrived=t.call(memory.arrived.__getitem__, slot), phase=phase)
 
 
 @op
@@ -225,19 +248,34 @@ def _at(t: Trace, ctx: Any, i: Any) -> Any:
 
 
 @op
-def _mine(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The context of one consumer: its number among those that share the task, its scratch tiles and accumulators."""
-    config, c = unwrap(ctx.config), unwrap(worker)
-    scratch = struct(**{n: t.call(s.__getitem__, c) for n, s in memory.scratch.fields.items()})
-    place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
-    number = tl.constexpr(c % config.team)
-    return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), "scratch": scratch, "accumulators": struct(**place_of)})
+def _anew(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
+    """The context with its common tiles addressed anew: their slot is zero, but from a run-time `number` the compiler cannot tell. Else it computes the
+    descriptors of all their parts once, and keeps them in registers that accumulators need."""
+    if not memory.common.fields:
+        return ctx
+    zero = t.method(t.scalar(number), "__rshift__", 30)
+    return struct(**{**ctx.fields, "common": struct(**{n: t.call(s.__getitem__, zero) for n, s in memory.common.fields.items()})})
 
 
 @op
-def _without_scratch(t: Trace, ctx: Any) -> Any:
-    """The context after the scratch tiles were given back."""
-    return struct(**{n: v for n, v in ctx.fields.items() if n != "scratch"})
+def _mine(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+    """The context of one consumer: its number among those that share the task, its tiles and accumulators."""
+    config, c = unwrap(ctx.config), unwrap(worker)
+
+    def slot(tiles: struct, number: int) -> struct:
+        return struct(**{n: t.call(s.__getitem__, number) for n, s in tiles.fields.items()})
+
+    tiles = dict(scratch=slot(memory.scratch, c), common=slot(memory.common, 0), working=slot(memory.working, c), exchange=memory.exchange)
+    place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
+    number = tl.constexpr(c % config.team)
+    return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
+
+
+@op
+def _without(t: Trace, ctx: Any, *names: Any) -> Any:
+    """The context after these tiles were given back."""
+    gone = [unwrap(name) for name in names]
+    return struct(**{n: v for n, v in ctx.fields.items() if n not in gone})
 
 
 def _counted(t: Trace, hook: Any, key: str, counters: tuple[str, ...], *args: Any) -> tuple[Any, list[int]]:
@@ -304,6 +342,19 @@ def _load_scratch(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
         _load_for_consumers(t, ctx, "load_scratch", memory.scratch.fields, plan.scratch, memory.scratch_arrived, memory.scratch_finished, free)
 
 
+@op
+def _load_common(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Fill the tiles that the consumers of a task share, once all have given back those of the task before."""
+    config = unwrap(ctx.config)
+    if not config._plan.common:
+        return
+    bar, expected = t.call(memory.common_arrived.__getitem__, 0), nbytes(config._plan.common)
+    t.call(wait, t.call(memory.common_finished.__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
+    t.call(expect, bar, expected)
+    tiles = struct(**{n: t.call(s.__getitem__, 0) for n, s in memory.common.fields.items()}, arrived=bar)
+    _checked_load(t, type(config).load_common, "load_common", None, expected, ctx, tiles)
+
+
 def _fills_tiles(config: Any) -> bool:
     """Are tiles among what is loaded for `finish`, which stores may still be reading, and not only vectors?"""
     return any(isinstance(tile, st) for n, tile in config._plan.finish if n in config._plan.preload)
@@ -311,13 +362,23 @@ def _fills_tiles(config: Any) -> bool:
 
 @op
 def _give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
-    """Let the producer load for `finish`. Called in the first iteration: then the stores of the task before have been read while products were under way."""
+    """Let the producer load for `finish`, or consumers work where the results of the task before were staged. Called in the first iteration: then the stores of
+    the task before have been read while products were under way."""
     config = unwrap(T)
+    if config.placement(t.arch).over_working is not None:
+        t.call(_leave_staging, T)
     if not config._plan.preload:
         return
     if _fills_tiles(config):
         t.call(store_read_wait, 0)
     t.call(arrive, t.call(memory.preload_free.__getitem__, worker), per="warp")
+
+
+@op
+def _leave_staging(t: Trace, T: Any) -> Any:
+    """All consumers' stores, results' and those from working tiles, have read shared memory, and their products are done."""
+    t.call(store_read_wait, 0)
+    t.call(named_sync, FINISH_BARRIER, unwrap(T).consumers * GROUP)
 
 
 @op
@@ -346,10 +407,14 @@ def _hook(what: str) -> Any:
     def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
-        if not config._plan.trailing:
+        if not (config._plan.trailing or config._plan.late_input):
             return _state(t, ctx, what, t.call(hook, ctx, state, *inputs), state)
         new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
-        _check_trailing(config, what, released, awaited)
+        if config._plan.trailing:
+            _check_trailing(config, what, released, awaited)
+        elif awaited != (what == "compute"):
+            raise TileError(f"{type(config).__name__}.{what} calls tk.wait_for {awaited} times; 'compute' waits once, in the hook itself, for its late input, "
+                            "'first' and 'drain' have none")
         return _state(t, ctx, what, new, state)
 
     call.__name__ = f"_{what}"
@@ -445,7 +510,9 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
     """
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
-    if over_ring:  # one consumer too: its warps leave the last slot at different times
+    if config.placement(t.arch).over_working is not None:
+        t.call(_leave_staging, ctx.config)
+    elif over_ring:  # one consumer too: its warps leave the last slot at different times
         t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
         t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
     elif config._plan.finish and not _fills_tiles(config):
@@ -463,7 +530,8 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing) as constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, late input) as
+    constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -472,7 +540,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing))
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), plan.late_input)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -582,6 +650,7 @@ def _load_early(G, A, memory, T: tl.constexpr):
         if work.valid:
             whole = _with(ctx, work)
             _load_scratch(whole, memory, 0)
+            _load_common(whole, memory, 0)
             for i in range(_early_count(work, T)):
                 _load(_at(whole, work.begin + i), memory, i)
                 if TRAILING:
@@ -613,6 +682,7 @@ def _producer(G, A, memory, T: tl.constexpr):
         whole = _with(ctx, work)
         if turn > 0 or EARLY == 0:
             _load_scratch(whole, memory, turn)
+            _load_common(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
         for i in range(begun, work.count):
@@ -656,6 +726,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
     OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
+    HAS_COMMON: tl.constexpr = _facts(T)[10]
+    LATE_INPUT: tl.constexpr = _facts(T)[11]
     slot = 0
     phases = 0
     turn = 0
@@ -675,6 +747,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             slot = 0
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
+        if HAS_COMMON:
+            wait(memory.common_arrived[0], turn & 1)
         mine = _fetch(mine)
         state = _start(mine)
         following = next_unit(ctx, A, unit, work)
@@ -684,18 +758,22 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
-                state = _first(_at(mine, work.begin), state, _slot(memory, slot))
+                state = _first(_at(_anew(mine, memory, work.count), work.begin), state, _slot(memory, slot))
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
                 for i in range(1, work.count):
-                    wait(memory.arrived[slot], (phases >> slot) & 1)
-                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _before(memory, previous, phases))
+                    here = _at(_anew(mine, memory, i), work.begin + i)
+                    if LATE_INPUT:
+                        state = _compute(here, state, _late_slot(memory, slot, phases), _before(memory, previous, phases))
+                    else:
+                        wait(memory.arrived[slot], (phases >> slot) & 1)
+                        state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
                     _release_before(memory, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)
                 _leave_input(ctx, A, memory, following, WORKER, T)
-                state = _drain(_without_scratch(mine), state, _before(memory, previous, phases))
+                state = _drain(_anew(_without(mine, "scratch"), memory, previous), state, _before(memory, previous, phases))
                 _release_before(memory, previous, T)
             else:
                 _give_staging(memory, WORKER, T)
@@ -706,16 +784,18 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 if OUTPUTS > 0:
                     wait(memory.stored[out], (out_phases >> out) & 1)
-                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot), _output(memory, out))
+                    state = _compute(_at(_anew(mine, memory, i), work.begin + i), state, _slot(memory, slot), _output(memory, out))
                     fence_async()  # what was written to the output tiles, for TMA to read
                     arrive(memory.written[out], per="warp")
                     out, out_phases = _next_slot(out, out_phases, OUTPUTS)
                 else:
-                    state = _compute(_at(mine, work.begin + i), state, _slot(memory, slot))
+                    state = _compute(_at(_anew(mine, memory, i), work.begin + i), state, _slot(memory, slot))
                 _release(memory.finished, slot, T)
                 slot, phases = _next_slot(slot, phases, STAGES)
             _leave_input(ctx, A, memory, following, WORKER, T)
-        _finish(_without_scratch(mine), state, memory, turn)
+        if HAS_COMMON:
+            arrive(memory.common_finished[0], per="warp")
+        _finish(_without(mine, "scratch", "common"), state, memory, turn)
         turn += 1
         unit = following
         work = work_of(ctx, A, unit)

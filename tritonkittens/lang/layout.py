@@ -1,8 +1,9 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
-Three lifetimes share the block's memory: scratch (loaded once a task, for each consumer), the input ring (one slot an iteration), and the
-finish tiles (staged results, for each consumer). Where memory is short the finish tiles lie over the tail of the ring, and the slots in
-front of them, the safe stages, are what the producer may already fill for the next task while the results leave.
+Three lifetimes share the block's memory: scratch and common tiles (loaded once a task, for each consumer or for all), the input ring (one slot an iteration),
+and the finish tiles (staged results, for each consumer). Finish tiles lie over what consumers work in during the task, where that is large enough. Else, where
+memory is short, they lie over the tail of the ring, and the slots in front of them, the safe stages, are what the producer may already fill for the next task
+while the results leave.
 """
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
 ENOUGH_STAGES = 3
+EXCHANGE_SLOTS = 2  # so that one meeting an iteration is enough: who writes a slot again has met the others since they read it
 
 
 def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, Any], ...]:
@@ -38,7 +40,11 @@ class layout:
     - `input`: the tiles of one ring slot (at least one);
     - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
     - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
-    - `scratch`: tiles that each consumer gets once a task; `finish`: tiles in which each consumer stages results;
+    - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once;
+    - `working`: tiles that each consumer writes and reads itself; `exchange`: tiles, two of each, that the consumers of a task write for each other, and see
+      after `tk.sync_consumers(ctx)`; nothing is in either when a task begins;
+    - `late_input`: `compute` waits for its input itself, with `tk.wait_for(input)` behind the work on the slot before (pipelined templates);
+    - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
@@ -55,6 +61,10 @@ class layout:
     preload: tuple[str, ...] = ()
     output: Any = field(default_factory=dict)
     trailing: Any = field(default_factory=dict)
+    common: Any = field(default_factory=dict)
+    working: Any = field(default_factory=dict)
+    exchange: Any = field(default_factory=dict)
+    late_input: bool = False
 
     def __post_init__(self) -> None:
         tensors = []
@@ -62,7 +72,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -72,6 +82,10 @@ class layout:
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
+        if both := [n for n, _ in self.working if n in dict(self.exchange)]:
+            raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
+        if self.late_input and self.trailing:
+            raise TileError("layout(late_input=True): with trailing tiles, compute waits for those instead")
         for name, tiles in (("multicast", self.ring), ("preload", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
@@ -95,17 +109,21 @@ def _padded(tiles: tuple[tuple[str, Any], ...]) -> int:
     return sum(-(-tile.nbytes // ALIGNMENT) * ALIGNMENT for _, tile in tiles)
 
 
+Places = tuple[tuple[tuple[str, int, int, int], ...], ...]
+
+
 @dataclass(frozen=True)
 class Placement:
     """Slots of the ring and where the finish tiles lie.
 
-    `over_ring` is None where they have memory of their own, else it has for each finish tile and consumer (input tile, stage, part, parts);
-    the slots before `safe_stages` lie under none of them.
+    `over_ring` and `over_working` are None where they have memory of their own, else one has for each finish tile and consumer (tile, slot, part, parts) in the
+    ring, or in the working tiles (slots are consumers) and the exchange tiles. The stages before `safe_stages` lie under none of them.
     """
 
     stages: int
     safe_stages: int
-    over_ring: tuple[tuple[tuple[str, int, int, int], ...], ...] | None
+    over_ring: Places | None
+    over_working: Places | None = None
 
 
 def place(
@@ -118,19 +136,21 @@ def place(
     over the ring? Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
-    stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch), consumers * _padded(plan.finish)
-    limit -= output_stages * _padded(plan.output)
+    stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
+    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange)
+    over_working = _over_working(plan, consumers) if may_overlap and plan.finish and work else None
+    limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
     least = 2 if pipelined else 1
-    apart = min((limit - scratch - finish) // stage, MAX_STAGES)
-    shared = min((limit - scratch) // stage, MAX_STAGES) if may_overlap else 0
+    apart = min((limit - scratch - (0 if over_working else finish)) // stage, MAX_STAGES)
+    shared = min((limit - scratch) // stage, MAX_STAGES) if may_overlap and not over_working else 0
     if stages is not None:
         if not isinstance(stages, int) or not least <= stages <= MAX_STAGES:
             why = " (pipelined: a slot is given back one iteration later)" if pipelined else ""
             raise TileError(f"{name}(stages={stages!r}): a ring has {least} to {MAX_STAGES} stages{why}")
         if stages <= apart:
-            return Placement(stages, stages, None)
+            return Placement(stages, stages, None, over_working)
         over = _over_ring(plan, consumers, stages) if stages <= shared else None
         if over is None:
             raise TileError(f"{name}(stages={stages}): shared memory over budget: {bill}")
@@ -143,31 +163,42 @@ def place(
     if apart < least:
         raise TileError(f"{name}: shared memory over budget: {bill}; it needs {least} stage{'s' if pipelined else ''}")
     chosen = min(apart, 2 * ENOUGH_STAGES)
-    return Placement(chosen, chosen, None)
+    return Placement(chosen, chosen, None, over_working)
 
 
-def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, tuple] | None:
+def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] | None:
     """(safe stages, places) of the finish tiles over the last slots of the ring, None where a tile fits nowhere."""
-    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *plan.ring)):
-        return None
     largest_first = sorted(plan.ring, key=lambda item: -item[1].nbytes)
-    slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first]
+    places = _over(plan, consumers, plan.ring, [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first])
+    return None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
+
+
+def _over_working(plan: layout, consumers: int) -> Places | None:
+    """The places of the finish tiles over the working and exchange tiles, None where a tile fits nowhere."""
+    slots = [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)]
+    slots += [(i, name, tile.nbytes) for name, tile in plan.exchange for i in range(EXCHANGE_SLOTS)]
+    return _over(plan, consumers, (*plan.working, *plan.exchange), slots)
+
+
+def _over(plan: layout, consumers: int, homes: tuple[tuple[str, Any], ...], slots: list[tuple[int, str, int]]) -> Places | None:
+    """For each finish tile and consumer the first of `slots` (number, tile, bytes), which are of the tiles `homes`, with room left."""
+    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *homes)):
+        return None
     used: dict[tuple[str, int], int] = {}
     size: dict[tuple[str, int], int] = {}
-    places, lowest = [], stages
+    places = []
     for _, tile in plan.finish:
         mine = []
         for _ in range(consumers):
-            for stage, name, capacity in slots:
-                key = (name, stage)
+            for slot, name, capacity in slots:
+                key = (name, slot)
                 if size.setdefault(key, tile.nbytes) == tile.nbytes and (used.get(key, 0) + 1) * tile.nbytes <= capacity:
-                    mine.append((name, stage, used.get(key, 0), capacity // tile.nbytes))
+                    mine.append((name, slot, used.get(key, 0), capacity // tile.nbytes))
                     used[key] = used.get(key, 0) + 1
-                    lowest = min(lowest, stage)
                     break
                 if not used.get(key):
                     size.pop(key)
             else:
                 return None
         places.append(tuple(mine))
-    return lowest, tuple(places)
+    return tuple(places)

@@ -31,6 +31,7 @@ from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 LINE = 128  # bytes of an L2 line
 BULK = 16  # bytes: unit and alignment of bulk copies
 CP_ASYNC = 4  # bytes: smallest copy of cp.async
+BULK_SUMS = {tl.float32: "f32", tl.bfloat16: "bf16", tl.float16: "f16"}  # PTX ISA, cp.reduce.async.bulk
 POLICIES = ("evict_first", "evict_last", "evict_normal")
 # What TMA can combine with global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map types.
 REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
@@ -540,6 +541,12 @@ def _store_bulk(pointer, src, nbytes, thread):
         ptx_tma.store_bulk(pointer, src, nbytes, issuer="thread")
 
 
+@triton.jit
+def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
+    if thread == 0:
+        ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
+
+
 def _bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
     """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
@@ -597,6 +604,19 @@ def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> A
 
 
 @op
+def store_add_bytes_async(t: Trace, pointer: Any, src: Any) -> Any:
+    """Start adding a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and atomically: as `store_bytes_async`.
+
+    Source: PTX ISA, cp.reduce.async.bulk.
+    """
+    if isinstance(src, shared) and src.dtype not in BULK_SUMS:
+        raise TileError(f"store_add_bytes_async of {src.spec!r}: bulk copies add {', '.join(str(d) for d in BULK_SUMS)} only")
+    for piece, target, count in _bulk_pieces(t, src, pointer, None, "store_add_bytes_async"):
+        t.call(_add_bulk, target, piece, t.scalar(count), tl.constexpr(BULK_SUMS[src.dtype]), role_thread(t))
+    t.call(ptx_tma.commit_group)
+
+
+@op
 def store_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` stores of this role are incomplete: their data is in global memory."""
     t.require_explicit("store_wait")
@@ -624,6 +644,6 @@ def fence_async(t: Trace) -> Any:
 
 __all__ = [
     "fence_async", "gather_rows", "load", "load_async", "load_async_wait", "load_bytes_async", "load_into", "load_scalar", "prefetch", "scatter_rows",
-    "split", "store", "store_add_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async",
+    "split", "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async", "store_max_async", "store_min_async",
     "store_read_wait", "store_wait", "sv",
 ]

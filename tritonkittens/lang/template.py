@@ -50,6 +50,7 @@ class lcf:
 
     - `setup(ctx)` → `tk.task(iterations, when=…, **coordinates)`: what task number `ctx.task` is; the loop over tasks ends at the first whose `when` is false;
     - `load_scratch(ctx, scratch)` (producer, once a task for each consumer `ctx.consumer`): copies into the scratch tiles on `scratch.arrived`;
+    - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`;
     - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
     - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
       `staging.arrived`, while the task is computed;
@@ -63,14 +64,17 @@ class lcf:
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
     `previous` (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` give their input back with
-    `tk.release(ctx, input)`.
+    `tk.release(ctx, input)`. With the layout's `late_input`, `compute` waits itself for its slot, with `tk.wait_for(input)`, when the work on the slot before
+    is under way: two slots are then enough to hide the copies.
+    Consumers that share a task see each other's `ctx.exchange` tiles after `tk.sync_consumers(ctx)`; `ctx.exchange.X[i]` has two slots, to be taken in turns.
     Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
     `compute` returns: it must leave no product under way. Copies of the load hooks are counted where they are written, once for each helper
     function and its argument types.
     In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster);
-    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `accumulators`.
+    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `working`, `exchange`,
+    `accumulators`.
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
@@ -95,10 +99,10 @@ class lcf:
     producer_registers: int | None = None
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
-    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
+    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
-        "load_trailing": ("ctx", "trailing"), "fetch": ("ctx",),
+        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -162,14 +166,17 @@ class lcf:
         plan = self._plan
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
-        hooks = {"scratch": (plan.scratch, "load_scratch"), "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing")}
+        hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "preload": (plan.preload, "load_finish"),
+                 "trailing": (plan.trailing, "load_trailing")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
         if plan.trailing and not self.pipelined:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
-        if self.independent and (plan.scratch or plan.output):
-            raise self._error("(independent=True): consumers with tasks of their own have neither scratch nor output tiles")
+        if plan.late_input and not hasattr(type(self), "first"):
+            raise self._error("its layout has a late input, which compute waits for: that needs hooks 'first' and 'drain'")
+        if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
+            raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
         if self.splits and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         if bool(plan.output) != isinstance(self, lcsf):
@@ -265,7 +272,8 @@ class lcf:
         why = "given" if self.stages is not None else "as many as fit beside the other tiles, up to twice as many as hide the latency"
         lines = [f"{type(self).__name__} on sm_{arch}", f"  stages {placed.stages} ({why}): a slot is {slot}"]
         if plan.finish:
-            place = "beside the ring, so that their stores overlap with the next task" if placed.over_ring is None else (
+            place = "over what the consumers worked in" if placed.over_working is not None else (
+                "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
                 f"over the ring behind slot {placed.safe_stages}: beside it there is room for too few stages")
             lines.append(f"  finish tiles {place}: {', '.join(f'{n} {tile!r}' for n, tile in plan.finish)} for each of {self.consumers} consumers")
         given = "given" if self.consumer_registers else "what the block's share of the register file leaves" if self.reallocates else (
@@ -318,7 +326,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_finish", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:

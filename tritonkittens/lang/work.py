@@ -13,8 +13,8 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
 # What else the context of a hook holds
-RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "accumulators", "begin", "count",
-            "parts", "part", "slot", "late", "fetched"}
+RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "working", "exchange",
+            "accumulators", "begin", "count", "parts", "part", "slot", "late", "fetched"}
 
 
 @op

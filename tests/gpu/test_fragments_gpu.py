@@ -1,4 +1,4 @@
-"""Masks of wgmma accumulators, which compare with constants, against indices."""
+"""Accumulators of wgmma: their masks, which compare with constants, against indices; their order in memory."""
 
 import pytest
 import torch
@@ -55,3 +55,38 @@ def test_masks(mask, rows, cols, rng):
         masked_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), row, col, a, b, tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), mask)
         stays, other = kept(mask, rows, cols, row, col, a, b)
         assert torch.equal(c.cpu().double(), torch.where(stays, exact, other)), (row, col, a, b)
+
+
+@tk.kernel
+@triton.jit
+def summed_kernel(A, B, Y, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MEMORY: tl.constexpr):
+    """Adds A · Bᵀ, in the order of its fragments, to Y, twice."""
+    left, right, memory = tk.allocate(TILE_A), tk.allocate(TILE_B), tk.allocate(MEMORY)
+    tk.load_into(left, A, (0, 0))
+    tk.load_into(right, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    numbers = tk.store_fragments(memory, tk.mm_ABt(left, right))
+    tk.fence_async()
+    tk.sync()
+    tk.store_add_bytes_async(Y, numbers)
+    tk.store_add_bytes_async(Y, numbers)
+    tk.store_wait()
+
+
+@triton.jit
+def ordered_kernel(X, Y, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    tl.store(Y + row * COLS + col, tl.load(X + tk.fragment_place(row, col)))
+
+
+@pytest.mark.parametrize("cols", [16, 64, 128])
+@pytest.mark.parametrize("vector", [False, True])
+def test_order_in_memory(cols, vector, rng):
+    """Every element where `fragment_place` says, added to what was there."""
+    x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (64, cols))
+    sums, found = torch.ones(64 * cols, device=DEVICE), poison(torch.empty(64, cols, device=DEVICE))
+    memory = tk.sv(tk.fp32, 64 * cols) if vector else tk.st(tk.fp32, 64, cols)
+    summed_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(sums), tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64), memory)
+    ordered_kernel[(1,)](sums, found, 64, cols)
+    assert torch.equal(found.cpu().double(), 1 + 2 * (x.double().cpu() @ y.double().cpu().T))
