@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tritonkittens.kernels.attention.config import Config
-from tritonkittens.kernels.attention.decode import AttentionDecode
+from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward
