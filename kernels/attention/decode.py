@@ -82,8 +82,8 @@ class AttentionDecode(AttentionForward):
 
 @triton.jit
 def _page(ctx, copy):
-    """(page, part of it) that copy number `copy` of this iteration's block is of. Behind the sequence's last key it is the last that has keys again: what the
-    table says there may be anything."""
+    """(page, part of it) that copy number `copy` of this iteration's block takes. Behind the sequence's last key it is the last part in use once more: the
+    table may end there, or say anything."""
     PARTS: tl.constexpr = ctx.config.page_size // ctx.config.copied
     COPIES: tl.constexpr = ctx.config.cols // ctx.config.copied
     place = tl.minimum((ctx.last - ctx.iter) * COPIES + copy, (ctx.keys - 1) // ctx.config.copied)
@@ -91,10 +91,10 @@ def _page(ctx, copy):
 
 
 class AttentionDecodePaged(AttentionDecode):
-    """K and V lie in pages of `page_size` keys anywhere in a pool. A block is as many copies as it has pages, where it lies in one page a single one: a copy has
-    gcd(cols, page_size) keys. Source: PagedAttention (Kwon et al., 2023).
+    """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
+    copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
 
-    K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, where the keys of a sequence are; the others as in `AttentionDecode`.
+    K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, in which the keys of a sequence are; the others as there.
     """
 
     page_size: int = 16

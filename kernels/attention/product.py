@@ -188,13 +188,13 @@ def attention_decode(
     rows = heads // kv_heads * queries
     if rows > ROWS:
         raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int32 or lengths.device != q.device):
-        raise ValueError(f"attention_decode: lengths is {tuple(lengths.shape)}, {lengths.dtype}, on {lengths.device}; it must be ({batch},), torch.int32, on "
-                         f"{q.device}")
+    if lengths is not None:
+        _check_integers("lengths", lengths, q, f"({batch},)", (batch,))
     page_size = None
     if pages is not None:
-        _check_pages(q, keys, lengths, pages)
-        page_size, keys = keys, pages.shape[1] * keys if len(k) else 0
+        _check_integers("pages", pages, q, f"({batch}, pages of the longest sequence)", (batch, None))
+        _check_pages(keys, lengths)
+        page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
     if parts is not None and not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
     left, right = _check_window(causal, None)
@@ -217,16 +217,20 @@ def attention_decode(
     return result if lse is None else (result, lse)
 
 
-def _check_pages(q: torch.Tensor, page_size: int, lengths: torch.Tensor | None, pages: torch.Tensor) -> None:
+def _check_integers(argument: str, x: torch.Tensor, q: torch.Tensor, wanted: str, shape: tuple[int | None, ...]) -> None:
+    """An int32 tensor on the device of q with this shape, None for any extent."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"attention_decode: {argument} is {type(x).__name__}; it must be a torch tensor")
+    fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
+    if not fits or x.dtype != torch.int32 or x.device != q.device:
+        raise ValueError(f"attention_decode: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, torch.int32, on {q.device}")
+
+
+def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:
     if lengths is None:
-        raise ValueError("attention_decode: pages without lengths; how many keys of its pages a sequence has filled must be given")
-    if not isinstance(pages, torch.Tensor):
-        raise TypeError(f"attention_decode: pages is {type(pages).__name__}; it must be a torch tensor")
-    if pages.ndim != 2 or len(pages) != len(q) or pages.dtype != torch.int32 or pages.device != q.device:
-        raise ValueError(f"attention_decode: pages is {tuple(pages.shape)}, {pages.dtype}, on {pages.device}; it must be ({len(q)}, pages of the longest "
-                         f"sequence), torch.int32, on {q.device}")
+        raise ValueError("attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled")
     if page_size == 0 or page_size % PAGE:
-        raise ValueError(f"attention_decode: pages of {page_size} keys; they must be a multiple of {PAGE}")
+        raise ValueError(f"attention_decode: k and v have pages of {page_size} keys; these must be a multiple of {PAGE}")
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None, paged: bool = False) -> None:
