@@ -180,8 +180,8 @@ def attention_decode(
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
-    sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) takes
-    block / gcd(block, page_size) copies: sizes that divide it or are its multiples take the fewest.
+    sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
+    copies of gcd(block, page_size) keys, so that pages of 128 cost nothing and those of 16 most.
     """
     check(q, k, v, out, paged=pages is not None)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
@@ -209,7 +209,7 @@ def attention_decode(
     packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
     some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
-    lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths.contiguous()
     table = () if pages is None else (pages,)
     kernel(packed, as_addressable(k), as_addressable(v), lengths, some, sums, *table, **scores.numbers(False), queries=queries)
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,

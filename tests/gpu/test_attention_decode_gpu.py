@@ -94,10 +94,11 @@ def test_pages_of_head_dimensions(page_size, dim, value_dim, dtype, rng):
 
 
 def test_sequences_share_pages(rng):
+    """The table and the lengths have any strides."""
     q, (k, v) = randn(1, 4, 2, 64).repeat(2, 1, 1, 1), randn(2, 1, 2, 100, 64)
     k_pool, v_pool, table = in_pages(k, v, [100], 16)
-    lengths = torch.tensor([100, 100], dtype=torch.int32, device=DEVICE)
-    out = attention_decode(q, k_pool, v_pool, lengths=lengths, pages=table.repeat(2, 1))
+    lengths = torch.tensor([100, 0, 100, 0], dtype=torch.int32, device=DEVICE)[::2]
+    out = attention_decode(q, k_pool, v_pool, lengths=lengths, pages=table.expand(2, -1))
     assert torch.equal(out[0], out[1]) and torch.equal(out[:1], attention_decode(q[:1], k, v))
 
 
