@@ -181,7 +181,7 @@ def attention_decode(
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
     sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
-    copies of gcd(block, page_size) keys, so that pages of 128 cost nothing and those of 16 most.
+    copies of gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
     """
     check(q, k, v, out, paged=pages is not None)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
