@@ -47,12 +47,32 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
 
 DECODE = ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192))  # batch, keys
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3 8B
+PAGE_SIZES = (16, 128)  # keys: vLLM's default, and those of a block of the kernel
 
 
 def ours_decoding(p: Attention) -> Callable[[], torch.Tensor]:
     from tritonkittens.kernels.attention import attention_decode
 
     return functools.partial(attention_decode, p.q, p.k, p.v, out=torch.full_like(p.q, float("nan")))
+
+
+def in_pages(x: torch.Tensor, table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """The keys of a cache (batch, heads, keys, D) as a pool (pages, heads, page_size, D), in memory (pages, page_size, heads, D)."""
+    batch, heads, keys, dim = x.shape
+    pool = x.new_zeros(table.numel(), page_size, heads, dim)
+    padded = torch.nn.functional.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, -keys % page_size))
+    pool[table.flatten().long()] = padded.reshape(table.numel(), page_size, heads, dim)
+    return pool.transpose(1, 2)
+
+
+def ours_decoding_pages(p: Attention, page_size: int) -> Callable[[], torch.Tensor]:
+    from tritonkittens.kernels.attention import attention_decode
+
+    batch, _, keys, _ = p.k.shape
+    table = torch.randperm(batch * -(-keys // page_size), device=p.k.device).int().reshape(batch, -1)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device=p.k.device)
+    k, v = (in_pages(x, table, page_size) for x in (p.k, p.v))
+    return functools.partial(attention_decode, p.q, k, v, lengths=lengths, pages=table, out=torch.full_like(p.q, float("nan")))
 
 
 def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -65,7 +85,8 @@ def decode_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(batch: int, keys: int) -> Trial:
         p = Attention(randn(batch, HEADS, 1, HEAD_DIM), *(randn(batch, KV_HEADS, keys, HEAD_DIM) for _ in range(2)))
         copied = {"copy of as many bytes": (functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()))}
-        return Trial({OURS: functools.partial(ours_decoding, p)}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
+        paged = {f"{OURS}, pages of {size}": functools.partial(ours_decoding_pages, p, size) for size in PAGE_SIZES}
+        return Trial({OURS: functools.partial(ours_decoding, p), **paged}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
 
     return [
         Case(f"bf16 decode B {b} S {s}", 2 * b * KV_HEADS * s * HEAD_DIM * 2, {"B": b, "S": s, "panel": f"B {b}"}, functools.partial(prepare, b, s))

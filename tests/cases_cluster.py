@@ -24,6 +24,23 @@ def shared_loads(X, Y, TILE: tl.constexpr):
 
 @tk.kernel
 @triton.jit
+def shared_views(X, Y, TILE: tl.constexpr):
+    """Each of two blocks loads half of the rows of a tile for both; Y[block] = X."""
+    tile = tk.allocate(TILE)
+    arrived = tk.semaphores(1)
+    tk.expect(arrived[0], TILE.nbytes)
+    tk.cluster_sync()  # both blocks' barriers are there
+    rank = tk.cluster_rank()
+    for i in tl.static_range(2):
+        if rank == i:
+            tk.load_async(tk.subtile(tile, TILE.rows // 2, TILE.cols, i, 0), X, (i, 0), arrived[0], multicast=3)
+    tk.wait(arrived[0], 0)
+    tk.store(Y, tk.load(tile, layout="memory"), (tk.block_index(), 0))
+    tk.cluster_sync()  # nobody leaves while the other still writes here
+
+
+@tk.kernel
+@triton.jit
 def fixed_sum(X, Y):
     """Y = X summed over 16-row tiles, in a loop whose length is known when the kernel is compiled."""
     ROWS: tl.constexpr = tk.extent(X, 0)

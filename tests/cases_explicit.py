@@ -159,6 +159,26 @@ def views(X, Y, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     tk.store(Y, tk.load(tile), (0, 0))
 
 
+@tk.kernel
+@triton.jit
+def views_by_tma(X, Y, Z, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Y and Z = matrix 1 of X with its views, ROWS × COLS, in reverse order: in by view, out as a whole (Y) and by view (Z)."""
+    tile = tk.allocate(TILE)
+    arrived = tk.semaphores(1)
+    tk.expect(arrived[0], tile)
+    DOWN: tl.constexpr = TILE.rows // ROWS
+    ACROSS: tl.constexpr = TILE.cols // COLS
+    for r in tl.static_range(DOWN):
+        for c in tl.static_range(ACROSS):
+            tk.load_async(tk.subtile(tile, ROWS, COLS, r, c), X, (1, DOWN - 1 - r, ACROSS - 1 - c), arrived[0])
+    tk.wait(arrived[0], 0)
+    tk.store(Y, tk.load(tile), (0, 0))
+    for r in tl.static_range(DOWN):
+        for c in tl.static_range(ACROSS):
+            tk.store_async(Z, tk.subtile(tile, ROWS, COLS, r, c), (r, c))
+    tk.store_wait()
+
+
 # ---- products ------------------------------------------------------------------------------------------------------------
 
 

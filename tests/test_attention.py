@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tritonkittens import sim
-from tritonkittens.kernels.attention import attention, attention_torch
+from tritonkittens.kernels.attention import attention, attention_decode, attention_torch
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -43,6 +43,29 @@ REFUSED = [
 def test_refused(operands, given, error, message):
     with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
         attention(*operands, **given)
+
+
+FILLED = torch.zeros(2, dtype=torch.int32)
+TABLE = torch.zeros(2, 3, dtype=torch.int32)
+POOL = x(5, 2, 16, 64)
+DECODE_REFUSED = [
+    ((Q, K, K), dict(lengths=[8, 8]), TypeError, "attention_decode: lengths is list; it must be a torch tensor"),
+    ((Q, POOL, POOL), dict(lengths=FILLED), ValueError, "they must be (B, H, S, D), (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)"),
+    ((Q, POOL, POOL), dict(pages=TABLE), ValueError, "attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled"),
+    ((Q, POOL, POOL), dict(pages=[[0], [1]], lengths=FILLED), TypeError, "attention_decode: pages is list; it must be a torch tensor"),
+    ((Q, POOL, POOL), dict(pages=TABLE.long(), lengths=FILLED), ValueError, "attention_decode: pages is (2, 3), torch.int64, on cpu; it must be (2, pages of"),
+    ((Q, POOL, POOL), dict(pages=TABLE[:1], lengths=FILLED), ValueError, "it must be (2, pages of the longest sequence), torch.int32, on cpu"),
+    ((Q, POOL, POOL), dict(pages=TABLE[0], lengths=FILLED), ValueError, "attention_decode: pages is (3,), torch.int32, on cpu; it must be (2, pages of"),
+    ((Q, x(5, 2, 24, 64), x(5, 2, 24, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "attention_decode: k and v have pages of 24 keys; these must be"),
+    ((Q, x(5, 2, 0, 64), x(5, 2, 0, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "pages of 0 keys; these must be a multiple of 16"),
+    ((Q, POOL, x(4, 2, 16, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "(B, H, S, D), (pages, H_kv, page_size, D) and (pages, H_kv, page_size, D_v)"),
+]
+
+
+@pytest.mark.parametrize(("operands", "given", "error", "message"), DECODE_REFUSED)
+def test_refused_in_decoding(operands, given, error, message):
+    with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
+        attention_decode(*operands, **given)
 
 
 def test_a_tensor_on_no_gpu():

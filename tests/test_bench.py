@@ -394,12 +394,14 @@ def test_attention_gradients_reference():
 @pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64), ("DECODE", ((2, 300),)), ("HEADS", 4), ("KV_HEADS", 2)):
+    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64), ("DECODE", ((2, 300),)), ("HEADS", 4), ("KV_HEADS", 2),
+                        ("PAGE_SIZES", (16,))):  # fmt: skip
         monkeypatch.setattr(attention, name, value)
     for case in suite.cases(OPTIONS):
         with sim.device():
             row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})
-        assert row["contenders"][gemm.OURS]["value"] and "missing" in row["contenders"]["cudnn"]
+        assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
+        assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
 
 
 def test_synchronous_kernel_multiplies(monkeypatch):

@@ -136,6 +136,8 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.subtile(tk.allocate(TILE), 32, 64, -1, 0)
     elif WHAT == "view of composite":
         tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 96)), 64, 48)
+    elif WHAT == "composite rows":
+        tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64)), 32, 64)
     elif WHAT == "view of ring":
         tk.subtile(tk.allocate(TILE, stages=2), 32, 64)
     elif WHAT == "view of registers":
@@ -226,7 +228,8 @@ TILES = {
     "no ring": "st(bf16, 64, 64): this is one tile, not a ring; subtile() makes views",
     "view outside": VIEW.format(32, 64, 2, 0),
     "view before": VIEW.format(32, 64, -1, 0),
-    "view of composite": "subtile of st(bf16, 64, 96): its extents are not powers of two; views of composite tiles are not contiguous",
+    "view of composite": "subtile of st(bf16, 64, 96): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
+    "composite rows": "subtile of st(bf16, 96, 64): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
     "view of ring": "subtile of a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "rank": "load of rt(bf16, 64, 64): 3 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
     "rank of store": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",

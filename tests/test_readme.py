@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
-from tests.util import on_gpu_or_simulated, poison, relative_error
+from tests.util import in_pages, on_gpu_or_simulated, poison, relative_error
+from tritonkittens.kernels.attention import attention_torch
 from tritonkittens.kernels.gemm import gemm
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -80,10 +81,14 @@ def test_the_usage_blocks_run(rng, kernel_device):
     usage, model = [b for b in blocks("python") if "import gemm" in b or "use_attention" in b]
     x, w, bias, x0, g = randn(48, 64), randn(80, 64), randn(80), randn(48, 80), randn(80)
     q, k, v = randn(1, 4, 70, 64), randn(1, 2, 90, 64), randn(1, 2, 90, 64)
-    names = dict(a=randn(40, 64), b=randn(64, 48), x=x, w=w, bias=bias, x0=x0, g=g, q=q, k=k, v=v)
+    n = torch.tensor([75], dtype=torch.int32, device=kernel_device)
+    k_pool, v_pool, table = in_pages(k, v, n.tolist(), 16)
+    names = dict(a=randn(40, 64), b=randn(64, 48), x=x, w=w, bias=bias, x0=x0, g=g, q=q, k=k, v=v, n=n, k_pool=k_pool, v_pool=v_pool, table=table)
     exec(usage, names)
     assert relative_error(names["c"], x0.double() + g.double() * torch.nn.functional.gelu(x.double() @ w.double().T + bias.double())) < 5e-3
     assert names["o"].isfinite().all() and names["lse"].shape == (1, 4, 70)
+    expected, _ = attention_torch(q[:, :, -1:], k[:, :, :75], v[:, :, :75])
+    assert relative_error(names["o1"], expected) < 8e-3 and torch.equal(names["o1"], names["o2"])
     out = {}
     exec(model, dict(model=lambda x: out.update(y=torch.nn.functional.scaled_dot_product_attention(x, x, x)), x=q))
     assert relative_error(out["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3

@@ -42,3 +42,20 @@ def synchronize():
 def on_gpu_or_simulated(gpu, simulated):
     """A size or count for a GPU, and the smaller one for the simulator."""
     return gpu if DEVICE == "cuda" else simulated
+
+
+def in_pages(k, v, lengths, page_size):
+    """(pools of pages, table) with the first `lengths[b]` keys of caches (B, H_kv, S, …) in pages anywhere. Everything else in the pools is NaN; entries of the
+    table behind a sequence's last key are no page of the pools. The pools are (pages, page_size, H_kv, …) in memory, seen as (pages, H_kv, page_size, …)."""
+    counts = [-(-n // page_size) for n in lengths]
+    pages = 2 * sum(counts) + 1
+    free = torch.randperm(pages).tolist()
+    table = torch.randint(pages, 2**31 - 1, (len(lengths), max(counts)), dtype=torch.int32)
+    pools = [torch.full((pages, page_size, x.shape[1], x.shape[3]), float("nan"), dtype=x.dtype, device=x.device).transpose(1, 2) for x in (k, v)]
+    for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
+        for j in range(count):
+            table[b, j] = free.pop()
+            for x, pool in zip((k, v), pools, strict=True):
+                part = x[b, :, j * page_size : min((j + 1) * page_size, n)]
+                pool[table[b, j], :, : part.shape[1]] = part
+    return *pools, table.to(k.device)

@@ -7,7 +7,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.config import Config
-from tritonkittens.kernels.attention.decode import AttentionDecode
+from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.operator import attention_operator

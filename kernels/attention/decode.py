@@ -1,6 +1,8 @@
 """Few queries against long keys and values: what a model does for every token that it writes. Reading K and V is all the time it takes."""
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import triton
@@ -61,7 +63,7 @@ class AttentionDecode(AttentionForward):
         kv_heads, parts = tk.extent(ctx.globals.K, 1), tk.extent(ctx.globals.O, 2)
         batch_head, part = tk.unravel(ctx.task, parts)
         batch, kv_head = tk.unravel(batch_head, kv_heads)
-        more = batch < tk.extent(ctx.globals.K, 0)
+        more = batch < tk.extent(ctx.globals.Q, 0)
         keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0)
         blocks = tk.ceil_div(keys, ctx.config.cols)
         begin, end = part * blocks // parts, (part + 1) * blocks // parts
@@ -76,6 +78,50 @@ class AttentionDecode(AttentionForward):
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
         tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))
+
+
+@triton.jit
+def _page(ctx, copy):
+    """(page, part of it) that copy number `copy` of this iteration's block takes. Behind the sequence's last key it is the last part in use once more: the
+    table may end there, or say anything."""
+    PARTS: tl.constexpr = ctx.config.page_size // ctx.config.copied
+    COPIES: tl.constexpr = ctx.config.cols // ctx.config.copied
+    place = tl.minimum((ctx.last - ctx.iter) * COPIES + copy, (ctx.keys - 1) // ctx.config.copied)
+    return tk.load_scalar(ctx.globals.pages, (ctx.batch, place // PARTS)), place % PARTS
+
+
+class AttentionDecodePaged(AttentionDecode):
+    """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
+    copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
+
+    K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, in which the keys of a sequence are; the others as there.
+    """
+
+    page_size: int = 16
+
+    @property
+    def copied(self) -> int:
+        """Keys of a copy."""
+        return math.gcd(self.cols, self.page_size)
+
+    def layout(self):
+        plan = super().layout()
+        k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
+        return replace(plan, globals=dict(plan.globals) | dict(K=k, V=v, pages=None))
+
+    @triton.jit
+    def load(ctx, input):
+        ROWS: tl.constexpr = ctx.config.copied
+        for i in tl.static_range(ctx.config.cols // ROWS):
+            page, part = _page(ctx, i)
+            tk.load_async(tk.subtile(input.K, ROWS, ctx.config.head_dim, i, 0), ctx.globals.K, (page, ctx.kv_head, part, 0), input.arrived)
+
+    @triton.jit
+    def load_trailing(ctx, trailing):
+        ROWS: tl.constexpr = ctx.config.copied
+        for i in tl.static_range(ctx.config.cols // ROWS):
+            page, part = _page(ctx, i)
+            tk.load_async(tk.subtile(trailing.V, ROWS, ctx.config.value_dim, i, 0), ctx.globals.V, (page, ctx.kv_head, part, 0), trailing.arrived)
 
 
 @triton.jit

@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 
-from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
+from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch
 from tritonkittens.kernels.attention.product import parts_of
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernel_device")
 BF16, FP16 = torch.bfloat16, torch.float16
 ROUNDING = {BF16: 2.0**-8, FP16: 2.0**-11}
 LONG = on_gpu_or_simulated(5000, 500)
+PAGE_SIZES = on_gpu_or_simulated((16, 32, 48, 64, 128, 256, 384), (16, 48, 256))  # a block of keys is 128
 
 
 def randn(*shape, dtype=BF16):
@@ -67,6 +69,39 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
     check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
+def check_pages(batch, heads, kv_heads, queries, keys, lengths, page_size, dim=64, value_dim=64, dtype=BF16, **given):
+    """Pages anywhere give the same bits as a cache."""
+    q, k, v = (randn(batch, n, s, d, dtype=dtype) for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim)))
+    counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    expected, expected_lse = attention_decode(q, k, v, lengths=counts, return_lse=True, **given)
+    k_pool, v_pool, table = in_pages(k, v, lengths, page_size)
+    assert addressable(k_pool) and addressable(v_pool), "they are not copied"
+    out = poison(torch.empty_like(expected))
+    result, lse = attention_decode(q, k_pool, v_pool, lengths=counts, pages=table, out=out, return_lse=True, **given)
+    assert result is out and torch.equal(out, expected) and torch.equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_pages(page_size, rng):
+    keys = on_gpu_or_simulated(4960, 210)  # the last sequence ends inside of a block, and the table's memory with it
+    check_pages(4, 8, 2, 3, keys, [keys - 3, 0, 1, keys], page_size, parts=2)
+
+
+@pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [(16, 208, 240, FP16), (128, 96, 96, BF16)])
+def test_pages_of_head_dimensions(page_size, dim, value_dim, dtype, rng):
+    """Also those of tiles of several pieces, and of blocks of less than 128 keys."""
+    check_pages(2, 4, 2, 1, 200, [70, 200], page_size, dim, value_dim, dtype, softcap=5.0, parts=2)
+
+
+def test_sequences_share_pages(rng):
+    """The table and the lengths have any strides."""
+    q, (k, v) = randn(1, 4, 2, 64).repeat(2, 1, 1, 1), randn(2, 1, 2, 100, 64)
+    k_pool, v_pool, table = in_pages(k, v, [100], 16)
+    lengths = torch.tensor([100, 0, 100, 0], dtype=torch.int32, device=DEVICE)[::2]
+    out = attention_decode(q, k_pool, v_pool, lengths=lengths, pages=table.expand(2, -1))
+    assert torch.equal(out[0], out[1]) and torch.equal(out[:1], attention_decode(q[:1], k, v))
+
+
 def test_layouts(rng):
     """(B, S, H, D) caches and queries give the same bits as contiguous ones."""
     q, k, v = randn(2, 3, 4, 64), randn(2, 300, 2, 64), randn(2, 300, 2, 64)
@@ -79,6 +114,11 @@ def test_layouts(rng):
 def test_nothing(rng):
     out, lse = attention_decode(randn(2, 4, 1, 64), randn(2, 2, 0, 64), randn(2, 2, 0, 64), return_lse=True)
     assert (out == 0).all() and (lse == -math.inf).all()
+    none = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    for pages, columns in ((0, 3), (5, 0), (5, 3)):
+        pool, table = randn(pages, 2, 16, 64), torch.full((2, columns), 2**30, dtype=torch.int32, device=DEVICE)
+        out, lse = attention_decode(randn(2, 4, 1, 64), pool, pool, lengths=none, pages=table, return_lse=True)
+        assert (out == 0).all() and (lse == -math.inf).all()
 
 
 def test_runs_are_bitwise_equal(rng):

@@ -20,6 +20,14 @@ def test_both_blocks_get_what_one_loads(rng, cols, dtype):
         assert torch.equal(y, x.repeat(6, 1)), repeat
 
 
+def test_both_blocks_get_the_views_that_each_loads(rng):
+    tile, half = tk.st(tk.bf16, 32, 128), tk.st(tk.bf16, 16, 128)  # two swizzle lines wide: a view is no stretch of memory
+    x = torch.randn(32, 128, device=DEVICE).bfloat16()
+    y = poison(torch.empty(2 * 32, 128, dtype=torch.bfloat16, device=DEVICE))
+    cases.shared_views[(1,)](tk.gl(x, half), tk.gl(y), tile, cluster_size=2, debug=True)
+    assert torch.equal(y, x.repeat(2, 1))
+
+
 def test_static_layouts_are_told_apart(rng):
     for rows in (16, 48, 32):
         x = torch.randn(rows, 64, device=DEVICE)

@@ -246,6 +246,20 @@ def test_views(rng, tile, rows, cols):
     assert same(y.tensor, x) and y.intact()
 
 
+@pytest.mark.parametrize(
+    ("tile", "rows", "cols"),
+    [(tk.st(tk.bf16, 64, 128), 16, 128), (tk.st(tk.bf16, 64, 128), 32, 64), (tk.st(tk.bf16, 32, 208), 16, 208), (tk.st(tk.fp32, 32, 16), 16, 16)],
+    ids=str,
+)
+def test_views_by_tma(rng, tile, rows, cols):
+    """A view's columns lie as far apart as its tile's: those of a wide tile, and of one of several pieces."""
+    dtype, part = TORCH[tile.dtype], tk.st(tile.dtype, rows, cols)
+    x, y, z = whole_numbers(rng, 2, *tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype)
+    cases.views_by_tma[(1,)](tk.gl(x, part), tk.gl(y.tensor), tk.gl(z.tensor, part), tile, rows, cols, debug=True)
+    turned = x[1].reshape(tile.rows // rows, rows, tile.cols // cols, cols).flip(0, 2).reshape(tile.shape)
+    assert same(y.tensor, turned) and same(z.tensor, turned) and y.intact() and z.intact()
+
+
 # ---- products --------------------------------------------------------------------------------------------------------------------
 
 

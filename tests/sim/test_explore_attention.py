@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.util import poison, relative_error
+from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch
 
@@ -44,11 +44,13 @@ def test_gradients(shape, given, rng):
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
-def test_decode(rng):
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_decode(page_size, rng):
     q, k, v = (torch.randn(2, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70], dtype=torch.int32)
     v[1, :, 70:] = float("nan")
     out = poison(torch.empty_like(q))
-    sim.explore(lambda: attention_decode(q, k, v, lengths=lengths, parts=2, out=out), schedules=15)
+    k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
+    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, parts=2, out=out), schedules=15)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02

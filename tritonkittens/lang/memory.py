@@ -373,7 +373,7 @@ def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
 
 
 def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[tuple[Any, list[Any], Any]]:
-    """(descriptor, element coordinates, shared view) of each copy that moves a shared tile."""
+    """(descriptor, element coordinates, shared piece) of each copy that moves a shared tile."""
     t.require(f"{what} (TMA)", *HOPPER_AND_BLACKWELL)
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
@@ -388,8 +388,7 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
         for c, extent, start in zip(coord[lead:], tile.shape, offset, strict=True):
             element = c * extent if isinstance(c, int) else t.method(c, "__mul__", extent)
             place.append(element + start if isinstance(element, int) else t.method(element, "__add__", start))
-        view = t.call(piece.reshape, [1] * lead + [int(unwrap(s)) for s in piece.shape]) if lead and not tile.together else piece
-        out.append((m, [tl.constexpr(p) if isinstance(p, int) else p for p in place], view))
+        out.append((m, [tl.constexpr(p) if isinstance(p, int) else p for p in place], piece))
     return out
 
 

@@ -82,7 +82,8 @@ def load_by_address(
         if rows > MAX_ROWS or (not swizzle and width > MAX_ROWS):
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
-        _boxes(t, rows, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask)
+        tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # the rows of the tile that this is a view of
+        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask)
 
 
 def _parameter(t: Trace, src: Any, number: int) -> Any:
@@ -94,7 +95,7 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
 
 
 def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any) -> None:
-    """A tile wider than its swizzle lies in memory as blocks of columns, each of all rows, and each is a copy."""
+    """A tile wider than its swizzle lies in memory as blocks of columns, each of all its `rows`, and each is a copy."""
     step = swizzle // size if swizzle else width
     for block in range(width // step):
         destination = t.method(address, "__add__", block * rows * step * size)

@@ -184,8 +184,9 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
     """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are
     compile-time constants.
 
-    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. A view of
-    tensor memory has all the rows of its tile.
+    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
+    descriptor of a tile of the view's extents (which gets the same swizzle). A tile whose columns are no power of two has views of all its columns only. A view
+    of tensor memory has all the rows of its tile.
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
@@ -199,14 +200,18 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
     if isinstance(tile, tensor_tile):
         return tensor_subtile(t, tile, rows, cols, row, col)
-    if len(tile.pieces) > 1:
-        raise TileError(f"subtile of {tile.spec!r}: its extents are not powers of two; views of composite tiles are not contiguous")
-    piece = tile.pieces[0]
+    if len(tile.axes[0]) > 1 or (len(tile.axes[1]) > 1 and cols != tile.cols):
+        raise TileError(f"subtile of {tile.spec!r}: its extents are not powers of two; a view of it has all its columns, where its rows are a power of two")
+    parts = tile.axes[1] if len(tile.axes[1]) > 1 else (cols,)
+    whole = tile.whole and all(_keeps_atoms(piece, rows, part) for piece, part in zip(tile.pieces, parts, strict=True))
+    views = [t.call(t.call(piece.slice, row * rows, rows, 0).slice, col * part, part, 1) for piece, part in zip(tile.pieces, parts, strict=True)]
+    return shared(tile.spec, ((rows,), parts), None, tuple(views), whole)
+
+
+def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:
+    """Does a view of so many rows and columns leave the swizzle atoms of a piece whole?"""
     line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
-    whole = tile.whole and line * itemsize(tile.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
-    view = t.call(piece.slice, row * rows, rows, 0)
-    view = t.call(view.slice, col * cols, cols, 1)
-    return shared(tile.spec, ((rows,), (cols,)), None, (view,), whole)
+    return line * itemsize(piece.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
 
 
 @op
