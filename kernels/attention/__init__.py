@@ -9,6 +9,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward, fused_backward
@@ -24,6 +25,12 @@ def _forward(arch: str, dim: int, causal: bool) -> object:
     return forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, scale=1.0, arch=arch)
 
 
+def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
+    x, descales = _tensor(dim).to(torch.float8_e4m3fn), torch.empty(3, 4, 16, device="meta")
+    template = forward_fp8(dim, dim, causal, False, False, False, torch.bfloat16, Config())
+    return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
+
+
 def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     """The single pass (part 0), or the pass of dQ or of dK and dV (1, 2)."""
     x, numbers = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
@@ -35,8 +42,10 @@ def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
 
 
 KERNELS: dict[str, Callable[..., object]] = {
-    "": _forward, "backward_": functools.partial(_backward, part=0), "dq_": functools.partial(_backward, part=1), "dkdv_": functools.partial(_backward, part=2),
-}  # fmt: skip
+    "": _forward,
+    "fp8_": _forward_fp8,
+    **{name: functools.partial(_backward, part=part) for part, name in enumerate(("backward_", "dq_", "dkdv_"))},
+}
 inspectable: dict[str, Callable[[str], object]] = {
     f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
     for name, compiled in KERNELS.items()

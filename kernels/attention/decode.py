@@ -74,7 +74,7 @@ class AttentionDecode(AttentionForward):
     @triton.jit
     def finish(ctx, state, staging):
         total = tk.row_sum(state.sums)
-        tk.store(staging.O, tk.mul_row(state.o, tk.where(total > 0, 1.0 / total, 0.0)))
+        tk.store(staging.O, tk.mul_row(state.o, ctx.config._share(ctx, total)))
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
         tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))

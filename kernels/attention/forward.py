@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import triton
+import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import squashed
@@ -17,10 +18,12 @@ class AttentionForward(QueryTiles):
     """
 
     lse: bool = False
+    result: tl.dtype | None = None  # element type of O: that of V where None
+    raised: float = 0.0  # power of two that P is multiplied by
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
-        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(self.dtype, self.rows, self.value_dim)
+        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(self.result or self.dtype, self.rows, self.value_dim)
         return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q),
                          finish=dict(O=o), args=self.numbers)
 
@@ -52,11 +55,11 @@ class AttentionForward(QueryTiles):
         if FIRST or ctx.config.causal or ctx.config.window:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
-        m = tk.row_max(s, accumulate=state.m)
-        offset = m * ctx.args.scale
+        m, scale = tk.row_max(s, accumulate=state.m), ctx.config._scale(ctx)
+        offset = m * scale
         if ctx.config.causal or ctx.config.window:  # a row that has seen no key yet
             offset = tk.where(m == float("-inf"), 0.0, offset)
-        return tk.exp2_row(s, ctx.args.scale, offset), m, tk.exp2(state.m * ctx.args.scale - offset)
+        return tk.exp2_row(s, scale, offset - ctx.config.raised), m, tk.exp2(state.m * scale - offset)
 
     @triton.jit
     def first(ctx, state, input):
@@ -66,16 +69,31 @@ class AttentionForward(QueryTiles):
         return state.replace(p=tk.cast(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit
+    def _scale(ctx):
+        """What scores, in units of the soft-cap where there is one, are multiplied by."""
+        return ctx.args.scale if ctx.config.softcap else ctx.config._descaled(ctx, ctx.args.scale)
+
+    @triton.jit
+    def _share(ctx, total):
+        """What sums with weights of this total are multiplied by."""
+        return tk.where(total > 0, 1.0 / total, 0.0)
+
+    @triton.jit
     def _values(ctx, tiles, first):
         """V of a block; `first`: is it the task's first?"""
         return tiles.V
+
+    @triton.jit
+    def _weighted(ctx, state, tiles, first):
+        """The output and the product of P and V of a block, under way."""
+        return tk.mma_AB(state.p, ctx.config._values(ctx, tiles, first), state.o, wait=False)
 
     @triton.jit
     def compute(ctx, state, input, previous):
         tk.my_turn(ctx)
         s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
         tk.wait_for(previous)
-        o = tk.mma_AB(state.p, ctx.config._values(ctx, previous, ctx.iter == 1), state.o, wait=False)
+        o = ctx.config._weighted(ctx, state, previous, ctx.iter == 1)
         tk.pass_turn(ctx)
         s = tk.mma_wait(s, leave=o)
         tk.release(ctx, input)
@@ -87,14 +105,15 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def drain(ctx, state, input):
         tk.wait_for(input)
-        return state.replace(o=tk.mma_AB(state.p, ctx.config._values(ctx, input, ctx.iterations == 1), state.o))
+        return state.replace(o=tk.mma_wait(ctx.config._weighted(ctx, state, input, ctx.iterations == 1)))
 
     @triton.jit
     def finish(ctx, state, staging):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.store(staging.O, tk.mul_row(state.o, tk.where(total > 0, 1.0 / total, 0.0)))
+        tk.store(staging.O, tk.mul_row(state.o, ctx.config._share(ctx, total)))
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, 0))
         if ctx.config.lse:
-            tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, row))
+            tk.store(ctx.globals.L, tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453,
+                     (ctx.batch, ctx.head, row))

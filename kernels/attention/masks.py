@@ -40,7 +40,7 @@ def edges_of(ctx, first, behind, shift, keys, last):
 @triton.jit
 def squashed(ctx, s):
     """tanh of the scores, in units of the soft-cap: exact to a unit in the last place of 1, where tanh.approx would be off by 2⁻¹¹ of a score."""
-    return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.args.squash))
+    return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.config._descaled(ctx, ctx.args.squash)))
 
 
 @triton.jit

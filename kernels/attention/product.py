@@ -83,8 +83,8 @@ def attention(
     traced = torch.compiler.is_compiling()
     if not traced:  # the operator checks what a trace cannot
         check(q, k, v, out)
-    left, right = _check_window(causal, window)
-    scores = _scores(q, scale, softcap, left, right)
+    left, right = check_window(causal, window)
+    scores = scores_of(q, scale, softcap, left, right)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right, deterministic)
@@ -102,7 +102,7 @@ def run_forward(
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
     (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
     if out.numel() == 0 or keys == 0:
-        return _see_nothing(out, lse)
+        return see_nothing(out, lse)
     causal, window, softcap = scores.features(queries, keys)
     make = functools.partial(forward, q.dtype, dim, value_dim, causal, window, softcap, lse is not None)
     tasks = batch * heads * -(-queries // TILE)
@@ -113,7 +113,7 @@ def run_forward(
         out.copy_(home)
 
 
-def _see_nothing(out: torch.Tensor, lse: torch.Tensor | None) -> None:
+def see_nothing(out: torch.Tensor, lse: torch.Tensor | None) -> None:
     """Write the results of queries that see no key."""
     out.zero_()
     if lse is not None:
@@ -220,12 +220,12 @@ def attention_decode(
         page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
     if parts is not None and not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
-    left, right = _check_window(causal, None)
-    scores = _scores(q, scale, softcap, left, right)
+    left, right = check_window(causal, None)
+    scores = scores_of(q, scale, softcap, left, right)
     result = out if out is not None else q.new_empty(batch, heads, queries, value_dim)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     if result.numel() == 0 or keys == 0:
-        _see_nothing(result, lse)
+        see_nothing(result, lse)
         return result if lse is None else (result, lse)
     kernel = decode(q.dtype, dim, value_dim, causal and queries > 1, softcap is not None, page_size)
     parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
@@ -259,6 +259,13 @@ def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None, paged: bool = False) -> None:
     """Raise TypeError or ValueError, which name the argument, for tensors that do not fit together; k and v are pools of pages where `paged`."""
     check_operands("attention", HALF_TYPES, 4, q=q, k=k, v=v, **({} if out is None else {"out": out}))
+    check_shapes(q, k, v, out, paged)
+
+
+def check_shapes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None, paged: bool = False, head_dims: range = HEAD_DIMS,
+) -> None:  # fmt: skip
+    """The same for their shapes alone."""
     (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (k.shape[1], v.shape[3])
     if k.shape[:3] != v.shape[:3] or (k.shape[0] != batch and not paged) or k.shape[3] != dim:
         first, second = ("pages", "page_size") if paged else ("B", "S_kv")
@@ -267,13 +274,13 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor |
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"attention: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
     for name, extent in (("", dim), (" of v", value_dim)):
-        if extent not in HEAD_DIMS:
-            raise ValueError(f"attention: head dimension{name} {extent}; it must be a multiple of 16 up to 256")
+        if extent not in head_dims:
+            raise ValueError(f"attention: head dimension{name} {extent}; it must be a multiple of {head_dims.step} up to 256")
     if out is not None and out.shape != (batch, heads, queries, value_dim):
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {(batch, heads, queries, value_dim)}")
 
 
-def _scores(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int) -> Scores:
+def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int) -> Scores:
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     if not 0 < scale < math.inf:
         raise ValueError(f"attention: scale={scale}; it must be positive")
@@ -282,7 +289,7 @@ def _scores(q: torch.Tensor, scale: float | None, softcap: float | None, left: i
     return Scores(scale, softcap, left, right)
 
 
-def _check_window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+def check_window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:
     if not isinstance(causal, bool):
         raise TypeError(f"attention: causal={causal!r}; it must be True or False")
     sides_are_numbers = window is None or (

@@ -26,6 +26,11 @@ class QueryTiles(tk.lcf):
 
     _hidden = hidden  # a block's scores, −∞ where a query does not see a key
 
+    @triton.jit
+    def _descaled(ctx, factor):
+        """What products of Q and K are multiplied by, where `factor` is meant for scores of the tensors that they stand for."""
+        return factor
+
     @property
     def numbers(self) -> tuple[str, ...]:
         """Names of the numbers of a call: `scale` in base 2 (times log₂ e), the sides of a window, and with a soft-cap what scores are multiplied by inside

@@ -1,0 +1,128 @@
+"""Attention forward with e4m3 operands: both products at twice the rate of 16 bits."""
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import as_addressable, check_operands, storable
+from tritonkittens.kernels.attention.config import Config, choose
+from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.product import TILE, check_shapes, check_window, scores_of, see_nothing
+from tritonkittens.launch import multiprocessor_count
+
+HEAD_DIMS = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32
+OUT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+KEYS = tl.constexpr(128)  # of a program of `transposed_values`
+
+
+class AttentionForwardFp8(AttentionForward):
+    """8-bit products take both operands with their depth contiguous, so V comes transposed, and with its keys in the order in which a thread's accumulators
+    hold them (`tk.byte_operand`): then P goes from one product to the next in registers. P is multiplied by 2⁸, which uses most of e4m3's range.
+    Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
+
+    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V: (B, H_kv, value_dim, S_kv) as `transposed_values` leaves it, O: (B, H, S, value_dim) in `result`,
+    descales: (3, B, H_kv) fp32, what Q, K and V are to be multiplied by.
+    """
+
+    raised: float = 8.0
+
+    def layout(self):
+        plan, v = super().layout(), tk.st(self.dtype, self.value_dim, self.cols)
+        return replace(plan, globals=dict(plan.globals) | dict(V=v, descales=None), trailing=dict(V=v))
+
+    @triton.jit
+    def fetch(ctx):
+        heads = tk.extent(ctx.globals.Q, 0) * tk.extent(ctx.globals.K, 1)
+        place = ctx.globals.descales.pointer + ctx.batch * tk.extent(ctx.globals.K, 1) + ctx.kv_head
+        return tk.struct(scores=tl.load(place) * tl.load(place + heads), values=tl.load(place + 2 * heads))
+
+    @triton.jit
+    def load_trailing(ctx, trailing):
+        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.kv_head, 0, ctx.last - ctx.iter), trailing.arrived)
+
+    @triton.jit
+    def _descaled(ctx, factor):
+        return factor * ctx.fetched.scores
+
+    @triton.jit
+    def _share(ctx, total):
+        return tk.where(total > 0, ctx.fetched.values / total, 0.0)
+
+    @triton.jit
+    def _weighted(ctx, state, tiles, first):
+        return tk.mma_ABt(tk.byte_operand(state.p), tiles.V, state.o, wait=False)
+
+
+@triton.jit
+def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM: tl.constexpr):
+    """V transposed, keys in the order of `tk.byte_operand`, with zeros behind the last. Grid: parts of 128 keys, key heads, batch. V: (B, H_kv, keys, DIM) with
+    these strides; out: (B, H_kv, DIM, parts · 128), contiguous."""
+    place, width = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.num_programs(0) * KEYS
+    key = tk.byte_operand_column(place)
+    head = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    source = V + tl.program_id(2).to(tl.int64) * stride_b + tl.program_id(1).to(tl.int64) * stride_h
+    for first in tl.static_range(0, DIM, 32):
+        col = first + tl.arange(0, 32)
+        v = tl.load(source + key[:, None].to(tl.int64) * stride_s + col[None, :] * stride_d, mask=(key < keys)[:, None], other=0.0)
+        tl.store(out + (head * DIM + col[:, None]) * width + place[None, :], tl.trans(v))
+
+
+@functools.lru_cache
+def forward_fp8(
+    head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, lse: bool, result: torch.dtype, config: Config,
+) -> AttentionForwardFp8:  # fmt: skip
+    """The kernel for dimensions, features and the result's type."""
+    return AttentionForwardFp8(dtype=tk.fp8e4m3, head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap, lse=lse,
+                               result=tk.from_torch(result), **config.knobs(causal))
+
+
+def attention_fp8(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, q_scale: torch.Tensor | None = None, k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None, causal: bool = False, window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+    softcap: float | None = None, return_lse: bool = False, out_dtype: torch.dtype = torch.bfloat16, out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention` of e4m3 tensors, which stand for q · q_scale, k · k_scale and v · v_scale; not differentiable.
+
+    q: (batch, heads, queries, D); k: (batch, kv_heads, keys, D), v: (batch, kv_heads, keys, D_v), torch.float8_e4m3fn, D and D_v multiples of 32 up to 256.
+    Scales: (batch, kv_heads) fp32 on the same device, one for all query heads of a group; 1 where not given. V is copied once, transposed. Returns
+    (batch, heads, queries, D_v) of `out_dtype` (bf16, fp16, fp32), or `out`, whose type counts then. Everything else, results and errors as for `attention`.
+    """
+    check_operands("attention_fp8", (torch.float8_e4m3fn,), 4, q=q, k=k, v=v)
+    check_shapes(q, k, v, out, head_dims=HEAD_DIMS)
+    if out is not None:
+        check_operands("attention_fp8", OUT_TYPES, 4, out=out)
+        out_dtype = out.dtype
+    if out_dtype not in OUT_TYPES:
+        raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")
+    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    for name, x in given.items():
+        if x is not None and (x.shape != (batch, kv_heads) or x.dtype != torch.float32 or x.device != q.device):
+            raise ValueError(f"attention_fp8: {name} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be ({batch}, {kv_heads}), torch.float32, on "
+                             f"{q.device}")
+    scores = scores_of(q, scale, softcap, *check_window(causal, window))
+    result = q.new_empty(batch, heads, queries, value_dim, dtype=out_dtype) if out is None else out
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    if result.numel() == 0 or keys == 0:
+        see_nothing(result, lse)
+        return result if lse is None else (result, lse)
+    one = torch.ones(batch, kv_heads, dtype=torch.float32, device=q.device)
+    descales = torch.stack([one if x is None else x for x in given.values()])
+    parts = -(-keys // KEYS.value)
+    values = v.new_empty(batch, kv_heads, value_dim, parts * KEYS.value)
+    transposed_values[parts, kv_heads, batch](v, values, *v.stride(), keys, value_dim)
+    features = scores.features(queries, keys)
+    make = functools.partial(forward_fp8, dim, value_dim, *features, return_lse, out_dtype)
+    tasks = batch * heads * -(-queries // TILE)
+    kernel = make(config) if config else choose(make, dim, value_dim, tasks, multiprocessor_count(q.get_device()))
+    home = result if storable(result) else torch.empty(result.shape, dtype=out_dtype, device=q.device)
+    kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), descales, **scores.numbers(features[1]))
+    if home is not result:
+        result.copy_(home)
+    return result if lse is None else (result, lse)
