@@ -147,9 +147,9 @@ def run_backward(
 
 
 @functools.lru_cache
-def decode(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool) -> AttentionDecode:
+def decode(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, starts: bool) -> AttentionDecode:
     """The decode kernel for types, dimensions and features."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap)
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, starts=starts)
     return cast(AttentionDecode, fitting(lambda cols: AttentionDecode(cols=cols, **knobs), (128, 64, 32)))
 
 
@@ -162,23 +162,25 @@ def parts_of(tasks: int, blocks: int, slots: int) -> int:
 
 
 def attention_decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, causal: bool = True, scale: float | None = None,
-    softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, starts: torch.Tensor | None = None, causal: bool = True,
+    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
 
     q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
     has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
-    sees all of them. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+    sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
     """
     check(q, k, v, out)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     rows = heads // kv_heads * queries
     if rows > ROWS:
         raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int32 or lengths.device != q.device):
-        raise ValueError(f"attention_decode: lengths is {tuple(lengths.shape)}, {lengths.dtype}, on {lengths.device}; it must be ({batch},), torch.int32, on "
-                         f"{q.device}")
+    for name, x in (("lengths", lengths), ("starts", starts)):
+        if x is not None and (x.shape != (batch,) or x.dtype != torch.int32 or x.device != q.device):
+            raise ValueError(f"attention_decode: {name} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be ({batch},), torch.int32, on {q.device}")
+    if starts is not None and not causal and queries > 1:
+        raise ValueError(f"attention_decode: starts with causal=False and {queries} queries; it takes causal=True or one query")
     if parts is not None and not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
     left, right = _check_window(causal, None)
@@ -188,13 +190,14 @@ def attention_decode(
     if result.numel() == 0 or keys == 0:
         run_forward(q, k, v, result, lse, scores)
         return result if lse is None else (result, lse)
-    kernel = decode(q.dtype, dim, value_dim, causal and queries > 1, softcap is not None)
+    kernel = decode(q.dtype, dim, value_dim, queries > 1 and causal or starts is not None, softcap is not None, starts is not None)
     parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
     packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
     some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
     lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths
-    kernel(packed, as_addressable(k), as_addressable(v), lengths, some, sums, **scores.numbers(False), queries=queries)
+    bounds = (lengths,) if starts is None else (lengths, starts)
+    kernel(packed, as_addressable(k), as_addressable(v), *bounds, some, sums, **scores.numbers(False), queries=queries)
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
                                    triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
     return result if lse is None else (result, lse)
