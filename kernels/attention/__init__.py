@@ -9,6 +9,7 @@ from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward
+from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 
 

@@ -84,10 +84,16 @@ def attention(
         result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    result = out if out is not None else torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
+    result = out if out is not None else empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config)
     return result if lse is None else (result, lse)
+
+
+def empty_like(x: torch.Tensor, width: int) -> torch.Tensor:
+    """An uninitialised (…, width) tensor that TMA can write, its dimensions in the order of x's where it is as wide: the result for (B, S, H, D) operands, seen
+    as (B, H, S, D), then goes on as (B, S, H · D) without a copy."""
+    return torch.empty_like(x) if x.shape[-1] == width and x.stride(-1) == 1 else x.new_empty(*x.shape[:-1], width)
 
 
 def run_forward(
@@ -128,7 +134,7 @@ def run_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
     (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = (empty_like(x, x.shape[3]) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
@@ -169,7 +175,8 @@ def attention_decode(
 
     q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
     has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
-    sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+    sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite. `parts`: tasks that a
+    sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
     """
     check(q, k, v, out)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
