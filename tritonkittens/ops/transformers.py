@@ -38,7 +38,7 @@ def attention_mask(
     causal = allow_is_bidirectional_skip is None  # only masks of bidirectional attention are asked for with it
     of_layers = local_size is None or local_size == getattr(config, "sliding_window", None)  # chunks are not known to the layers
     aligned = not causal or (not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length)
-    may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip) and of_layers and aligned
+    may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip) and of_layers and aligned and not use_vmap
     if may_skip and attention_mask is None:
         return None
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
