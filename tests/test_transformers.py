@@ -11,6 +11,7 @@ from transformers import masking_utils as masks  # noqa: E402
 
 from tritonkittens import sim  # noqa: E402
 from tritonkittens.ops import Unsupported, register_transformers  # noqa: E402
+from tritonkittens.ops import transformers as implementation  # noqa: E402
 from tritonkittens.ops.transformers import _dense, attention_forward, attention_mask  # noqa: E402
 
 WINDOW = 5
@@ -49,12 +50,10 @@ def both(pattern, queries=13, keys=13, q_offset=0, **given):
     return ranges, dense if dense is not None else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if "bi" not in pattern else keys), expected
 
 
-@pytest.mark.parametrize("name", PADDINGS)
-@pytest.mark.parametrize("pattern", PATTERNS)
+# transformers looks for packed sequences only where there is no padding mask
+@pytest.mark.parametrize("pattern, name", [(pattern, name) for pattern in PATTERNS for name in PADDINGS if pattern != "packed" or name == "none"])
 def test_whole_sequences(pattern, name):
     """Queries that are tokens see what transformers' mask says. Nothing is made where it is not needed."""
-    if pattern == "packed" and name != "none":
-        pytest.skip("transformers looks for packed sequences only where there is no padding mask")
     seen = padding(name)
     ranges, mask, expected = both(pattern, attention_mask=seen)
     tokens = torch.ones(2, 13, dtype=torch.bool) if seen is None else seen
@@ -120,6 +119,23 @@ def test_refused_masks(reason):
 def test_holes_between_tokens_of_both_directions_are_refused():
     with pytest.raises(Unsupported, match="on both sides of hidden ones"):
         both("bidirectional", 2, 4, attention_mask=torch.tensor([[1, 0, 1, 1]] * 2).bool())
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_traced_masks(pattern, monkeypatch):
+    """A trace does not look at numbers: it gets the same ranges, always, and what is refused ends before it begins (one query: fails when it runs)."""
+    given = {} if pattern == "packed" else dict(attention_mask=padding("left"))
+    hole = torch.tensor([[1, 0, 1, 1] + [1] * 9] * 2).bool()
+    wanted = [both(pattern, **given)[0], None if pattern == "packed" else both(pattern, 1, 13, 12, **given)[0]]
+    monkeypatch.setattr(implementation, "is_tracing", lambda x: True)
+    for queries, q_offset, expected in ((13, 0, wanted[0]), (1, 12, wanted[1])):
+        if pattern != "packed" or queries > 1:
+            assert torch.equal(both(pattern, queries, 13, q_offset, **given)[0], expected)
+    if pattern in ("causal", "bidirectional"):
+        ranges = attention_mask(2, 13, 13, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
+        assert (ranges[..., 0] > ranges[..., 1]).any()
+        with pytest.raises(RuntimeError, match="on both sides of hidden ones"):
+            attention_mask(2, 1, 13, 12, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
 
 
 Q, K = torch.zeros(1, 4, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)

@@ -52,10 +52,13 @@ def runs(ranges: np.ndarray, causal: bool) -> tuple[Run, ...]:
     return tuple(Run(first, behind, int(begin[first]), int(end[behind - 1])) for first, behind in bounds if begin[first] < end[first])
 
 
-def calls(ranges: Tensor, causal: bool) -> list[Call]:
-    """What (B, 1, queries, 2) ranges come to. Raises ValueError for a range that ends before it begins."""
+def calls(ranges: Tensor, keys: int, causal: bool) -> list[Call]:
+    """What (B, 1, queries, 2) ranges come to. Raises ValueError for a range that ends before it begins or reaches beyond the keys."""
     numbers = ranges[:, 0].numpy(force=True)
-    if (numbers[..., 0] > numbers[..., 1]).any():
+    begin, end = numbers[..., 0], numbers[..., 1]
+    if ((begin < 0) & (begin <= end) | (end > keys)).any():
+        raise ValueError(f"attention_ranges: ranges has one beyond the {keys} keys")
+    if (begin > end).any():
         raise ValueError("attention_ranges: ranges has one that ends before it begins")
     found, at = [], 0
     for same, sequences in itertools.groupby(runs(one, causal) for one in numbers):
@@ -75,10 +78,13 @@ def attention_ranges(
     range a query sees its own key and `window` − 1 before it, without `causal` also as many behind it; the last query's own key is the last of its range, and
     those of the others in a run precede it. Other arguments, dtypes, gradients and torch.compile as for `attention`.
 
-    Raises ValueError or TypeError for operands that do not fit together, and ValueError for ranges of another shape or dtype or one that ends before it begins.
+    Raises ValueError or TypeError for operands that do not fit together, ValueError for a window that is not positive, ranges of another shape or dtype, or one
+    that ends before it begins or reaches beyond the keys.
     """
     if not torch.compiler.is_compiling():  # the operator checks what a trace cannot
         check(q, k, v)
+    if window is not None and window < 1:
+        raise ValueError(f"attention_ranges: window={window}; it must be positive")
     left = LIMIT if window is None else window - 1
     scale = q.shape[3] ** -0.5 if scale is None else scale
     return torch.ops.tritonkittens.attention_ranges(q, k, v, ranges, causal, scale, softcap, left, 0 if causal else left)[0]
@@ -93,7 +99,7 @@ def ranges_operator(
     if ranges.shape != (q.shape[0], 1, q.shape[2], 2) or ranges.dtype != torch.int32:
         raise ValueError(f"attention_ranges: ranges is {tuple(ranges.shape)}, {ranges.dtype}; it must be {(q.shape[0], 1, q.shape[2], 2)}, torch.int32")
     out, lse = empty_like(q, v.shape[3]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    found = calls(ranges, causal)
+    found = calls(ranges, k.shape[2], causal)
     if not _covers(found, q):
         out.zero_()
         lse.fill_(-torch.inf)
@@ -119,7 +125,7 @@ def backward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradient of the output."""
     dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
-    for c in calls(ranges, causal):
+    for c in calls(ranges, k.shape[2], causal):
         part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse),
                             Scores(scale, softcap, left, right))
         for whole, found in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
