@@ -90,7 +90,7 @@ def test_the_usage_blocks_run(rng, kernel_device):
 
 
 def test_the_models_block_runs(rng, kernel_device):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5.17")
     (block,) = [b for b in blocks("python") if "register_transformers" in b]
     config = transformers.LlamaConfig(vocab_size=32, hidden_size=128, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     names = dict(config=config, torch=torch)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from transformers import masking_utils as masks  # noqa: E402
 

@@ -6,10 +6,11 @@ import functools
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error  # noqa: E402
 from tritonkittens.ops import register_transformers  # noqa: E402
+from tritonkittens.ops.transformers import attention_forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -162,21 +163,32 @@ CACHES = [("llama", "none", None), ("llama", "left", None), ("llama", "left", "s
 
 @pytest.mark.parametrize("name, side, cache", CACHES)
 def test_generate(name, side, cache, rng):
-    """Tokens are those of the exact model wherever it prefers one clearly. The window of a model is passed while it writes."""
-    length, new = 28, on_gpu_or_simulated(20, 4)
+    """Logits, and tokens wherever the exact model prefers one clearly, longer than a window."""
+    length, new = 40, on_gpu_or_simulated(20, 4)
     ids = tokens(2, length)
-    mask = padded(length, 9 if side == "left" else 0, "left")
-    ours = model(name, OURS)
+    mask = padded(length, 5 if side == "left" else 0, "left")
     given = dict(max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None, cache_implementation=cache)
-    written = ours.generate(ids, attention_mask=mask, **given)
+    found = model(name, OURS).generate(ids, attention_mask=mask, **given, output_logits=True, return_dict_in_generate=True)
+    written = found.sequences
     assert written.shape == (2, length + new)
     seen = torch.cat((mask, mask.new_ones(2, new)), 1)
+    positions = (seen.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        logits = model(name, "eager", torch.float32)(written, attention_mask=seen, position_ids=(seen.cumsum(1) - 1).clamp(min=0)).logits
-    best = logits[:, length - 1 : -1].topk(2)
-    clear = best.values[..., 0] - best.values[..., 1] > 0.05 * logits.std()
+        exact, theirs = (m(written, attention_mask=seen, position_ids=positions).logits[:, length - 1 : -1] for m in trio(name)[:2])
+    agree({"logits": exact}, {"logits": theirs}, {"logits": torch.stack(found.logits, 1)})
+    best = exact.topk(2)
+    clear = best.values[..., 0] - best.values[..., 1] > 0.05 * exact.std()
     assert clear.float().mean() > 0.5
     assert torch.equal(written[:, length:][clear], best.indices[..., 0][clear])
+
+
+def test_one_query_sees_its_window(rng):
+    """In a cache that keeps all keys, what is behind the window is hidden without a mask."""
+    module = torch.nn.Module()
+    q, k, v = (torch.randn(2, heads, n, 64, device=DEVICE, dtype=BF16) for heads, n in ((4, 1), (2, 150), (2, 150)))
+    out, _ = attention_forward(module, q, k, v, None, sliding_window=WINDOW)
+    exact = [x.double() for x in (q, k[:, :, -WINDOW:], v[:, :, -WINDOW:])]
+    assert relative_error(out, torch.nn.functional.scaled_dot_product_attention(*exact, enable_gqa=True).transpose(1, 2)) < 5e-3
 
 
 BACKEND, LAYERS = on_gpu_or_simulated(("inductor", 2), ("aot_eager", 1))
