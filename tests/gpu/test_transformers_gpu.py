@@ -67,7 +67,7 @@ def padded(length, hidden, side):
 
 def results(m, ids, mask=None, gradients=True, **given):
     """{"logits", "loss" and the name of every parameter: its gradient}, of tokens."""
-    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    labels = ids if mask is None else ids.masked_fill(mask * mask.roll(1, 1) == 0, -100)  # what padding predicts is nothing
     with torch.set_grad_enabled(gradients):
         out = m(ids, attention_mask=mask, labels=labels, use_cache=False, **given)
         if gradients:
