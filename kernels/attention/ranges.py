@@ -124,12 +124,14 @@ def backward_operator(
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradient of the output."""
+    scores, found = Scores(scale, softcap, left, right), calls(ranges, k.shape[2], causal)
+    if found == [Call(slice(0, q.shape[0]), Run(0, q.shape[2], 0, k.shape[2]))]:
+        return run_backward(grad, None, q, k, v, out, lse, scores)
     dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
-    for c in calls(ranges, k.shape[2], causal):
-        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse),
-                            Scores(scale, softcap, left, right))
-        for whole, found in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
-            whole += found
+    for c in found:
+        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), scores)
+        for whole, some in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
+            whole += some
     return dq, dk, dv
 
 
