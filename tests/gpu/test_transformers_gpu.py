@@ -91,6 +91,16 @@ def test_logits_and_gradients(name, rng):
     agree(*(results(m, ids, gradients=gradients) for m in trio(name)))
 
 
+def test_autocast(rng):
+    """Weights in fp32: the norms of Qwen3 leave queries and keys in fp32."""
+    ids = tokens(1)
+    exact, theirs, ours = (model("qwen3", implementation, torch.float32) for implementation in ("eager", "sdpa", OURS))
+    with torch.autocast(DEVICE, BF16):
+        found = [results(m, ids) for m in (theirs, ours)]
+    assert found[1]["model.layers.0.self_attn.q_proj.weight"].dtype == torch.float32
+    agree(results(exact, ids), *found)
+
+
 def test_windows_and_soft_caps_matter(rng):
     """The models above would not pass without them."""
     ids = tokens(1)
