@@ -17,7 +17,7 @@ import torch
 from bench.harness import RESULTS, Suite, run
 from bench.plots import draw
 
-MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention")
+MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "attention_models")
 STANDALONE = {"launch_overhead": "host time of one kernel launch", "simulator": "speed and memory of the simulator (needs no GPU)"}
 
 

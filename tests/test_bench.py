@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bench.__main__ as cli
-from bench import attention, block_order, gemm, harness, machine, peers, persistence, plots, stages, timing, workers
+from bench import attention, attention_models, block_order, gemm, harness, machine, peers, persistence, plots, stages, timing, workers
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 
@@ -402,6 +402,24 @@ def test_attention_suites(suite, monkeypatch):
             row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
+
+
+@pytest.mark.parametrize("only", ["Llama training", "Qwen3 prefill"])
+def test_suite_of_models(only, monkeypatch):
+    """Small models, ours in the simulator; what is not installed is missing."""
+    pytest.importorskip("transformers", minversion="5.17")
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    sizes = dict(TOKENS=(72,), LAYERS=1, HIDDEN=128, HEADS=2, KV_HEADS=1, HEAD_DIM=64, VOCABULARY=64,
+                 MODELS={"Llama": ("LlamaConfig", 96), "Qwen3": ("Qwen3Config", 96)})  # fmt: skip
+    for name, value in sizes.items():
+        monkeypatch.setattr(attention_models, name, value)
+    (suite,) = attention_models.SUITES
+    (case,) = [case for case in suite.cases(OPTIONS) if only in case.name]
+    with sim.device():
+        row = harness.measure(case, suite.unit, 2, {"eager": fake_kind()})
+    assert row["contenders"][gemm.OURS]["value"] and row["best_peer"] == "sdpa"
+    for name in (gemm.OURS, "sdpa"):
+        assert 0 < row["contenders"][name]["error"] < row["bound"]
 
 
 def test_synchronous_kernel_multiplies(monkeypatch):

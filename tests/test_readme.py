@@ -94,6 +94,19 @@ def test_the_usage_blocks_run(rng, kernel_device):
     assert relative_error(out["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3
 
 
+def test_the_models_block_runs(rng, kernel_device):
+    transformers = pytest.importorskip("transformers", minversion="5.17")
+    (block,) = [b for b in blocks("python") if "register_transformers" in b]
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=128, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    names = dict(config=config, torch=torch)
+    exec(block, names)
+    model, ids = names["model"].to(kernel_device), torch.randint(32, (1, 70), device=kernel_device)
+    with torch.no_grad():
+        found = model(ids).logits
+        model.set_attn_implementation("sdpa")
+        assert relative_error(found, model(ids).logits) < 2e-2
+
+
 @triton.jit
 def scale(X, Y, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

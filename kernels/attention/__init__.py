@@ -8,11 +8,13 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
+from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.operator import attention_operator
-from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward, fused_backward
+from tritonkittens.kernels.attention.product import attention, backward, forward, fused_backward
+from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 
 

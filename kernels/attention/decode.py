@@ -15,7 +15,10 @@ from tritonkittens.kernels.attention.forward import AttentionForward
 @triton.jit
 def _hidden(ctx, s):
     """The scores of this iteration's block, −∞ where a query does not see a key: row r is query r % queries of a head of the group."""
-    behind = ctx.keys - (ctx.last - ctx.iter) * ctx.config.cols  # columns that are keys
+    col = (ctx.last - ctx.iter) * ctx.config.cols
+    behind = ctx.keys - col  # columns that are keys
+    if ctx.config.starts:
+        s = tk.left_fill(s, ctx.start - col, float("-inf"))
     if ctx.config.causal:
         ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.int32, ctx.config.rows, ctx.config.cols))
         limit = tk.iota(ROWS) % ctx.args.queries + (behind - ctx.args.queries)  # a query's own key
@@ -28,12 +31,13 @@ class AttentionDecode(AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all; a sequence is dealt to `parts` tasks, whose results
     `combine` weighs. Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
 
-    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); lengths: (B,) int32, keys of each sequence; O:
-    (B, H_kv, parts, rows, value_dim) fp32; L: (B, H_kv, parts, rows) fp32.
+    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); lengths: (B,) int32, keys of each sequence; with
+    `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim) fp32; L: (B, H_kv, parts, rows) fp32.
     """
 
     consumers: int = 1
     lse: bool = True
+    starts: bool = False
 
     _hidden = _hidden
 
@@ -51,7 +55,8 @@ class AttentionDecode(AttentionForward):
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
         v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32, self.rows, self.value_dim)
-        return tk.layout(globals=dict(Q=q, K=k, V=v, lengths=None, O=o, L=None), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
+        bounds = dict(lengths=None, **(dict(starts=None) if self.starts else {}))
+        return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, O=o, L=None), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
                          args=(*self.numbers, "queries"))
 
     def tasks(self, *shapes: Any) -> int:
@@ -65,11 +70,13 @@ class AttentionDecode(AttentionForward):
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         more = batch < tk.extent(ctx.globals.Q, 0)
         keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0)
-        blocks = tk.ceil_div(keys, ctx.config.cols)
-        begin, end = part * blocks // parts, (part + 1) * blocks // parts
+        start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
+        first = start // ctx.config.cols
+        blocks = tl.maximum(tk.ceil_div(keys, ctx.config.cols) - first, 0)
+        begin, end = first + part * blocks // parts, first + (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         return tk.task(end - begin, when=more, batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part, keys=keys,
-                       masked=end - seen // ctx.config.cols, whole=end)
+                       start=start, masked=end - seen // ctx.config.cols, whole=end - tk.ceil_div(start, ctx.config.cols))
 
     @triton.jit
     def finish(ctx, state, staging):

@@ -127,12 +127,13 @@ class AttentionBackward(AttentionBackwardKeys):
 
 
 @triton.jit
-def gather_queries(sums, dQ, factor, queries, DIM: tl.constexpr, WIDTH: tl.constexpr):
+def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """dQ = factor · its sums. Grid: halves of all blocks, heads, batch. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, H, queries, WIDTH),
-    contiguous."""
+    with these strides, the last 1."""
     ACROSS: tl.constexpr = DIM // 64
-    part, head = tl.program_id(0), tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    part, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.load(sums + (head * tl.num_programs(0) + part) * HALF + tk.fragment_place(row, col))
+    x = tl.load(sums + ((batch * tl.num_programs(1) + head) * tl.num_programs(0) + part) * HALF + tk.fragment_place(row, col))
     row, col = row + part // ACROSS * 64, col + part % ACROSS * 64
-    tl.store(dQ + (head * queries + row) * WIDTH + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < queries) & (col < WIDTH))
+    place = batch * stride_b + head * stride_h + row.to(tl.int64) * stride_s + col
+    tl.store(dQ + place, (x * factor).to(dQ.dtype.element_ty), mask=(row < queries) & (col < WIDTH))

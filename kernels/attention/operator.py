@@ -6,11 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels.attention.product import Scores, check, run_backward, run_forward
-
-
-def _shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
-    return (*q.shape[:3], v.shape[3])
+from tritonkittens.kernels.attention.decoding import attention_decode
+from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_backward, run_forward
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())
@@ -19,7 +16,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    out = torch.empty(_shape(q, v), dtype=q.dtype, device=q.device)
+    out = empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right))
     return out, lse
@@ -27,7 +24,7 @@ def attention_operator(
 
 @attention_operator.register_fake
 def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
-    return q.new_empty(_shape(q, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
@@ -41,7 +38,7 @@ def backward_operator(
 
 @backward_operator.register_fake
 def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -59,3 +56,16 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
 
 
 attention_operator.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())
+def decode_operator(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, causal: bool, scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """The output of `attention_decode`."""
+    return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
+
+
+@decode_operator.register_fake
+def _(q, k, v, lengths, starts, causal, scale, softcap):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:3], v.shape[3])

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import triton
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused, fitting
-from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
@@ -21,8 +19,6 @@ from tritonkittens.launch import multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries
-MAX_PARTS = 128  # of a sequence in decoding
-PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,16 @@ def attention(
         result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right, deterministic)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
-    result = out if out is not None else torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty(*q.shape[:3], v.shape[3])
+    result = out if out is not None else empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config)
     return result if lse is None else (result, lse)
+
+
+def empty_like(x: torch.Tensor, width: int) -> torch.Tensor:
+    """An uninitialised (…, width) tensor that TMA can write, its dimensions in the order of x's where it is as wide: the result for (B, S, H, D) operands, seen
+    as (B, H, S, D), then goes on as (B, S, H · D) without a copy."""
+    return torch.empty_like(x) if x.shape[-1] == width and x.stride(-1) == 1 else x.new_empty(*x.shape[:-1], width)
 
 
 def run_forward(
@@ -149,7 +151,7 @@ def run_backward(
     """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ may be summed
     up in an order that changes from run to run."""
     (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = (empty_like(x, x.shape[3]) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
@@ -166,94 +168,12 @@ def run_backward(
         blocks = -(-queries // fused.cols)
         sums = torch.zeros(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         fused(*((tensors | {"dQ": sums})[name] for name in fused.tensors), **numbers)
-        gather_queries[2 * blocks, heads, batch](sums, dq, scores.scale, queries, fused.head_dim, dim)
+        gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
         return dq, dk, dv
     of_queries, of_keys = backward(*kind)
     for kernel in (of_queries, *of_keys):
         kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     return dq, dk, dv
-
-
-@functools.lru_cache
-def decode(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, page_size: int | None = None) -> AttentionDecode:
-    """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap)
-    make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
-
-
-def parts_of(tasks: int, blocks: int, slots: int) -> int:
-    """In how many parts to deal out sequences of so many blocks: what takes the fewest rounds of blocks, a task's start and end counted as two of them."""
-    def rounds(parts: int) -> int:
-        return -(-tasks * parts // slots) * (-(-blocks // parts) + 2)
-
-    return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=rounds)
-
-
-def attention_decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, pages: torch.Tensor | None = None, causal: bool = True,
-    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
-
-    q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
-    has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
-    sees all of them. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
-
-    With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
-    D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
-    j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
-    sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
-    copies of gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
-    """
-    check(q, k, v, out, paged=pages is not None)
-    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
-    rows = heads // kv_heads * queries
-    if rows > ROWS:
-        raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
-    if lengths is not None:
-        _check_integers("lengths", lengths, q, f"({batch},)", (batch,))
-    page_size = None
-    if pages is not None:
-        _check_integers("pages", pages, q, f"({batch}, pages of the longest sequence)", (batch, None))
-        _check_pages(keys, lengths)
-        page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
-    if parts is not None and not 1 <= parts <= MAX_PARTS:
-        raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
-    left, right = check_window(causal, None)
-    scores = scores_of(q, scale, softcap, left, right)
-    result = out if out is not None else q.new_empty(batch, heads, queries, value_dim)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    if result.numel() == 0 or keys == 0:
-        see_nothing(result, lse)
-        return result if lse is None else (result, lse)
-    kernel = decode(q.dtype, dim, value_dim, causal and queries > 1, softcap is not None, page_size)
-    parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
-    packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
-    some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
-    lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths.contiguous()
-    table = () if pages is None else (pages,)
-    kernel(packed, as_addressable(k), as_addressable(v), lengths, some, sums, *table, **scores.numbers(False), queries=queries)
-    combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
-    return result if lse is None else (result, lse)
-
-
-def _check_integers(argument: str, x: torch.Tensor, q: torch.Tensor, wanted: str, shape: tuple[int | None, ...]) -> None:
-    """An int32 tensor on the device of q with this shape, None for any extent."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"attention_decode: {argument} is {type(x).__name__}; it must be a torch tensor")
-    fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
-    if not fits or x.dtype != torch.int32 or x.device != q.device:
-        raise ValueError(f"attention_decode: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, torch.int32, on {q.device}")
-
-
-def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:
-    if lengths is None:
-        raise ValueError("attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled")
-    if page_size == 0 or page_size % PAGE:
-        raise ValueError(f"attention_decode: k and v have pages of {page_size} keys; these must be a multiple of {PAGE}")
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None, paged: bool = False) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch
-from tritonkittens.kernels.attention.product import parts_of
+from tritonkittens.kernels.attention.decoding import parts_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -23,19 +23,22 @@ def randn(*shape, dtype=BF16):
     return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
-def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=BF16, lengths=None, **given):
-    """Output and log-sum-exp into poisoned memory, with NaN in the cache behind every sequence."""
+def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=BF16, lengths=None, starts=None, **given):
+    """Output and log-sum-exp into poisoned memory, with NaN in the cache behind every sequence and large numbers before its start."""
     q, k, v = (randn(batch, n, s, d, dtype=dtype) for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim or dim)))
     filled = [keys] * batch if lengths is None else lengths
     for b, length in enumerate(filled):
         k[b, :, length:] = v[b, :, length:] = float("nan")
     out = poison(torch.empty(batch, heads, queries, value_dim or dim, device=DEVICE, dtype=dtype))
-    counts = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    result, lse = attention_decode(q, k, v, out=out, return_lse=True, lengths=counts, **given)
+    for b, start in enumerate(starts or ()):
+        k[b, :, :start] = v[b, :, :start] = 1e4
+    counts, first = (None if x is None else torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, starts))
+    result, lse = attention_decode(q, k, v, out=out, return_lse=True, lengths=counts, starts=first, **given)
     assert result is out
     given = {"causal": True, **{name: x for name, x in given.items() if name != "parts"}}
     for b, length in enumerate(filled):
-        one = [x[b : b + 1] for x in (q, k[:, :, :length], v[:, :, :length])]
+        start = starts[b] if starts else 0
+        one = [x[b : b + 1] for x in (q, k[:, :, start:length], v[:, :, start:length])]
         expected, expected_lse = attention_torch(*one, **given)
         magnitude, _ = attention_torch(one[0], one[1], one[2].abs(), **given)
         error = (out[b : b + 1].double() - expected).abs()
@@ -61,6 +64,13 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
 def test_lengths(rng):
     check(5, 4, 2, 2, LONG, lengths=[LONG, 0, 1, LONG - 3, 129])
     check(3, 2, 2, 4, 300, lengths=[3, 4, 128], parts=3)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_starts(parts, rng):
+    """Left padding: starts within a block, at its edge, at the last key, and behind it."""
+    check(5, 4, 2, 1, LONG, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], parts=parts)
+    check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -135,6 +145,8 @@ def test_refused():
         ((q, k, k), {}, "attention_decode: 9 queries of 8 heads a group are 72 rows; they must be at most 64"),
         ((small, k, k), dict(lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: lengths is (3,), torch.int32, on"),
         ((small, k, k), dict(lengths=torch.zeros(2, device=DEVICE)), "attention_decode: lengths is (2,), torch.float32, on"),
+        ((small, k, k), dict(starts=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: starts is (3,), torch.int32, on"),
+        ((q[:, :, :2], k, k), dict(starts=torch.zeros(2, dtype=torch.int32, device=DEVICE), causal=False), "attention_decode: starts with causal=False and 2"),
         ((small, k, k), dict(parts=0), "attention_decode: parts=0; it must be from 1 to 128"),
         ((small, k, k), dict(scale=-1.0), "attention: scale=-1.0; it must be positive"),
         ((small, k.half(), k), {}, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),

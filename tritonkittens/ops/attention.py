@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    q, k, v = (_padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
+    q, k, v = (padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     out = attention(q, k, v, window=window, scale=scale)
     return out.reshape(*lead, *out.shape[1:])[..., : value.shape[-1]]  # type: ignore[union-attr]
@@ -56,19 +56,8 @@ def _window(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
 ) -> tuple[int | None, int | None] | None:  # fmt: skip
     """What a query sees, as `attention` takes it. Raises `Unsupported` for what the kernels cannot do, ValueError for what PyTorch refuses too."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dtype not in HALF_TYPES or x.dtype != query.dtype:
-            raise Unsupported(_text(f"{name} has dtype {x.dtype}; all operands must be bf16 or fp16"))
-        if not (torch.compiler.is_compiling() or is_reachable(x.device)):
-            raise Unsupported(_text(f"{name} is on {x.device}; it must be on a CUDA device"))
-        if x.ndim < 3:
-            raise Unsupported(_text(f"{name} has shape {tuple(x.shape)}; it must have at least 3 dimensions"))
-        if x.shape[-1] > MAX_DIM:
-            raise Unsupported(_text(f"the head dimension of {name} is {x.shape[-1]}; it must be at most {MAX_DIM}"))
-    if dropout_p:
-        raise Unsupported(_text(f"dropout_p={dropout_p}; the kernels have no dropout"))
-    if scale is not None and not scale > 0:
-        raise Unsupported(_text(f"scale={scale}; it must be positive"))
+    if reason := reason_against(query, key, value, dropout_p, scale):
+        raise Unsupported(_text(reason))
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
         raise ValueError(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
@@ -88,11 +77,29 @@ def _window(
     return (None, length - keys) if upper_left else None
 
 
+def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None) -> str | None:
+    """Why the kernels cannot do what PyTorch's implementation can, if so."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dtype not in HALF_TYPES or x.dtype != query.dtype:
+            return f"{name} has dtype {x.dtype}; all operands must be bf16 or fp16"
+        if not (torch.compiler.is_compiling() or is_reachable(x.device)):
+            return f"{name} is on {x.device}; it must be on a CUDA device"
+        if x.ndim < 3:
+            return f"{name} has shape {tuple(x.shape)}; it must have at least 3 dimensions"
+        if x.shape[-1] > MAX_DIM:
+            return f"the head dimension of {name} is {x.shape[-1]}; it must be at most {MAX_DIM}"
+    if dropout_p:
+        return f"dropout_p={dropout_p}; the kernels have no dropout"
+    if scale is not None and not scale > 0:
+        return f"scale={scale}; it must be positive"
+    return None
+
+
 def _text(message: str) -> str:
     return f"scaled_dot_product_attention: {message}"
 
 
-def _padded(x: Tensor) -> Tensor:
+def padded(x: Tensor) -> Tensor:
     """With zeros behind the head dimension where it is no multiple of 16: they add nothing to a score, and their columns of the result are cut off."""
     missing = -x.shape[-1] % STEP
     return functional.pad(x, (0, missing)) if missing else x

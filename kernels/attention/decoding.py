@@ -1,0 +1,109 @@
+"""`attention_decode` for PyTorch tensors: checks, how sequences are dealt out, the launches."""
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import torch
+import triton
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import as_addressable
+from tritonkittens.kernels.attention.backward import ROWS
+from tritonkittens.kernels.attention.config import fitting
+from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
+from tritonkittens.kernels.attention.product import check, check_window, scores_of, see_nothing
+from tritonkittens.launch import multiprocessor_count
+
+MAX_PARTS = 128  # of a sequence
+PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
+
+
+@functools.lru_cache
+def decode(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, starts: bool = False, page_size: int | None = None,
+) -> AttentionDecode:  # fmt: skip
+    """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, starts=starts)
+    make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
+    return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
+
+
+def parts_of(tasks: int, blocks: int, slots: int) -> int:
+    """In how many parts to deal out sequences of so many blocks: what takes the fewest rounds of blocks, a task's start and end counted as two of them."""
+    def rounds(parts: int) -> int:
+        return -(-tasks * parts // slots) * (-(-blocks // parts) + 2)
+
+    return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=rounds)
+
+
+def attention_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, starts: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None, causal: bool = True,
+    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
+
+    q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
+    has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
+    sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite. `parts`: tasks that a
+    sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+
+    With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
+    D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
+    j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
+    sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
+    copies of gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
+    """
+    check(q, k, v, out, paged=pages is not None)
+    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    rows = heads // kv_heads * queries
+    if rows > ROWS:
+        raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
+    for name, x in (("lengths", lengths), ("starts", starts)):
+        if x is not None:
+            _check_integers(name, x, q, f"({batch},)", (batch,))
+    if starts is not None and not causal and queries > 1:
+        raise ValueError(f"attention_decode: starts with causal=False and {queries} queries; it takes causal=True or one query")
+    page_size = None
+    if pages is not None:
+        _check_integers("pages", pages, q, f"({batch}, pages of the longest sequence)", (batch, None))
+        _check_pages(keys, lengths)
+        page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
+    if parts is not None and not 1 <= parts <= MAX_PARTS:
+        raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
+    left, right = check_window(causal, None)
+    scores = scores_of(q, scale, softcap, left, right)
+    result = out if out is not None else q.new_empty(batch, heads, queries, value_dim)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    if result.numel() == 0 or keys == 0:
+        see_nothing(result, lse)
+        return result if lse is None else (result, lse)
+    kernel = decode(q.dtype, dim, value_dim, queries > 1 and causal or starts is not None, softcap is not None, starts is not None, page_size)
+    parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
+    packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
+    some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device=q.device) if lengths is None else lengths.contiguous()
+    tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), lengths=lengths, O=some, L=sums, pages=pages)
+    tensors["starts"] = starts if starts is None else starts.contiguous()
+    kernel(*(tensors[name] for name in kernel.tensors), **scores.numbers(False), queries=queries)
+    combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
+                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
+    return result if lse is None else (result, lse)
+
+
+def _check_integers(argument: str, x: torch.Tensor, q: torch.Tensor, wanted: str, shape: tuple[int | None, ...]) -> None:
+    """An int32 tensor on the device of q with this shape, None for any extent."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"attention_decode: {argument} is {type(x).__name__}; it must be a torch tensor")
+    fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
+    if not fits or x.dtype != torch.int32 or x.device != q.device:
+        raise ValueError(f"attention_decode: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, torch.int32, on {q.device}")
+
+
+def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:
+    if lengths is None:
+        raise ValueError("attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled")
+    if page_size == 0 or page_size % PAGE:
+        raise ValueError(f"attention_decode: k and v have pages of {page_size} keys; these must be a multiple of {PAGE}")

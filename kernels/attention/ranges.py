@@ -1,0 +1,157 @@
+"""Attention in which every query has a range of keys of its own: padded batches, several sequences in a row, caches that are not full.
+
+Neighbouring queries whose ranges belong together are one call of the kernels, for all neighbouring sequences that have the same runs of such queries: no mask
+is built, and no operand copied.
+"""
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_backward, run_forward
+from tritonkittens.kernels.attention.reference import LIMIT
+
+
+class Run(NamedTuple):
+    """Queries `first` … `behind` − 1 and keys `begin` … `end` − 1: the last query sees all of them, as does every other one, or in causal attention one key
+    less for every query that follows."""
+
+    first: int
+    behind: int
+    begin: int
+    end: int
+
+
+class Call(NamedTuple):
+    """A run of neighbouring sequences of a batch."""
+
+    sequences: slice
+    run: Run
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Its part of a tensor (B, H, queries, …)."""
+        return x[self.sequences, :, self.run.first : self.run.behind]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Its part of a tensor (B, H_kv, keys, …)."""
+        return x[self.sequences, :, self.run.begin : self.run.end]
+
+
+def runs(ranges: np.ndarray, causal: bool) -> tuple[Run, ...]:
+    """The runs of a sequence for its ranges, (queries, 2). Queries with an empty range are in none."""
+    if not len(ranges):
+        return ()
+    begin, end = ranges.T
+    split = (np.diff(begin) != 0) | (np.diff(end) != int(causal)) | np.diff(begin < end)
+    firsts = [0, *(np.flatnonzero(split) + 1).tolist()]
+    bounds = zip(firsts, [*firsts[1:], len(ranges)], strict=True)
+    return tuple(Run(first, behind, int(begin[first]), int(end[behind - 1])) for first, behind in bounds if begin[first] < end[first])
+
+
+def calls(ranges: Tensor, keys: int, causal: bool) -> list[Call]:
+    """What (B, 1, queries, 2) ranges come to. Raises ValueError for a range that ends before it begins or reaches beyond the keys."""
+    numbers = ranges[:, 0].numpy(force=True)
+    begin, end = numbers[..., 0], numbers[..., 1]
+    if ((begin < 0) & (begin <= end) | (end > keys)).any():
+        raise ValueError(f"attention_ranges: ranges has one beyond the {keys} keys")
+    if (begin > end).any():
+        raise ValueError("attention_ranges: ranges has one that ends before it begins")
+    found, at = [], 0
+    for same, sequences in itertools.groupby(runs(one, causal) for one in numbers):
+        count = len(list(sequences))
+        found += [Call(slice(at, at + count), run) for run in same]
+        at += count
+    return found
+
+
+def attention_ranges(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, causal: bool, window: int | None = None, scale: float | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """`attention` in which query i of sequence b sees the keys ranges[b, 0, i, 0] … ranges[b, 0, i, 1] − 1.
+
+    ranges: (batch, 1, queries, 2), int32; the host reads it, so on the CPU it costs no synchronisation. A query with an empty range gets zeros. Ranges of
+    neighbours that go together run together: those that begin at one key and, with `causal`, end one key further each, otherwise at one key. `window`: of its
+    range a query sees its own key and `window` − 1 before it, without `causal` also as many behind it; the last query's own key is the last of its range, and
+    those of the others in a run precede it. Other arguments, dtypes, gradients and torch.compile as for `attention`.
+
+    Raises ValueError or TypeError for operands that do not fit together, ValueError for a window that is not positive, ranges of another shape or dtype, or one
+    that ends before it begins or reaches beyond the keys.
+    """
+    if not torch.compiler.is_compiling():  # the operator checks what a trace cannot
+        check(q, k, v)
+    if window is not None and window < 1:
+        raise ValueError(f"attention_ranges: window={window}; it must be positive")
+    left = LIMIT if window is None else window - 1
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return torch.ops.tritonkittens.attention_ranges(q, k, v, ranges, causal, scale, softcap, left, 0 if causal else left)[0]
+
+
+@torch.library.custom_op("tritonkittens::attention_ranges", mutates_args=())
+def ranges_operator(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, causal: bool, scale: float, softcap: float | None, left: int, right: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention_ranges`; `left` and `right` as in `Scores`."""
+    check(q, k, v)
+    if ranges.shape != (q.shape[0], 1, q.shape[2], 2) or ranges.dtype != torch.int32:
+        raise ValueError(f"attention_ranges: ranges is {tuple(ranges.shape)}, {ranges.dtype}; it must be {(q.shape[0], 1, q.shape[2], 2)}, torch.int32")
+    out, lse = empty_like(q, v.shape[3]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    found = calls(ranges, k.shape[2], causal)
+    if not _covers(found, q):
+        out.zero_()
+        lse.fill_(-torch.inf)
+    for call in found:
+        run_forward(call.of_queries(q), call.of_keys(k), call.of_keys(v), call.of_queries(out), call.of_queries(lse), Scores(scale, softcap, left, right))
+    return out, lse
+
+
+@ranges_operator.register_fake
+def _(q, k, v, ranges, causal, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+    return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _covers(found: list[Call], q: Tensor) -> bool:
+    """Is every query in a call?"""
+    return sum((c.sequences.stop - c.sequences.start) * (c.run.behind - c.run.first) for c in found) == q.shape[0] * q.shape[2]
+
+
+@torch.library.custom_op("tritonkittens::attention_ranges_backward", mutates_args=())
+def backward_operator(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, softcap: float | None, left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dQ, dK, dV) for the gradient of the output; whether with the same bits in every run, torch says."""
+    scores, found = Scores(scale, softcap, left, right), calls(ranges, k.shape[2], causal)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if found == [Call(slice(0, q.shape[0]), Run(0, q.shape[2], 0, k.shape[2]))]:
+        return run_backward(grad, None, q, k, v, out, lse, scores, deterministic)
+    dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
+    for c in found:
+        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), scores, deterministic)
+        for whole, some in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
+            whole += some
+    return dq, dk, dv
+
+
+@backward_operator.register_fake
+def _(grad, q, k, v, ranges, out, lse, causal, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+    return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ranges, *scores = inputs
+    ctx.save_for_backward(q, k, v, ranges, *output)
+    ctx.scores = scores
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple:
+    gradients = (None,) * 3 if grad is None else torch.ops.tritonkittens.attention_ranges_backward(grad, *ctx.saved_tensors, *ctx.scores)
+    return *gradients, *(None,) * 6
+
+
+ranges_operator.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,197 @@
+"""The masks of the implementation of attention for transformers, and what it refuses. No kernel runs."""
+
+import re
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5.17")
+
+from transformers import masking_utils as masks  # noqa: E402
+
+from tritonkittens import sim  # noqa: E402
+from tritonkittens.ops import Unsupported, register_transformers  # noqa: E402
+from tritonkittens.ops import transformers as implementation  # noqa: E402
+from tritonkittens.ops.transformers import _dense, attention_forward, attention_mask  # noqa: E402
+
+WINDOW = 5
+CONFIG = transformers.MistralConfig(sliding_window=WINDOW, attention_chunk_size=WINDOW)
+NONE = torch.zeros(2, dtype=torch.long)
+PATTERNS = {  # mask function, arguments of its own
+    "causal": (masks.causal_mask_function, {}),
+    "sliding": (masks.sliding_window_causal_mask_function(WINDOW), dict(local_size=WINDOW)),
+    "chunked": (masks.chunked_causal_mask_function(4, NONE), dict(local_size=4)),
+    "packed": (masks.and_masks(masks.causal_mask_function, masks.packed_sequence_mask_function(torch.tensor([[0] * 4 + [1] * 9, [0] + [1] * 7 + [2] * 5]))),
+               dict(allow_is_causal_skip=False)),
+    "bidirectional": (masks.bidirectional_mask_function, dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=True)),
+    "sliding bidirectional": (masks.sliding_window_bidirectional_mask_function(WINDOW),
+                              dict(local_size=WINDOW, allow_is_causal_skip=False, allow_is_bidirectional_skip=True)),
+}
+PADDINGS = {"none": None, "no token": [13, 13], "left": [-4, 13], "right": [13, 6], "left and right": [-3, 5], "all": [0, 13]}
+
+
+def padding(name, keys=13):
+    """(2, keys): so many tokens, on the right if negative."""
+    if PADDINGS[name] is None:
+        return None
+    return torch.tensor([[i < n if n >= 0 else i >= keys + n for i in range(keys)] for n in PADDINGS[name]])
+
+
+def both(pattern, queries=13, keys=13, q_offset=0, **given):
+    """(ranges, the mask that they mean, transformers' own)."""
+    function, own = PATTERNS[pattern]
+    given = dict(batch_size=2, q_length=queries, kv_length=keys, q_offset=q_offset, mask_function=function, **{**own, **given})
+    expected = masks.sdpa_mask(**{**given, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    ranges = attention_mask(config=CONFIG, **given)
+    assert ranges is None or (ranges.dtype == torch.int32 and ranges.shape == (2, 1, queries, 2))
+    window = {"sliding": WINDOW, "sliding bidirectional": WINDOW + 1}.get(pattern)
+    window = None if queries == 1 and ranges is not None else window  # it is in the range of one query
+    dense = _dense(ranges, queries, keys, "bidirectional" not in pattern, window, "cpu")
+    return ranges, dense if dense is not None else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if "bi" not in pattern else keys), expected
+
+
+# transformers looks for packed sequences only where there is no padding mask
+@pytest.mark.parametrize("pattern, name", [(pattern, name) for pattern in PATTERNS for name in PADDINGS if pattern != "packed" or name == "none"])
+def test_whole_sequences(pattern, name):
+    """Queries that are tokens see what transformers' mask says. Nothing is made where it is not needed."""
+    seen = padding(name)
+    ranges, mask, expected = both(pattern, attention_mask=seen)
+    tokens = torch.ones(2, 13, dtype=torch.bool) if seen is None else seen
+    rows = tokens[:, None, :, None].expand(expected.shape)
+    assert torch.equal(mask.expand(expected.shape)[rows], expected[rows])
+    needless = name in ("none", "no token") or (name == "right" and "bidirectional" not in pattern)
+    assert (ranges is None) == (needless and pattern not in ("packed", "chunked"))
+
+
+@pytest.mark.parametrize("name", ["none", "left", "right"])
+@pytest.mark.parametrize("pattern", ["causal", "sliding", "chunked"])
+@pytest.mark.parametrize("queries, q_offset", [(1, 12), (4, 9), (4, 5), (1, 5), (6, 0)])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_caches(pattern, name, queries, q_offset, tensor):
+    """Queries behind keys of a cache, and in one that is not full, whose length may be a tensor."""
+    seen = padding(name)
+    if seen is not None:
+        seen = seen[:, : q_offset + queries]
+        if name == "right" and q_offset > 6:  # what was written follows padding
+            seen[:, q_offset:] = True
+            if pattern == "causal" or queries > 1:
+                with pytest.raises(Unsupported, match="on both sides of hidden ones"):
+                    both(pattern, queries, 13, q_offset, attention_mask=seen)
+                return
+    ranges, mask, expected = both(pattern, queries, 13, torch.tensor(q_offset) if tensor else q_offset, attention_mask=seen)
+    tokens = torch.ones(2, 13, dtype=torch.bool) if seen is None else seen
+    rows = tokens[:, None, q_offset : q_offset + queries, None].expand(expected.shape)
+    assert torch.equal(mask.expand(expected.shape)[rows], expected[rows])
+
+
+def test_keys_of_a_sliding_cache():
+    """Keys from a position on; the padding mask is that of all positions."""
+    seen = padding("left")
+    for queries, offset in ((1, 12), (3, 10)):
+        given = dict(batch_size=2, q_length=queries, kv_length=6, q_offset=offset, kv_offset=13 - 6, mask_function=PATTERNS["causal"][0], attention_mask=seen)
+        ranges = attention_mask(config=CONFIG, **given)
+        assert torch.equal(_dense(ranges, queries, 6, True, None, "cpu"), masks.sdpa_mask(**given, allow_is_causal_skip=False))
+
+
+def test_one_query_of_a_compiled_model_always_has_a_range():
+    """A mask that is now None and now a tensor would compile twice."""
+    ranges, mask, expected = both("causal", 1, 13, 12, allow_is_causal_skip=False)
+    assert ranges is not None and torch.equal(mask, expected)
+
+
+REFUSED = {
+    "a mask function of the model or the caller": dict(use_vmap=True),
+    "a query sees keys on both sides of hidden ones; padding must be on one side": dict(attention_mask=torch.tensor([[1, 0, 1, 1]]).bool()),
+    "a causal mask lets queries see keys behind their own": dict(
+        mask_function=masks.or_masks(masks.causal_mask_function, masks.blockwise_overlay(torch.tensor([[-1, 0, 0, -1]]))), allow_is_causal_skip=False),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused_masks(reason):
+    """With `fallback` they are those of PyTorch's attention."""
+    given = {**dict(batch_size=1, q_length=4, kv_length=4, mask_function=masks.causal_mask_function), **REFUSED[reason]}
+    with pytest.raises(Unsupported, match=re.escape(f"tritonkittens' attention for transformers: {reason}")):
+        attention_mask(**given)
+    assert torch.equal(attention_mask(**given, fallback=True), masks.sdpa_mask(**{**given, "allow_is_causal_skip": False}))
+
+
+def test_holes_between_tokens_of_both_directions_are_refused():
+    with pytest.raises(Unsupported, match="on both sides of hidden ones"):
+        both("bidirectional", 2, 4, attention_mask=torch.tensor([[1, 0, 1, 1]] * 2).bool())
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_traced_masks(pattern, monkeypatch):
+    """A trace does not look at numbers: it gets the same ranges, always, and what is refused ends before it begins (one query: fails when it runs)."""
+    given = {} if pattern == "packed" else dict(attention_mask=padding("left"))
+    hole = torch.tensor([[1, 0, 1, 1] + [1] * 9] * 2).bool()
+    wanted = [both(pattern, **given)[0], None if pattern == "packed" else both(pattern, 1, 13, 12, **given)[0]]
+    monkeypatch.setattr(implementation, "is_tracing", lambda x: True)
+    for queries, q_offset, expected in ((13, 0, wanted[0]), (1, 12, wanted[1])):
+        if pattern != "packed" or queries > 1:
+            assert torch.equal(both(pattern, queries, 13, q_offset, **given)[0], expected)
+    if pattern in ("causal", "bidirectional"):
+        ranges = attention_mask(2, 13, 13, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
+        assert (ranges[..., 0] > ranges[..., 1]).any()
+        with pytest.raises(RuntimeError, match="on both sides of hidden ones"):
+            attention_mask(2, 1, 13, 12, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
+
+
+Q, K = torch.zeros(1, 4, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)
+MODULE = torch.nn.Module()
+MODULE.num_key_value_groups = 2
+REFUSED_CALLS = [
+    ((Q, K, K), dict(dropout=0.1), "dropout_p=0.1; the kernels have no dropout"),
+    ((Q, K, K), dict(output_attentions=True), 'output_attentions=True; the kernels keep no weights ("eager" does)'),
+    ((Q, K, K), dict(position_bias=torch.zeros(1, 4, 8, 8)), "position_bias is given; the kernels add nothing to scores"),
+    ((Q, K, K), dict(attention_mask=torch.ones(1, 1, 8, 8, dtype=torch.bool)), "attention_mask is a mask of queries and keys; it must be made by transformers"),
+    ((Q.float(), K.float(), K.float()), {}, "query has dtype torch.float32; all operands must be bf16 or fp16"),
+    ((torch.zeros(1, 2, 8, 320, dtype=torch.bfloat16),) * 3, {}, "the head dimension of query is 320; it must be at most 256"),
+]
+
+
+@pytest.mark.parametrize("operands, given, message", REFUSED_CALLS, ids=lambda x: x if isinstance(x, str) else "")
+def test_refused_calls(operands, given, message):
+    with sim.device():
+        given = {"attention_mask": None, **given}
+        with pytest.raises(Unsupported, match=re.escape(f"tritonkittens' attention for transformers: {message}")):
+            attention_forward(MODULE, *operands, **given)
+        if operands[0].shape[1] == 4:
+            out, _ = attention_forward(MODULE, *operands, **given, fallback=True)
+            assert out.shape == (1, 8, 4, operands[2].shape[3])
+            with pytest.raises(Unsupported):
+                attention_forward(MODULE, *operands, **given, softcap=5.0, fallback=True)
+
+
+def test_fallback_keeps_ranges_and_windows(rng):
+    """What PyTorch's attention gets for a mask is what the kernels would have done."""
+    q, k, v = torch.randn(2, 4, 13, 16), torch.randn(2, 2, 13, 16), torch.randn(2, 2, 13, 16)
+    for pattern, window in (("causal", None), ("sliding", WINDOW)):
+        seen = padding("left")
+        ranges, mask, expected = both(pattern, attention_mask=seen)
+        out, _ = attention_forward(MODULE, q, k, v, ranges, sliding_window=window, fallback=True)
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=expected, enable_gqa=True).transpose(1, 2)
+        torch.testing.assert_close(out[seen], wanted[seen])
+        torch.testing.assert_close(attention_forward(MODULE, q, k, v, None, sliding_window=window, fallback=True)[0][1], wanted[1])
+
+
+@pytest.mark.parametrize("name, error, message", [
+    (3, TypeError, "register_transformers: name is int; it must be a str"),
+    ("eager", ValueError, "register_transformers: name='eager'; it must be a name of its own"),
+    ("", ValueError, "register_transformers: name=''; it must be a name of its own"),
+])  # fmt: skip
+def test_refused_names(name, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        register_transformers(name)
+
+
+def test_models_take_the_name():
+    register_transformers("some kittens")
+    config = transformers.LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="some kittens")
+    assert model.config._attn_implementation == "some kittens"
+    with pytest.raises(Unsupported, match="query has dtype torch.float32"):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    register_transformers("some kittens", fallback=True)
+    assert model(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()

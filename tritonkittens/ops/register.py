@@ -1,0 +1,30 @@
+"""The shipped kernels as an implementation of attention that other libraries choose by name."""
+from __future__ import annotations
+
+import functools
+
+
+def register_transformers(name: str = "tritonkittens", *, fallback: bool = False) -> None:
+    """Registers `kernels.attention` with Hugging Face transformers, from 5.17 on: models then take it as `attn_implementation=name`, when they are made, when
+    they are loaded, and in `model.set_attn_implementation(name)`.
+
+    Done by the kernels, forward and backward, in bf16 and fp16 with head dimensions up to 256: causal and bidirectional attention, sliding windows, chunks,
+    soft-caps, groups of heads, `generate` with every cache, padding on the left and on the right, several sequences in a row (told by `position_ids`),
+    `torch.compile`. No mask of queries × keys is built. What a position of padding gets is not defined, as with transformers' other implementations.
+
+    Everything else raises `tritonkittens.ops.Unsupported`, a ValueError: dropout, `output_attentions`, masks of other patterns (4D masks, hidden keys between
+    visible ones), attention sinks, position biases, other dtypes. With `fallback` PyTorch's `scaled_dot_product_attention` does it instead, as for
+    `attn_implementation="sdpa"`, except soft-caps and sinks, which it does not have.
+
+    Raises TypeError for a name that is no text, ValueError for "eager", by which models mean their own, and ImportError without transformers.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"register_transformers: name is {type(name).__name__}; it must be a str")
+    if name in ("", "eager"):
+        raise ValueError(f"register_transformers: name={name!r}; it must be a name of its own")
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from tritonkittens.ops.transformers import attention_forward, attention_mask
+
+    AttentionInterface.register(name, functools.partial(attention_forward, fallback=fallback))
+    AttentionMaskInterface.register(name, functools.partial(attention_mask, fallback=fallback))
