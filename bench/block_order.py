@@ -1,20 +1,18 @@
-"""Table 3 of the paper: the order in which blocks walk over the tiles of C, with the bytes of HBM that each costs (`ncu` counts them)."""
+"""Table 3 of the paper: the order in which blocks walk over their tasks, tiles of C or of queries, with the bytes of HBM that each costs."""
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
-import io
-import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from bench import attention, gemm
 from bench.gemm import bf16, case, ours, trial
 from bench.harness import Case, Suite, Trial
-from bench.peers import torch_mm
+from bench.hbm import COLUMN, adding_bytes
+from bench.peers import Attention, peers
 
 ORDERS: dict[str, dict[str, Any]] = {
     "row_major": {"order": "row_major"},
@@ -24,9 +22,12 @@ ORDERS: dict[str, dict[str, Any]] = {
     "supergroup_16": {"order": "supergroup", "group": 16},
 }
 SIZES = (4096, 8192, 16384)
-METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-COLUMN = "HBM GB"
-NCU_SECONDS = 180
+LENGTHS, HEAD_DIM = (4096, 16384), 128
+HEAD_BY_HEAD, TILE_BY_TILE = "head by head", "tile by tile"
+ATTENTION_ORDERS = {  # names of `tk` orders; rows are the tiles of queries of a head
+    False: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor"},
+    True: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor", "longest first": "LongestFirst", "long and short": "LongAndShort"},
+}
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -37,74 +38,31 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return [case(f"bf16 {size}³", (size, size, size), functools.partial(prepare, size), size=size) for size in SIZES]
 
 
-def launch_once(order: str, size: int) -> None:
-    """One launch, the only one that a profiler sees: operands are made and results are filled outside the profiled range."""
-    p = bf16(size, size, size)
-    call = torch_mm(p) if order == "cublas" else ours(p, **ORDERS[order])
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+def attend(p: Attention, order: str) -> Callable[[], torch.Tensor]:
+    import tritonkittens.lang as tk
+    from tritonkittens.kernels import attention as kernels
+
+    config = kernels.Config(order=getattr(tk, order)())
+    return functools.partial(kernels.attention, p.q, p.k, p.v, causal=p.causal, config=config, out=torch.full_like(p.q, float("nan")))
 
 
-def hbm_bytes(orders: list[str], size: int) -> list[int] | str:
-    """Bytes that every launch of one product in each order reads from and writes to HBM with a cold L2, or why they are not known."""
-    if shutil.which("ncu") is None:
-        return "unknown: ncu is not installed"
-    counted = ["--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS), "--csv", "--page", "raw", "--print-units", "base"]
-    command = ["ncu", *counted, sys.executable, "-m", "bench.block_order", "--once", ",".join(orders), str(size)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NCU_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"unknown: ncu took more than {NCU_SECONDS} s"
-    return read_bytes(done.stdout, done.stderr)
+def attention_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(length: int, causal: bool) -> Trial:
+        shape = (max(1, attention.TOKENS // length), attention.WIDTH // HEAD_DIM, length, HEAD_DIM)
+        p = Attention(*(gemm.randn(*shape) for _ in range(3)), causal)
+        orders = ATTENTION_ORDERS[causal]
+        return Trial({name: functools.partial(attend, p, order) for name, order in orders.items()}, peers("attention", p, False), p.error(), attention.BOUND)
 
-
-def read_bytes(text: str, errors: str) -> list[int] | str:
-    """The sum of `METRICS` for every launch in ncu's raw CSV."""
-    lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        said = [line.strip() for line in [*lines, *errors.splitlines()] if line.strip()] or ["nothing"]
-        return f"unknown: ncu says {next((line for mark in ('Error: ', '==ERROR==') for line in said if mark in line), said[-1])}"
-    launches = [row for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))) if (row["ID"] or "").isdigit()]  # not the units below the header
-    try:
-        return [sum(round(float(row[name].replace(",", ""))) for name in METRICS) for row in launches]
-    except (ValueError, KeyError) as error:
-        return f"unknown: ncu did not count {' and '.join(METRICS)} ({error})"
-
-
-def add_bytes(row: dict) -> None:
-    """Bytes of HBM, or why they are not known, for every contender that ran."""
-    ran, size = [name for name, cell in row["contenders"].items() if "ms" in cell], row["facts"]["size"]
-    together = hbm_bytes(ran, size) if ran else []
-    if isinstance(together, str):
-        found: list = [together] * len(ran)
-    elif len(together) == len(ran):
-        found = together
-    else:  # some product takes several launches
-        apart = [hbm_bytes([name], size) for name in ran]
-        found = [launches if isinstance(launches, str) else sum(launches) for launches in apart]
-    for name, figure in zip(ran, found):
-        row["contenders"][name]["extra"] = {COLUMN: figure if isinstance(figure, str) else round(figure / 1e9, 4)}
+    return [
+        Case(f"bf16 {'causal ' * causal}D {HEAD_DIM} S {s}", 4 * attention.TOKENS * attention.WIDTH * s / (2 if causal else 1),
+             {"S": s, "panel": "causal" if causal else "not causal"}, functools.partial(prepare, s, causal))
+        for causal in ATTENTION_ORDERS for s in LENGTHS
+    ]  # fmt: skip
 
 
 SUITES = (
-    Suite("block_order", "block order: TFLOP/s and bytes of HBM (Table 3)", cases, plot={"x": "size", "y": ["value", COLUMN]}, extend=add_bytes),
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="One launch of each order for a profiler; `python -m bench block_order` runs the suite.")
-    parser.add_argument("--once", nargs=2, metavar=("ORDER[,ORDER…]", "SIZE"), required=True)
-    orders, size = parser.parse_args().once
-    unknown = [order for order in orders.split(",") if order not in (*ORDERS, "cublas")]
-    if unknown or not size.isdigit():
-        parser.error(f"--once {orders} {size}: an order is one of {', '.join(ORDERS)} or cublas, SIZE a number")
-    for order in orders.split(","):
-        launch_once(order, int(size))
-
-
-if __name__ == "__main__":
-    main()
+    Suite("block_order", "block order: TFLOP/s and bytes of HBM (Table 3)", cases, plot={"x": "size", "y": ["value", COLUMN]},
+          extend=adding_bytes(__name__, "block_order")),
+    Suite("block_order_attention", "block order of attention: TFLOP/s and bytes of HBM (Table 3)", attention_cases,
+          plot={"x": "S", "panel": "panel", "y": ["value", COLUMN]}, extend=adding_bytes(__name__, "block_order_attention")),
+)  # fmt: skip

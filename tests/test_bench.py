@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bench.__main__ as cli
-from bench import attention, attention_models, block_order, gemm, harness, machine, peers, persistence, plots, stages, timing, workers
+from bench import attention, attention_models, block_order, gemm, harness, hbm, machine, peers, persistence, plots, stages, timing, workers
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 
@@ -316,7 +316,7 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
     monkeypatch.setattr(workers, "DEPTHS", (128,))
     monkeypatch.setattr(workers, "synchronous", gemm.ours)
     monkeypatch.setattr(block_order, "SIZES", (64,))
-    monkeypatch.setattr(block_order, "hbm_bytes", lambda orders, size: [1000 * i for i in range(len(orders))])
+    monkeypatch.setattr(hbm, "hbm_bytes", lambda module, suite, case, names: [1000 * i for i in range(len(names))])
     monkeypatch.setitem(peers._PEERS["gemm with epilogue"], "torch.compile", (peers.eager_epilogue, False))
     options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": only})
     kind = fake_kind()
@@ -404,6 +404,31 @@ def test_attention_suites(suite, monkeypatch):
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
 
 
+def test_orders_of_attention(monkeypatch):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    for module, name, value in ((block_order, "LENGTHS", (300,)), (block_order, "HEAD_DIM", 64), (attention, "TOKENS", 300), (attention, "WIDTH", 128)):
+        monkeypatch.setattr(module, name, value)
+    launched = []
+    for case in block_order.attention_cases(OPTIONS):
+        with sim.device():
+            row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
+        launched.append([name for name, cell in row["contenders"].items() if cell["ours"] and cell.get("value")])
+    assert launched == [["head by head", "tile by tile"], ["head by head", "tile by tile", "longest first", "long and short"]]
+
+
+def test_launches_for_a_profiler(monkeypatch):
+    """What ncu counts is one call of each contender, and nothing else."""
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    monkeypatch.setattr(block_order, "SIZES", (64,))
+    seen = []
+    monkeypatch.setattr(block_order, "trial", lambda p, contenders: harness.Trial({n: lambda n=n: lambda: seen.append(n) for n in contenders}, {}, None, 1.0))
+    for name in ("synchronize", "profiler.start", "profiler.stop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: seen.append(name))
+    hbm.launch_once("bench.block_order", "block_order", "bf16 64³", ["supergroup_4", "row_major"])
+    once = ["synchronize", "profiler.start", "{}", "synchronize", "profiler.stop"]
+    assert seen == [step.format(name) for name in ("supergroup_4", "row_major") for step in once]
+
+
 @pytest.mark.parametrize("only", ["Llama training", "Qwen3 prefill"])
 def test_suite_of_models(only, monkeypatch):
     """Small models, ours in the simulator; what is not installed is missing."""
@@ -438,24 +463,28 @@ NCU = """==PROF== Connected to process 1
 
 
 def test_bytes_from_ncu():
-    assert block_order.read_bytes(NCU, "") == [1024, 2048]
-    assert "ERR_NVGPUCTRPERM" in block_order.read_bytes("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== y\n", "")
-    assert "ValueError: refused" in block_order.read_bytes("==ERROR== error code 1\n", "Traceback\nValueError: refused\nnanobind: leaked\n")
-    assert "nothing" in block_order.read_bytes("", "")
-    assert "did not count" in block_order.read_bytes(NCU.replace("2000", "n/a"), "")
+    assert hbm.read_bytes(NCU, "") == [1024, 2048]
+    assert "ERR_NVGPUCTRPERM" in hbm.read_bytes("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== y\n", "")
+    assert "ValueError: refused" in hbm.read_bytes("==ERROR== error code 1\n", "Traceback\nValueError: refused\nnanobind: leaked\n")
+    assert "nothing" in hbm.read_bytes("", "")
+    assert "did not count" in hbm.read_bytes(NCU.replace("2000", "n/a"), "")
 
 
 def test_bytes_of_products_with_several_launches(monkeypatch):
-    monkeypatch.setattr(block_order, "hbm_bytes", lambda orders, size: [10**9] * (2 if "cublas" in orders else 0) + [3 * 10**9] * ("row_major" in orders))
-    row = {"facts": {"size": 64}, "contenders": {name: {"ms": [1.0]} for name in ("cublas", "row_major")}}
-    block_order.add_bytes(row)
+    def counted(module, suite, case, names):
+        assert (module, suite, case) == ("bench.block_order", "block_order", "some case")
+        return [10**9] * (2 if "cublas" in names else 0) + [3 * 10**9] * ("row_major" in names)
+
+    monkeypatch.setattr(hbm, "hbm_bytes", counted)
+    row = {"case": "some case", "contenders": {name: {"ms": [1.0]} for name in ("cublas", "row_major")}}
+    block_order.SUITES[0].extend(row)
     assert {name: cell["extra"] for name, cell in row["contenders"].items()} == {"cublas": {"HBM GB": 2.0}, "row_major": {"HBM GB": 3.0}}
 
 
 def test_bytes_without_ncu(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    row = {"facts": {"size": 64}, "contenders": {"cublas": {"ms": [1.0]}, "row_major": {"missing": "reason"}}}
-    block_order.add_bytes(row)
+    row = {"case": "some case", "contenders": {"cublas": {"ms": [1.0]}, "row_major": {"missing": "reason"}}}
+    block_order.SUITES[0].extend(row)
     assert row["contenders"] == {"cublas": {"ms": [1.0], "extra": {"HBM GB": "unknown: ncu is not installed"}}, "row_major": {"missing": "reason"}}
 
 

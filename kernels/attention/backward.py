@@ -140,7 +140,7 @@ class AttentionBackwardKeys(QueryTiles):
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * kv_heads)
-        more = (row >= 0) & (batch_head < tk.extent(ctx.globals.K, 0) * kv_heads)
+        more = (row >= 0) & (row < tiles) & (batch_head < tk.extent(ctx.globals.K, 0) * kv_heads)
         row = tiles - 1 - row  # the first keys are those that most queries see
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads

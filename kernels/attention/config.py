@@ -15,17 +15,18 @@ MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 @dataclass(frozen=True)
 class Config:
     """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns, slots of the rings (None: as many as
-    fit), whether causal tasks come in pairs of a long and a short one."""
+    fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that."""
 
     cols: int = 128
     consumers: int = 2
     ordered: bool = False
     stages: int | None = None
     paired: bool = True
+    order: tk.Order | None = None
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
-        order = tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor()
+        order = self.order or (tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor())
         return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, stages=self.stages, order=order)
 
 

@@ -56,10 +56,11 @@ class QueryTiles(tk.lcf):
         heads = tk.extent(ctx.globals.Q, 1)
         queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tk.ceil_div(queries, HEIGHT), tk.extent(ctx.globals.Q, 0) * heads)
+        tiles = tk.ceil_div(queries, HEIGHT)
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
         kv_head = head // (heads // tk.extent(ctx.globals.K, 1))
-        more = (row >= 0) & (batch < tk.extent(ctx.globals.Q, 0))
+        more = (row >= 0) & (row < tiles) & (batch < tk.extent(ctx.globals.Q, 0))
         shift = keys - queries
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
