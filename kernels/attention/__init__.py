@@ -1,4 +1,4 @@
-"""Attention: `attention` for PyTorch tensors, its reference `attention_torch`, and the templates behind it."""
+"""Attention: `attention` for PyTorch tensors, `attention_varlen` for packed sequences, the reference `attention_torch`, and the templates behind them."""
 import functools
 from collections.abc import Callable
 
@@ -10,6 +10,7 @@ from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward
 from tritonkittens.kernels.attention.reference import attention_torch
+from tritonkittens.kernels.attention.varlen import attention_varlen, varlen_operator
 
 
 def _tensor(dim: int) -> torch.Tensor:

@@ -66,7 +66,7 @@ class AttentionDecode(AttentionForward):
         blocks = tk.ceil_div(keys, ctx.config.cols)
         begin, end = part * blocks // parts, (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
-        return tk.task(end - begin, when=more, batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part, keys=keys,
+        return tk.task(end - begin, when=more, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part, keys=keys,
                        masked=end - seen // ctx.config.cols, whole=end)
 
     @triton.jit
