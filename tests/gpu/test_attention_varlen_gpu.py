@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen
+from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
-from tritonkittens.kernels.attention.varlen import _entries
+from tritonkittens.kernels.attention.varlen import _entries, packed_forward
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]
 
@@ -130,13 +130,16 @@ def test_nan_stays_in_its_sequence(given, rng):
             assert y.isnan().all() if b in poisoned else torch.equal(x, y)
 
 
-def test_bounds_of_the_lengths(rng):
-    """A window whose sides no sequence reaches is none."""
+def test_bounds_of_the_lengths(rng, monkeypatch):
+    """A window whose sides no sequence reaches is none, also for the choice of a kernel."""
+    chosen = []
+    monkeypatch.setattr(varlen, "packed_forward", lambda *given: chosen.append(given) or packed_forward(*given))
     q, k, v = operands(QUERIES, KEYS)
     bounds = dict(max_seqlen_q=max(QUERIES), max_seqlen_k=max(KEYS))
     given = dict(return_lse=True, causal=True)
     wide = attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), window=(max(QUERIES) + max(KEYS), None), **bounds, **given)
     assert all(map(torch.equal, wide, attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), **given)))
+    assert chosen[0] == chosen[1]
 
 
 WRONG = [(0, 300, 20, 100), (5, 6, 7, 8), (-9, 30, 10**9, 40), (10**9, -(10**9), 3, 2), (2**31 - 1, 0, -(2**31), 2**31 - 1)]
@@ -185,11 +188,16 @@ def test_nothing(rng):
 @pytest.mark.parametrize("of_keys", [False, True])
 def test_list_of_tiles(of_keys, height, rng):
     queries, keys = (rng.choice([0, 1, 63, 64, 65, 128, 300], on_gpu_or_simulated(1000, 300)).tolist() for _ in range(2))
-    totals = sum(queries) + 100, sum(keys) + BEHIND
+    check_list(queries, keys, (100, BEHIND), of_keys, height)
+    check_list([1] * 31, [1] * 31, (1, 1), of_keys, height)  # as many tiles as there can be
+
+
+def check_list(queries, keys, behind, of_keys, height):
+    totals = sum(queries) + behind[0], sum(keys) + behind[1]
     entries = _entries(starts(queries), starts(keys), *totals, of_keys, height).tolist()
     assert len(entries) == most_tiles(totals[of_keys], len(queries), height)
     wanted, first = [], [0, 0]
-    for b, lengths in enumerate([*zip(queries, keys, strict=True), (100, BEHIND)]):
+    for b, lengths in enumerate([*zip(queries, keys, strict=True), behind]):
         seen = list(lengths)
         if b == len(queries):
             seen[not of_keys] = 0
