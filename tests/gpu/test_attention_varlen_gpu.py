@@ -189,7 +189,7 @@ def test_nothing(rng):
 def test_list_of_tiles(of_keys, height, rng):
     queries, keys = (rng.choice([0, 1, 63, 64, 65, 128, 300], on_gpu_or_simulated(1000, 300)).tolist() for _ in range(2))
     check_list(queries, keys, (100, BEHIND), of_keys, height)
-    check_list([1] * 31, [1] * 31, (1, 1), of_keys, height)  # as many tiles as there can be
+    check_list([1] * 32, [1] * 32, (1, 1), of_keys, height)  # as many tiles as there can be
 
 
 def check_list(queries, keys, behind, of_keys, height):
