@@ -210,6 +210,18 @@ def test_parameters_are_laid_out_in_order(fake, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_ragged_map_brings_its_own_extents(fake, mode):
+    launch = launcher(fake, mode)
+    q, spec = torch.empty(96, 4, 64, dtype=torch.bfloat16).transpose(0, 1), TensorMapSpec((1, 1, 1, 64, 64), 128, ragged=True)
+    fake.expect([128, *[4] * 5, *[8] * 5, 8, 8])
+    for _ in range(3):
+        launch((1,), (GlobalArg(q, (spec,)),))
+        values = [struct.unpack("<" + c, data)[0] for c, data in zip("iiiiiqqqqq", fake.last.parameters[1:11])]
+        assert values == [0x7FFF0000, 0x7FFF0000, 4, 1 << 30, 64, (1 << 34) - 256, 256, 64, 256, 1]
+        assert fake.last.parameters[0] == encode(q, spec, driver=fake.driver)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_scalars_are_values_not_keys(fake, mode):
     launch = launcher(fake, mode)
     out = torch.empty(4)

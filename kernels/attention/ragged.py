@@ -38,8 +38,7 @@ def _bounds(starts, sequence, sequences, total):
 
 
 @triton.jit
-def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr,
-               NUMBERS: tl.constexpr):  # fmt: skip
+def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
     """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
     −1 where there are no more; first query and number of queries of the sequence, first key and number of keys; first block of NUMBERS of the sequence's
     queries where every sequence has whole blocks of its own. Grid: parts of ENTRIES entries.
