@@ -53,7 +53,7 @@ def test_decode(rng):
 
 def test_packed_sequences(rng):
     """Output and gradients, with sequences of none, one and several blocks, and NaN behind them."""
-    lengths = (3, 0, 140)
+    lengths = (3, 0, 130)
     starts, total = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), sum(lengths)
     q, k, v = (torch.randn(total + 5, heads, 64).bfloat16() for heads in (2, 1, 1))
     for x in (q, k, v):
@@ -65,7 +65,7 @@ def test_packed_sequences(rng):
         out = attention_varlen(q, k, v, starts, starts, causal=True)
         found.append((out.detach(), *torch.autograd.grad(out, (q, k, v), grad)))
 
-    sim.explore(run, schedules=5)
+    sim.explore(run, schedules=3)
     for begin, n in zip(starts.tolist(), lengths, strict=False):
         if n:
             one = [x.detach()[begin : begin + n].double().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
