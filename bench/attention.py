@@ -1,4 +1,4 @@
-"""Attention against cuDNN and FlashAttention-2 (both through torch), forward and backward, causal or not, 16 K tokens."""
+"""Attention against cuDNN and FlashAttention-2 (both through torch), forward and backward, causal or not, 16 K tokens; decoding; packed sequences."""
 from __future__ import annotations
 
 import argparse
@@ -10,7 +10,7 @@ import torch
 
 from bench.gemm import OURS, randn
 from bench.harness import Case, Suite, Trial
-from bench.peers import Attention, peers
+from bench.peers import Attention, Packed, peers
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS, DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128)
@@ -94,9 +94,38 @@ def decode_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
+# Shares of the tokens that the sequences of a batch have
+MIXES = {"16 alike": (1,) * 16, "16 of 1 to 16 parts": tuple(range(1, 17)), "1 of half, 32": (32, *(1,) * 32), "128 of 1 to 8 parts": (*range(1, 9),) * 16}
+
+
+def ours_packed(p: Packed) -> Callable[[], torch.Tensor]:
+    from tritonkittens.kernels.attention import attention_varlen
+
+    starts, longest = p.starts(), max(p.lengths)
+    return functools.partial(attention_varlen, p.q, p.k, p.v, starts, starts, max_seqlen_q=longest, max_seqlen_k=longest, causal=p.causal,
+                             out=torch.full_like(p.q, float("nan")))
+
+
+def packed_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(lengths: tuple[int, ...], heads: int, dim: int, causal: bool) -> Trial:
+        p = Packed(*(randn(sum(lengths), heads, dim) for _ in range(3)), lengths, causal)
+        return Trial({OURS: functools.partial(ours_packed, p)}, peers("attention of packed sequences", p, options.slow), p.error(), BOUND)
+
+    out = []
+    for dim in DIMS:
+        for causal in (False, True):
+            for mix, shares in MIXES.items():
+                lengths, heads = tuple(max(1, TOKENS * share // sum(shares)) for share in shares), WIDTH // dim
+                facts = {"mix": mix, "D": dim, "causal": causal, "lengths": lengths, "panel": f"D {dim}{', causal' * causal}"}
+                work = 4 * heads * dim * sum(n * n for n in lengths) / (2 if causal else 1)
+                out.append(Case(f"bf16 {'causal ' * causal}D {dim} {mix}", work, facts, functools.partial(prepare, lengths, heads, dim, causal)))
+    return out
+
+
 PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
     Suite("attention_backward", "attention backward, 16 K tokens (a causal score counts half)", functools.partial(cases, backward=True), plot=PLOT),
     Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
+    Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),
 )

@@ -240,3 +240,76 @@ def _of_torch(backend: str) -> Peer:
 for _operation in ("attention", "attention backward"):
     peer(_operation, "cudnn")(_of_torch("CUDNN_ATTENTION"))
     peer(_operation, "flash-attention 2 (torch)")(_of_torch("FLASH_ATTENTION"))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Attention of sequences of these lengths, end to end: q, k and v are (total, H, D)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    lengths: tuple[int, ...]
+    causal: bool
+
+    def starts(self) -> torch.Tensor:
+        return torch.tensor([0, *self.lengths], device=self.q.device).cumsum(0).to(torch.int32)
+
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, H, longest, D), zeros behind each sequence."""
+        return torch.nn.utils.rnn.pad_sequence(x.split(list(self.lengths)), batch_first=True).transpose(1, 2)
+
+    def error(self) -> Callable[[torch.Tensor], float]:
+        """Relative error against float64 of one head of the shortest and of the longest sequence, of results packed or padded."""
+        head = int(torch.randint(self.q.shape[1], ()))
+        which = {n: self.lengths.index(n) for n in (min(self.lengths), max(self.lengths))}
+        starts, expected = self.starts().tolist(), []
+        for n, b in which.items():
+            q, k, v = (x[starts[b] : starts[b] + n, head].double() for x in (self.q, self.k, self.v))
+            scores = q @ k.T / q.shape[-1] ** 0.5
+            if self.causal:
+                scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+            expected.append(torch.softmax(scores, -1) @ v)
+        compare = frobenius_error(torch.cat(expected))
+
+        def error(result: torch.Tensor) -> float:
+            found = [result[b, head, :n] if result.ndim == 4 else result[starts[b] : starts[b] + n, head] for n, b in which.items()]
+            return compare(torch.cat(found))
+
+        return error
+
+
+@peer("attention of packed sequences", "flash-attention 2 (torch varlen_attn)")
+def torch_varlen(p: Packed) -> Callable[[], torch.Tensor]:
+    import inspect
+
+    from torch.nn.attention.varlen import varlen_attn
+
+    by_window = "window_size" in inspect.signature(varlen_attn).parameters  # newer versions of torch; a flag in older ones
+    given = {"window_size": (-1, 0 if p.causal else -1)} if by_window else {"is_causal": p.causal}
+    starts, longest = p.starts(), max(p.lengths)
+    return functools.partial(varlen_attn, p.q, p.k, p.v, starts, starts, longest, longest, **given)
+
+
+@peer("attention of packed sequences", "nested tensors (torch)")
+def torch_nested(p: Packed) -> Callable[[], torch.Tensor]:
+    bounds = dict(min_seqlen=min(p.lengths), max_seqlen=max(p.lengths))
+    q, k, v = (torch.nested.nested_tensor_from_jagged(x, p.starts().long(), **bounds).transpose(1, 2) for x in (p.q, p.k, p.v))
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal).transpose(1, 2).values()
+
+
+@peer("attention of packed sequences", "cudnn")
+def padded_cudnn(p: Packed) -> Callable[[], torch.Tensor]:
+    """On sequences that are padded to the longest one beforehand. Behind a causal mask no query of a sequence sees the padding."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (p.padded(x) for x in (p.q, p.k, p.v))
+    mask = None
+    if not p.causal:
+        mask = (torch.arange(k.shape[2], device=k.device) < torch.tensor(p.lengths, device=k.device)[:, None])[:, None, None]
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=p.causal)
+
+    return call

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tritonkittens import sim
-from tritonkittens.kernels.attention import attention, attention_decode, attention_torch
+from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -66,6 +66,40 @@ DECODE_REFUSED = [
 def test_refused_in_decoding(operands, given, error, message):
     with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
         attention_decode(*operands, **given)
+
+
+P, R = x(9, 4, 64), x(7, 2, 64)  # packed queries, keys
+S = torch.zeros(3, dtype=torch.int32)
+REFUSED_PACKED = [
+    ((P[None], R, R, S, S), {}, ValueError, "attention_varlen: q has shape (1, 9, 4, 64); it must have 3 dimensions"),
+    ((P, R, R.half(), S, S), {}, TypeError, "attention_varlen: v has dtype torch.float16, q torch.bfloat16; they must be equal"),
+    ((P, R, R[:6], S, S), {}, ValueError, "they must be (total_q, H, D), (total_k, H_kv, D) and (total_k, H_kv, D_v)"),
+    ((P, x(7, 3, 64), x(7, 3, 64), S, S), {}, ValueError, "attention_varlen: 4 query heads and 3 key heads; the first must be a multiple of the second"),
+    ((x(9, 4, 40), x(7, 2, 40), R, S, S), {}, ValueError, "attention_varlen: head dimension 40; it must be a multiple of 16 up to 256"),
+    ((P, R, x(7, 2, 272), S, S), {}, ValueError, "attention_varlen: head dimension of v 272; it must be a multiple of 16 up to 256"),
+    ((P, R, R, S.long(), S), {}, TypeError, "attention_varlen: cu_seqlens_q has dtype torch.int64; it must be torch.int32"),
+    ((P, R, R, [0, 9], S), {}, TypeError, "attention_varlen: cu_seqlens_q is list; it must be a torch tensor"),
+    ((P, R, R, S, S[:0]), {}, ValueError, "attention_varlen: cu_seqlens_k has shape (0,); it must be (B + 1,), where every sequence begins and the last one"),
+    ((P, R, R, S[None], S), {}, ValueError, "attention_varlen: cu_seqlens_q has shape (1, 3); it must be (B + 1,)"),
+    ((P, R, R, S, S[:2]), {}, ValueError, "attention_varlen: cu_seqlens_q is (3,), cu_seqlens_k (2,); they must be of as many sequences"),
+    ((P, R, R, S, S), dict(out=x(9, 4, 32)), ValueError, "attention_varlen: out is (9, 4, 32); it must be (9, 4, 64)"),
+    ((P, R, R, S, S), dict(scale=-1.0), ValueError, "attention_varlen: scale=-1.0; it must be positive"),
+    ((P, R, R, S, S), dict(window=5), ValueError, "attention_varlen: window=5; it must be (left, right)"),
+    ((P, R, R, S, S), dict(max_seqlen_k=-1), ValueError, "attention_varlen: max_seqlen_k=-1; it must be a number of rows, or None where it is not known"),
+    ((P, R, R, S, S), dict(max_seqlen_q=2.0), ValueError, "attention_varlen: max_seqlen_q=2.0; it must be a number of rows"),
+]
+
+
+@pytest.mark.parametrize(("operands", "given", "error", "message"), REFUSED_PACKED)
+def test_packed_sequences_refused(operands, given, error, message):
+    with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
+        attention_varlen(*operands, **given)
+
+
+def test_too_many_rows():
+    long = x(1, 1, 16).expand((1 << 29) + 1, 1, 16)
+    with sim.device("sm_90a"), pytest.raises(ValueError, match=re.escape("attention_varlen: q has 536870913 rows; they must be at most 2**29")):
+        attention_varlen(long, x(1, 1, 16), x(1, 1, 16), S, S)
 
 
 def test_a_tensor_on_no_gpu():

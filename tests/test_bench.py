@@ -391,11 +391,24 @@ def test_attention_gradients_reference():
     assert p.gradient_error()([g * (1.1 if i == 1 else 1) for i, g in enumerate(run())]) == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_attention_reference(causal):
+    """Padded in torch it is right, packed with another mask wrong."""
+    lengths = (5, 30, 12)
+    p = peers.Packed(*(torch.randn(sum(lengths), 2, 16) for _ in range(3)), lengths, causal)
+    mask = torch.arange(30)[None, None, None] < torch.tensor(lengths)[:, None, None, None]
+    mask = mask & torch.ones(30, 30, dtype=torch.bool).tril() if causal else mask
+    right = torch.nn.functional.scaled_dot_product_attention(*map(p.padded, (p.q, p.k, p.v)), attn_mask=mask)
+    packed = torch.cat([right[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)])
+    assert p.error()(right) < 1e-6 and p.error()(packed) < 1e-6 and p.error()(packed.flip(0)) > 0.1
+    assert p.starts().tolist() == [0, 5, 35, 47]
+
+
 @pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    for name, value in (("DIMS", (64,)), ("LENGTHS", (32,)), ("TOKENS", 64), ("WIDTH", 64), ("DECODE", ((2, 300),)), ("HEADS", 4), ("KV_HEADS", 2),
-                        ("PAGE_SIZES", (16,))):  # fmt: skip
+    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)})
+    for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
     for case in suite.cases(OPTIONS):
         with sim.device():

@@ -21,6 +21,7 @@ TEMPLATES = {
     "gemm_transposed": gemm.Gemm(b_stored_nk=True),
     **{f"attention_d{dim}{'_causal' * causal}": attention.forward(torch.bfloat16, dim, dim, causal, False, False, False, attention.Config())
        for dim in (64, 128) for causal in (False, True)},
+    "attention_varlen_d128_causal": attention.packed_forward(torch.bfloat16, 128, 128, True, False, False, False, attention.Config()),
 }
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")

@@ -23,7 +23,7 @@ from tests.fake_libcuda import FakeCuda, build
 from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native
 from tritonkittens.launch.arguments import fingerprint
 from tritonkittens.launch.clock_cache import ClockCache
-from tritonkittens.launch.tensormap import addressable_strides
+from tritonkittens.launch.tensormap import addressable_strides, mapped
 
 TILE = TensorMapSpec((64, 64), 128)
 MODES = [pytest.param(True, id="native"), pytest.param(False, id="python")]
@@ -79,6 +79,24 @@ def test_meta_tensors_and_odd_but_legal_tensors_pass():
     check_tensor_map((1, 8, 64), (7, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # size 1: its stride addresses nothing
     check_tensor_map((8, 1), (8, 5), 2, 0, TensorMapSpec((8, 8), 0), "Q")
     check_tensor_map((5, 8, 64), (0, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # expanded
+
+
+def test_ragged_maps():
+    """Two dimensions more, by which addresses come out right modulo 2⁶⁴ and rows end with their sequence."""
+    x = torch.empty(100, 3, 64, dtype=torch.bfloat16).transpose(0, 1)
+    spec = TensorMapSpec((1, 1, 1, 64, 64), 128, ragged=True)
+    shape, strides = mapped(x, spec)
+    assert shape == (0x7FFF0000, 0x7FFF0000, 3, 1 << 30, 64) and strides == ((1 << 34) - 192, 192, 64, 192, 1)
+    for begin, rows, row, head in ((10, 70, 5, 2), (0, 100, 99, 1), (99, 1, 0, 0)):
+        place = (1 << 30, begin + rows, head, (1 << 30) - rows + row, 7)
+        offset = sum(c * s * x.itemsize for c, s in zip(place, strides, strict=True)) % (1 << 64)
+        assert offset == x[head, begin + row, 7:].data_ptr() - x.data_ptr()
+    check_tensor_map(x.shape, x.stride(), 2, x.data_ptr(), spec, "Q")
+    single = torch.empty(1, 8, dtype=torch.bfloat16).as_strided((1, 8), (3, 1))  # a stride that addresses nothing
+    assert mapped(single, spec._replace(box=(1, 1, 16, 8)))[1] == ((1 << 34) - 8, 8, 8, 1)
+    for shape in ((64,), (2, 2, 8, 64), ((1 << 30) + 1, 64)):
+        with pytest.raises(ValueError, match="a ragged map is of two or three dimensions and at most 2\\*\\*30 rows"):
+            check_tensor_map(shape, (64,) * (len(shape) - 1) + (1,), 2, 0, spec, "Q")
 
 
 def test_one_copy_is_at_most_256_elements_and_one_swizzle_wide():
@@ -189,6 +207,18 @@ def test_parameters_are_laid_out_in_order(fake, mode):
     assert types[0] == ArgType("descriptor", "bf16", specs=specs)
     assert types[1] == (ArgType("pointer", "*fp32", True), (ArgType("scalar", "i32"), ArgType("constexpr", "constexpr")), types[1][2])
     assert [t.type for t in types[2:]] == ["i64", "i32", "fp32", "u1", "u64", "*fp32"] and types[7].aligned is False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_ragged_map_brings_its_own_extents(fake, mode):
+    launch = launcher(fake, mode)
+    q, spec = torch.empty(96, 4, 64, dtype=torch.bfloat16).transpose(0, 1), TensorMapSpec((1, 1, 1, 64, 64), 128, ragged=True)
+    fake.expect([128, *[4] * 5, *[8] * 5, 8, 8])
+    for _ in range(3):
+        launch((1,), (GlobalArg(q, (spec,)),))
+        values = [struct.unpack("<" + c, data)[0] for c, data in zip("iiiiiqqqqq", fake.last.parameters[1:11])]
+        assert values == [0x7FFF0000, 0x7FFF0000, 4, 1 << 30, 64, (1 << 34) - 256, 256, 64, 256, 1]
+        assert fake.last.parameters[0] == encode(q, spec, driver=fake.driver)
 
 
 @pytest.mark.parametrize("mode", MODES)

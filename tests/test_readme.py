@@ -83,12 +83,15 @@ def test_the_usage_blocks_run(rng, kernel_device):
     q, k, v = randn(1, 4, 70, 64), randn(1, 2, 90, 64), randn(1, 2, 90, 64)
     n = torch.tensor([75], dtype=torch.int32, device=kernel_device)
     k_pool, v_pool, table = in_pages(k, v, n.tolist(), 16)
-    names = dict(a=randn(40, 64), b=randn(64, 48), x=x, w=w, bias=bias, x0=x0, g=g, q=q, k=k, v=v, n=n, k_pool=k_pool, v_pool=v_pool, table=table)
+    starts = torch.tensor([0, 30, 70], dtype=torch.int32, device=kernel_device)
+    packed = dict(tokens_q=randn(70, 4, 64), tokens_k=randn(70, 2, 64), tokens_v=randn(70, 2, 64), cu_seqlens_q=starts, cu_seqlens_k=starts)
+    names = dict(a=randn(40, 64), b=randn(64, 48), x=x, w=w, bias=bias, x0=x0, g=g, q=q, k=k, v=v, n=n, k_pool=k_pool, v_pool=v_pool, table=table, **packed)
     exec(usage, names)
     assert relative_error(names["c"], x0.double() + g.double() * torch.nn.functional.gelu(x.double() @ w.double().T + bias.double())) < 5e-3
     assert names["o"].isfinite().all() and names["lse"].shape == (1, 4, 70)
     expected, _ = attention_torch(q[:, :, -1:], k[:, :, :75], v[:, :, :75])
     assert relative_error(names["o1"], expected) < 8e-3 and torch.equal(names["o1"], names["o2"])
+    assert names["tokens_out"].shape == (70, 4, 64) and names["tokens_out"].isfinite().all()
     out = {}
     exec(model, dict(model=lambda x: out.update(y=torch.nn.functional.scaled_dot_product_attention(x, x, x)), x=q))
     assert relative_error(out["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3

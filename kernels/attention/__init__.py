@@ -1,4 +1,4 @@
-"""Attention: `attention` for PyTorch tensors, its reference `attention_torch`, and the templates behind it."""
+"""Attention: `attention` for PyTorch tensors, `attention_varlen` for packed sequences, the reference `attention_torch`, and the templates behind them."""
 import functools
 from collections.abc import Callable
 from typing import cast
@@ -16,6 +16,7 @@ from tritonkittens.kernels.attention.operator import attention_operator
 from tritonkittens.kernels.attention.product import attention, backward, forward, fused_backward
 from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
+from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
 
 
 def _tensor(dim: int) -> torch.Tensor:
@@ -43,13 +44,19 @@ def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, arch=arch)
 
 
+def _packed(arch: str, dim: int, causal: bool) -> object:
+    x, entries = torch.empty(16, 4096, dim, dtype=torch.bfloat16, device="meta"), torch.empty(64, 6, dtype=torch.int32, device="meta")
+    return packed_forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, entries, scale=1.0, arch=arch)
+
+
 KERNELS: dict[str, Callable[..., object]] = {
     "": _forward,
     "fp8_": _forward_fp8,
     **{name: functools.partial(_backward, part=part) for part, name in enumerate(("backward_", "dq_", "dkdv_"))},
 }
 inspectable: dict[str, Callable[[str], object]] = {
-    f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
-    for name, compiled in KERNELS.items()
-    for dim in (64, 128) for causal in (False, True)
-}
+    "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
+    **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
+       for name, compiled in KERNELS.items()
+       for dim in (64, 128) for causal in (False, True)},
+}  # fmt: skip

@@ -19,19 +19,32 @@ ROWS = 64  # queries of a program of `statistics`
 
 
 @triton.jit
-def statistics(O, dO, L, dL, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
-    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) of
-    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32."""
-    place = (tl.program_id(2), tl.program_id(1), tl.program_id(0))
+def numbers(ctx, head, block):
+    """Coordinates of the offsets and deltas of a block of queries."""
+    return ctx.batch, head, block
+
+
+@triton.jit
+def offset_and_delta(O, dO, L, dL, place, corner, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """What `statistics` writes for the queries at a tile's `corner`, whose numbers are at `place`; zeros outside the tensors."""
     TILE: tl.constexpr = tk.rt(DTYPE, 64, DIM)
-    corner = (tl.program_id(2), tl.program_id(1), tl.program_id(0), 0)
     delta = tk.row_sum(tk.mul(tk.cast(tk.load(O, TILE, corner), tk.fp32), tk.cast(tk.load(dO, TILE, corner), tk.fp32)))
     SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, DIM))
     if HAS_DL:
         delta = delta - tk.load(dL, SUMS, place)
     offset = tk.load(L, SUMS, place) * 1.4426950408889634
+    return tk.where(offset == float("-inf"), float("inf"), offset), delta
+
+
+@triton.jit
+def statistics(O, dO, L, dL, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) of
+    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32."""
+    place = (tl.program_id(2), tl.program_id(1), tl.program_id(0))
+    corner = (tl.program_id(2), tl.program_id(1), tl.program_id(0), 0)
+    offset, delta = offset_and_delta(O, dO, L, dL, place, corner, DIM, DTYPE, HAS_DL)
     tk.store(deltas, delta, place)
-    tk.store(offsets, tk.where(offset == float("-inf"), float("inf"), offset), place)
+    tk.store(offsets, offset, place)
 
 
 class AttentionBackwardQueries(QueryTiles):
@@ -42,6 +55,8 @@ class AttentionBackwardQueries(QueryTiles):
     """
 
     cols: int = 64
+
+    _numbers = numbers
 
     def layout(self):
         q, do = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
@@ -57,13 +72,13 @@ class AttentionBackwardQueries(QueryTiles):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
-        tk.load_async(input.V, ctx.globals.V, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
 
     @triton.jit
     def fetch(ctx):
         SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        place = (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
+        place = ctx.config._numbers(ctx, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
         return tk.struct(offset=tk.load(ctx.globals.offsets, SUMS, place), delta=tk.load(ctx.globals.deltas, SUMS, place))
 
     @triton.jit
@@ -121,6 +136,8 @@ class AttentionBackwardKeys(QueryTiles):
     of_keys: bool = True
     of_values: bool = True
 
+    _numbers = numbers
+
     def layout(self):
         q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
         k, v = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
@@ -145,24 +162,24 @@ class AttentionBackwardKeys(QueryTiles):
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
-        return tk.task((behind - begin) * group, when=more, batch=batch, kv_head=kv_head, row=row, begin_block=begin, per_head=behind - begin, shift=shift,
-                       group=group)
+        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=kv_head, row=row, begin_block=begin, per_head=behind - begin,
+                       shift=shift, group=group)
 
     @triton.jit
     def load_scratch(ctx, scratch):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.load_async(scratch.K, ctx.globals.K, (ctx.batch, ctx.kv_head, row, 0), scratch.arrived)
+        tk.load_async(scratch.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, row, 0), scratch.arrived)
         if ctx.config.of_keys:
-            tk.load_async(scratch.V, ctx.globals.V, (ctx.batch, ctx.kv_head, row, 0), scratch.arrived)
+            tk.load_async(scratch.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, row, 0), scratch.arrived)
 
     @triton.jit
     def load(ctx, input):
         head, block = ctx.kv_head * ctx.group + ctx.iter // ctx.per_head, ctx.begin_block + ctx.iter % ctx.per_head
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.offsets, ctx.globals.offsets, (ctx.batch, head, block), input.arrived)
+        tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.arrived)
         if ctx.config.of_keys:
-            tk.load_async(input.deltas, ctx.globals.deltas, (ctx.batch, head, block), input.arrived)
+            tk.load_async(input.deltas, ctx.globals.deltas, ctx.config._numbers(ctx, head, block), input.arrived)
 
     @triton.jit
     def start(ctx):
@@ -202,7 +219,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def finish(ctx, state, staging):
-        place = (ctx.batch, ctx.kv_head, ctx.row * ctx.config.consumers + ctx.consumer, 0)
+        place = (ctx.kv_batch, ctx.kv_head, ctx.row * ctx.config.consumers + ctx.consumer, 0)
         if ctx.config.of_keys:
             tk.store(staging.dK, state.dk * ctx.args.gradient)
         if ctx.config.of_values:

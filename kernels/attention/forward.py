@@ -33,11 +33,11 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.kv_head, ctx.last - ctx.iter, 0), trailing.arrived)
+        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), trailing.arrived)
 
     @triton.jit
     def start(ctx):

@@ -200,20 +200,22 @@ def check_shapes(
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {(batch, heads, queries, value_dim)}")
 
 
-def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int) -> Scores:
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int, name: str = "attention") -> Scores:
+    """Raises ValueError, by the `name` of the function that was called."""
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     if not 0 < scale < math.inf:
-        raise ValueError(f"attention: scale={scale}; it must be positive")
+        raise ValueError(f"{name}: scale={scale}; it must be positive")
     if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"attention: softcap={softcap}; it must be positive")
+        raise ValueError(f"{name}: softcap={softcap}; it must be positive")
     return Scores(scale, softcap, left, right)
 
 
-def check_window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+def check_window(causal: bool, window: tuple[int | None, int | None] | None, name: str = "attention") -> tuple[int, int]:
+    """(left, right) as in `Scores`. Raises TypeError or ValueError, by the `name` of the function that was called."""
     if not isinstance(causal, bool):
-        raise TypeError(f"attention: causal={causal!r}; it must be True or False")
+        raise TypeError(f"{name}: causal={causal!r}; it must be True or False")
     sides_are_numbers = window is None or (
         isinstance(window, (tuple, list)) and len(window) == 2 and all(x is None or isinstance(x, int) and 0 <= x <= LIMIT for x in window))
     if not sides_are_numbers:
-        raise ValueError(f"attention: window={window!r}; it must be (left, right), numbers of keys from 0 on, or None for any number")
+        raise ValueError(f"{name}: window={window!r}; it must be (left, right), numbers of keys from 0 on, or None for any number")
     return sides(causal, window)

@@ -11,8 +11,9 @@ from tritonkittens.kernels.attention.masks import edges_of, hidden, keys_of
 
 
 class QueryTiles(tk.lcf):
-    """A task is `rows` queries of a head for each consumer, and the blocks of `cols` keys that they see, from the last to the first. Its context has `batch`,
-    `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift` and `keys`."""
+    """A task is `rows` queries of a head for each consumer, and the blocks of `cols` keys that they see, from the last to the first. Its context has `batch`
+    and `kv_batch` (first coordinates in the tensors of queries and of keys), `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and
+    `whole` (see `edges_of`), `shift` and `keys`."""
 
     dtype: tl.dtype = tk.bf16
     rows: int = 64
@@ -64,4 +65,5 @@ class QueryTiles(tk.lcf):
         shift = keys - queries
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift, keys=keys)
+        return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
+                       keys=keys)

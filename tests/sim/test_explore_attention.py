@@ -5,7 +5,7 @@ import torch
 
 from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch
+from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch, attention_varlen
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
@@ -54,3 +54,27 @@ def test_decode(page_size, rng):
     sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, parts=2, out=out), schedules=15)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
+
+
+def test_packed_sequences(rng):
+    """Output and gradients, with sequences of none, one and several blocks, and NaN behind them."""
+    lengths = (3, 0, 130)
+    starts, total = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), sum(lengths)
+    q, k, v = (torch.randn(total + 5, heads, 64).bfloat16() for heads in (2, 1, 1))
+    for x in (q, k, v):
+        x[total:] = float("nan")
+        x.requires_grad_()
+    grad, found = torch.randn(total + 5, 2, 64).bfloat16(), []
+
+    def run():
+        out = attention_varlen(q, k, v, starts, starts, causal=True)
+        found.append((out.detach(), *torch.autograd.grad(out, (q, k, v), grad)))
+
+    sim.explore(run, schedules=3)
+    for begin, n in zip(starts.tolist(), lengths, strict=False):
+        if n:
+            one = [x.detach()[begin : begin + n].double().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
+            expected = attention_torch(*one, causal=True)[0]
+            expected = expected, *torch.autograd.grad(expected, one, grad[begin : begin + n].double().transpose(0, 1)[None])
+            assert all(relative_error(a[begin : begin + n].transpose(0, 1), b[0]) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
+    assert all((x[total:] == 0).all() for x in found[-1])

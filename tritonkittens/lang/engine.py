@@ -230,7 +230,8 @@ def _context(t: Trace, G: Any, A: Any, T: Any) -> Any:
     plan, args = unwrap(T)._plan, dict(zip(unwrap(T)._plan.args, A, strict=False))
     tensors = {}
     for (name, tiles), g in zip(plan.globals, G, strict=True):
-        tensors[name] = struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([])) if tiles else g
+        tensors[name] = g if not tiles else struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([]),
+                                                   **({"ragged": None} if name in plan.ragged else {}))
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
     split = dict(zip(("partials", "counters"), extra(T, A), strict=False)) if unwrap(T).splits else {}
     return struct(globals=struct(**tensors), args=struct(**args), config=T, rank=rank, **split)

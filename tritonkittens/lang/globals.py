@@ -24,7 +24,7 @@ class GlobalLayout(NamedTuple):
 
     A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
     edge. `parameter` is the number of the kernel parameter that the first descriptor is. `fixed` are the extents and strides that the
-    kernel is compiled for, None in the place of those that it is not.
+    kernel is compiled for, None in the place of those that it is not. `ragged` is None where the descriptors are made for sequences.
     """
 
     maps: tuple
@@ -34,18 +34,23 @@ class GlobalLayout(NamedTuple):
     even: Any = ()
     parameter: Any = ()
     fixed: Any = ()
+    ragged: Any = ()
 
 
 @functools.lru_cache(maxsize=1024)
-def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str) -> tuple[TensorMapSpec, ...]:
+def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = False) -> tuple[TensorMapSpec, ...]:
     """The descriptors that the given tile types need: one for each different power-of-two piece."""
     specs: dict[TensorMapSpec, None] = {}
+    if ragged and not (2 <= rank <= MAX_RANK - 2 and tiles and all(isinstance(tile, st) for tile in tiles)):
+        what = ", ".join(map(repr, tiles)) or "no tile type"
+        raise TileError(f"gl(…, ragged=True) of {rank} dimensions with {what}: takes two or three dimensions, and types of tiles (st)")
     for tile in tiles:
         if isinstance(tile, st):
             if rank < 2:
                 raise TileError(f"gl of a one-dimensional tensor with {tile!r}: tiles have rows and columns; use sv")
             for _, _, r, c in tile.pieces():
-                specs[TensorMapSpec((1,) * (rank - 2) + (r, c), tile.piece_swizzle(c), fill)] = None
+                lead = rank if ragged else rank - 2
+                specs[TensorMapSpec((1,) * lead + (r, c), tile.piece_swizzle(c), fill, ragged)] = None
         elif isinstance(tile, sv):
             for n in split_extent(tile.length):
                 specs[TensorMapSpec((1,) * (rank - 1) + (n,), 0, fill)] = None
@@ -71,11 +76,12 @@ class gl:
     a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
     will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". `static` names the dimensions, or True for all,
     whose extents and strides are constants of the kernel, which is compiled anew for others: `tk.gl(x, static=(-2, -1))`.
+    `ragged`: the tensor, of two or three dimensions, is sequences packed end to end along the rows, and TMA moves tiles (st) of a `tk.sequence`.
     """
 
-    __slots__ = ("fill", "specs", "static", "tensor", "tiles")
+    __slots__ = ("fill", "ragged", "specs", "static", "tensor", "tiles")
 
-    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False):
+    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False, ragged: bool = False):
         if not isinstance(tensor, torch.Tensor):
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
@@ -88,7 +94,9 @@ class gl:
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
         self.tensor, self.tiles, self.fill = tensor, tiles, fill
         self.static = static_axes(static, tensor.ndim)
-        self.specs = map_specs(tiles, tensor.ndim, fill)
+        if ragged and self.static:
+            raise TileError("gl(static=…, ragged=True): extents of a ragged tensor are those of its sequences")
+        self.ragged, self.specs = ragged, map_specs(tiles, tensor.ndim, fill, ragged)
 
     def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         """(extents, strides) that the kernel is compiled for; None where it is not."""
@@ -104,6 +112,11 @@ class gl:
 def rank_of(g: Any) -> int:
     """Dimensions of a global layout inside a kernel."""
     return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
+
+
+def is_ragged(g: Any) -> bool:
+    """Are the descriptors of a global layout inside a kernel made for sequences?"""
+    return unwrap(getattr(g, "ragged", ())) is None
 
 
 def fixed_of(g: Any) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
@@ -157,9 +170,14 @@ def check_global(g: Any, name: str) -> None:
 
 @op
 def extent(t: Trace, g: Any, axis: Any) -> Any:
-    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the dimension is `static`."""
+    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the dimension is `static`. Not the rows
+    of a ragged one, which no descriptor has."""
     check_global(g, "extent")
     axis, rank = unwrap(axis), rank_of(g)
+    if is_ragged(g):
+        rank -= 2
+        if axis in (-2, rank - 2):
+            raise TileError(f"extent(axis={axis}): the rows of a ragged tensor are those of its sequences")
     if not -rank <= axis < rank:
         raise TileError(f"extent(axis={axis}): the tensor has {rank} dimensions")
-    return extents_of(g)[axis]
+    return extents_of(g)[-rank:][axis]

@@ -253,7 +253,7 @@ def prepare(argument: Any) -> Any:
         even: Any = None if even_rows(tensor) else ()
         fixed: Any = None if argument.static else ()
         if argument.specs:
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, None, fixed)
+            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, None, fixed, None if argument.ragged else ())
         strides = tensor.stride()
         return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even, (), fixed)
     if isinstance(argument, torch.Tensor):

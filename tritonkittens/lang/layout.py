@@ -48,6 +48,7 @@ class layout:
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
+    - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call.
     """
 
@@ -65,6 +66,7 @@ class layout:
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
     late_input: bool = False
+    ragged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         tensors = []
@@ -93,6 +95,9 @@ class layout:
                 raise TileError(f"layout({name}={chosen!r}): {unknown[0]!r} is no {where} tile; there are {', '.join(n for n, _ in tiles) or 'none'}")
             object.__setattr__(self, name, chosen)
         object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "ragged", tuple(self.ragged))
+        if unknown := [n for n in self.ragged if n not in dict(self.globals)]:
+            raise TileError(f"layout(ragged={self.ragged!r}): {unknown[0]!r} is no global; there are {', '.join(n for n, _ in self.globals)}")
 
     @property
     def ring(self) -> tuple[tuple[str, Any], ...]:

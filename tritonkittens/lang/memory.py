@@ -19,8 +19,9 @@ from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, rank_of, strides_of
+from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
 from tritonkittens.lang.multicast import load_by_address, load_slice, slice_of
+from tritonkittens.lang.ragged import check_sequence, dimensions, end_of, ragged_place, split_sequence
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
 from tritonkittens.lang.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
@@ -68,18 +69,24 @@ def _clamp(index, extent):
     return tl.maximum(tl.minimum(index, extent - 1), 0)
 
 
-def _coordinates(t: Trace, g: Any, coord: Any, what: str) -> list[Any]:
+def _coordinates(t: Trace, g: Any, coord: Any, what: str, sequences: bool = False) -> list[Any]:
+    """As a list, where `sequences` are allowed with one in front of the others."""
     coord = unwrap(coord)
     coord = list(coord) if isinstance(coord, (tuple, list, tl.tuple)) else [coord]
-    if len(coord) != rank_of(g):
-        raise TileError(f"{what}: {len(coord)} coordinates for a tensor of {rank_of(g)} dimensions; give one per dimension, in tiles")
+    sequence, places = split_sequence(coord)
+    if sequence is not None and not sequences:
+        raise TileError(f"{what}: takes no tk.sequence")
+    if sequence is None and is_ragged(g):
+        raise TileError(f"{what}: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each dimension")
+    if len(places) != dimensions(g):
+        raise TileError(f"{what}: {len(places)} coordinates for a tensor of {dimensions(g)} dimensions; give one per dimension, in tiles")
     return coord
 
 
 def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
     """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
     pointer, exists = g.pointer, None
-    for c, extent, stride in zip(coord[:-kept], *_pitch(t, g), strict=False):
+    for c, extent, stride in zip(coord[:-kept], *_pitch(t, g, len(coord)), strict=False):
         step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
         pointer = t.method(pointer, "__add__", step)
         inside = t.call(_inside, t.scalar(c), extent)
@@ -91,9 +98,9 @@ def _start(t: Trace, c: Any, extent: int) -> Any:
     return t.method(t.scalar(c), "__mul__", extent)
 
 
-def _pitch(t: Trace, g: Any) -> tuple[list[Any], list[Any]]:
-    """Extents and strides, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
-    extents, strides = extents_of(g), strides_of(g)
+def _pitch(t: Trace, g: Any, rank: int) -> tuple[list[Any], list[Any]]:
+    """Extents and strides of the last `rank` dimensions, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
+    extents, strides = extents_of(g)[-rank:], strides_of(g)[-rank:]
     unit = max(1, BULK // itemsize(g.pointer.dtype.element_ty))
     if is_even(g):
         extents[-1] = t.call(_whole, extents[-1], unit)
@@ -107,23 +114,27 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
 
     `rows`: a vector of row numbers in place of the coordinate along rows.
     """
-    shape, (extents, strides) = shape_of(tile), _pitch(t, g)
+    sequence, coord = split_sequence(coord)
+    shape, (extents, strides) = shape_of(tile), _pitch(t, g, len(coord))
     base, exists = _base(t, g, coord, len(shape))
+    along = [_start(t, c, extent) for c, extent in zip(coord[-len(shape):], shape, strict=True)]
+    if sequence is not None:
+        along[0], extents[-len(shape)] = t.method(along[0], "__add__", sequence.begin), end_of(t, sequence)
     out = []
     if len(shape) == 1:
         first = 0
         for piece, n in zip(pieces_of(tile), axes_of(tile)[0], strict=True):
             index = t.call(gl.arange, 0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
-            index = t.method(t.method(index, "__add__", first), "__add__", _start(t, coord[-1], shape[0]))
+            index = t.method(t.method(index, "__add__", first), "__add__", along[0])
             first += n
             out.append((t.call(_vector_pointers, base, index, strides[-1]), t.call(_inside, index, extents[-1])))
     else:
         across = len(axes_of(tile)[1])
         if rows is None:
-            row_indices = indices(t, tile, 0, _start(t, coord[-2], shape[0]))
+            row_indices = indices(t, tile, 0, along[0])
         else:
             row_indices = [t.vector(pieces_of(rows)[i // across], 0, p) for i, p in enumerate(pieces_of(tile))]
-        for r, c in zip(row_indices, indices(t, tile, 1, _start(t, coord[-1], shape[1])), strict=True):
+        for r, c in zip(row_indices, indices(t, tile, 1, along[1]), strict=True):
             r, c = t.call(_column, r), t.call(_row, c)
             mask = t.call(_both, t.call(_inside, r, extents[-2]), t.call(_inside, c, extents[-1]))
             out.append((t.call(_tile_pointers, base, r, c, strides[-2], strides[-1]), mask))
@@ -169,8 +180,8 @@ def _fill(fill: Any, dtype: Any, name: str) -> Any:
 def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any = None, name: str = "load") -> Any:
     spec = _register_type(what, name)
     _same_type(g, spec.dtype, f"{name} of {spec!r}")
-    coord = _coordinates(t, g, coord, f"{name} of {spec!r}")
-    if len(spec.shape) > rank_of(g):
+    coord = _coordinates(t, g, coord, f"{name} of {spec!r}", sequences=rows is None)
+    if len(spec.shape) > dimensions(g):
         raise TileError(f"{name} of {spec!r} from a tensor of one dimension: load a vector (tk.rv)")
     frame = make(t, spec, 0)
     fill = _fill(fill, spec.dtype, name)
@@ -233,10 +244,10 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
     check_global(dst, "store")
     if isinstance(value, shared):
         value = load_shared(t, value, "memory", None)
-    if not 1 <= len(shape_of(value)) <= rank_of(dst):
-        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {rank_of(dst)} dimensions: needs a tile or vector of no "
+    if not 1 <= len(shape_of(value)) <= dimensions(dst):
+        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {dimensions(dst)} dimensions: needs a tile or vector of no "
                         f"more dimensions")
-    coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}")
+    coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}", sequences=True)
     storer = gl.store if t.explicit else "store"
     for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
         t.call(storer, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), mask)
@@ -255,8 +266,8 @@ def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
     check_global(src, "load_into")
     what = f"load_into of {dst.spec!r}"
     _same_type(src, dst.dtype, what)
-    coord = _coordinates(t, src, coord, what)
-    if len(dst.axes) > rank_of(src):
+    coord = _coordinates(t, src, coord, what, sequences=True)
+    if len(dst.axes) > dimensions(src):
         raise TileError(f"{what} from a tensor of one dimension: use a shared vector (sv)")
     _load_into(t, dst, src, coord, unwrap(fill), what)
 
@@ -325,7 +336,7 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     what = unwrap(what)
     if not isinstance(what, TileType):
         raise TileError(f"prefetch({what!r}): give the type of the tile that will be loaded")
-    if len(what.shape) > rank_of(src):
+    if len(what.shape) > dimensions(src):
         raise TileError(f"prefetch of {what!r} from a tensor of one dimension: give a vector type")
     coord = _coordinates(t, src, coord, f"prefetch of {what!r}")
     extents, strides = extents_of(src), strides_of(src)
@@ -378,7 +389,9 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     check_global(g, what)
-    maps, coord = _tma_maps(t, g, tile, what), _coordinates(t, g, coord, what)
+    sequence, coord = split_sequence(_coordinates(t, g, coord, what, sequences=True))
+    check_sequence(g, sequence, len(tile.axes) == 2, what)
+    maps = _tma_maps(t, g, tile, what)
     starts = [[sum(a[:i]) for i in range(len(a))] for a in tile.axes]
     offsets = [(r, c) for r in starts[0] for c in starts[1]] if len(starts) == 2 else [(c,) for c in starts[0]]
     lead = len(coord) - len(tile.axes)
@@ -388,6 +401,8 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
         for c, extent, start in zip(coord[lead:], tile.shape, offset, strict=True):
             element = c * extent if isinstance(c, int) else t.method(c, "__mul__", extent)
             place.append(element + start if isinstance(element, int) else t.method(element, "__add__", start))
+        if sequence is not None:
+            place = ragged_place(t, sequence, place)
         out.append((m, [tl.constexpr(p) if isinstance(p, int) else p for p in place], piece))
     return out
 

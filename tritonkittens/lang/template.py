@@ -350,10 +350,10 @@ class Call:
         plan, name = template._plan, type(template).__name__
         if len(tensors) != len(plan.globals):
             raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
-        for t, (_, tiles) in zip(tensors, plan.globals, strict=True):
-            gl(t, *tiles)  # checks dtypes and ranks
+        for t, (tensor_name, tiles) in zip(tensors, plan.globals, strict=True):
+            gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
         self.name, self.args, self.splits = name, plan.args, template.splits
-        self.specs = tuple([map_specs(tiles, t.ndim, "zero") for (_, tiles), t in zip(template._tiles, tensors, strict=True)])
+        self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
         slots = max(1, multiprocessor_count(device) * template.blocks_per_sm // template.cluster) if on_device else 1

@@ -19,13 +19,14 @@ RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", 
 
 @op
 def task(t: Trace, iterations: Any, when: Any = None, **coordinates: Any) -> Any:
-    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates. A false `when` ends the loop over tasks."""
+    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them. A false `when` ends the loop
+    over tasks."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
-    scalars = {n: t.scalar(v) for n, v in coordinates.items()}
+    scalars = {n: v if isinstance(v, struct) else t.scalar(v) for n, v in coordinates.items()}
     return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), **scalars)
 
 

@@ -9,7 +9,7 @@ from triton._utils import canonicalize_dtype
 from triton.backends.driver import expand_signature
 from triton.language import constexpr
 
-from .tensormap import MapSpec, addressable_strides
+from .tensormap import MapSpec, addressable_strides, mapped
 
 POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
 
@@ -214,13 +214,14 @@ class ParameterBlock:
 
     def add_global(self, arg: GlobalArg, maps: Sequence[bytes], name: str) -> None:
         tensor = arg.tensor
-        strides = addressable_strides(tensor.shape, tensor.stride(), tensor.itemsize)
         for extent in tensor.shape:
             if extent >= 1 << 31:
                 raise ValueError(f"{name}: shape {tuple(tensor.shape)}; a kernel receives extents as int32, below 2**31")
-        for tensor_map in maps:
+        for tensor_map, spec in zip(maps, arg.specs, strict=True):
+            shape, strides = mapped(tensor, spec)
+            strides = addressable_strides(shape, strides, tensor.itemsize)
             self.add("nvTmaDesc", tensor_map)
-            for extent in tensor.shape:
+            for extent in shape:
                 self.add("i32", struct.pack("<i", extent))
             for stride in strides:
                 self.add("i64", struct.pack("<q", stride))

@@ -22,6 +22,9 @@ MAX_EXTENT = 1 << 32  # elements along one dimension of the tensor
 MAX_STRIDE_BYTES = 1 << 40
 ALIGNMENT = 16  # bytes: address, strides and inner box
 SWIZZLES = (0, 32, 64, 128)  # bytes
+SPAN = 1 << 30  # rows of a ragged map
+WRAP = 1 << 34  # elements
+RAGGED_EXTENT = 0x7FFF0000  # more than any coordinate in front
 
 _SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
@@ -40,7 +43,8 @@ class TensorMapSpec(NamedTuple):
     """What the tensor map of one tile looks like.
 
     ``box``: the tile's extents in elements, as many as the tensor has dimensions. ``swizzle``: width in bytes of the shared-memory
-    swizzle, 0, 32, 64 or 128. ``fill``: what a read outside the tensor gives, ``"zero"`` or ``"nan"`` (floating point only).
+    swizzle, 0, 32, 64 or 128. ``fill``: what a read outside the tensor gives, ``"zero"`` or ``"nan"`` (floating point only). ``ragged``: the
+    map is of :func:`ragged` extents, of two dimensions more than the tensor has.
 
     A tile wider than one copy can be (256 elements, or the swizzle width along the last dimension) is moved by several copies, as
     Triton's TMA lowering does; :func:`hardware_box` says how large one copy is.
@@ -49,6 +53,7 @@ class TensorMapSpec(NamedTuple):
     box: tuple[int, ...]
     swizzle: int
     fill: str = "zero"
+    ragged: bool = False
 
 
 MapSpec = TensorMapSpec | Im2colSpec
@@ -61,6 +66,26 @@ def hardware_box(spec: MapSpec, itemsize: int) -> tuple[int, ...]:
     if spec.swizzle:
         box[-1] = spec.swizzle // itemsize
     return tuple(box)
+
+
+def ragged(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides (elements) of a map that bounds every copy by rows of its own: those of sequences packed end to end in a tensor
+    of two or three dimensions, whose last two are rows and columns.
+
+    A box at (SPAN, last, …, SPAN − n + row, col) lies at row ``last`` − n + ``row``, and what lies at or behind row ``last`` is outside:
+    the hardware compares with the extent SPAN of the rows. Two dimensions in front take SPAN away again: SPAN · 2³⁴ elements are a multiple
+    of 2⁶⁴ bytes, and addresses are sums modulo 2⁶⁴. Source: Triton, ``triton/tools/ragged_tma.py``.
+    """
+    strides = addressable_strides(shape, strides, itemsize)
+    row = strides[-2]
+    return (RAGGED_EXTENT, RAGGED_EXTENT, *shape[:-2], SPAN, shape[-1]), (WRAP - row, row, *strides)
+
+
+def mapped(tensor: torch.Tensor, spec: MapSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides (elements) of a tensor as its map has them."""
+    if isinstance(spec, TensorMapSpec) and spec.ragged:
+        return ragged(tensor.shape, tensor.stride(), tensor.itemsize)
+    return tuple(tensor.shape), tensor.stride()
 
 
 def addressable_strides(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -99,6 +124,10 @@ def check_tensor_map(
     if not isinstance(spec, MapSpec):
         raise TypeError(f"{name}: a tile is described by a TensorMapSpec, got {type(spec).__name__}: {spec!r}")
     what = f"{name}: shape {tuple(shape)}, strides {tuple(strides)}, {itemsize}-byte elements"
+    if isinstance(spec, TensorMapSpec) and spec.ragged:
+        if not 2 <= len(shape) <= MAX_RANK - 2 or shape[-2] > SPAN:
+            raise ValueError(f"{what}: a ragged map is of two or three dimensions and at most 2**30 rows")
+        shape, strides = ragged(shape, strides, itemsize)
     tile = f"{name}: box {spec.box}, swizzle {spec.swizzle}, {itemsize}-byte elements"
     rank = len(shape)
     if not 1 <= rank <= MAX_RANK:
@@ -189,15 +218,16 @@ def encode(
 
 
 def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
-    shape, itemsize, address = tuple(tensor.shape), tensor.itemsize, tensor.data_ptr()
-    check_tensor_map(shape, tensor.stride(), itemsize, address, spec, name, tensor.dtype)
-    strides = [stride * itemsize for stride in addressable_strides(shape, tensor.stride(), itemsize)[:-1]]
+    itemsize, address = tensor.itemsize, tensor.data_ptr()
+    check_tensor_map(tuple(tensor.shape), tensor.stride(), itemsize, address, spec, name, tensor.dtype)
+    shape, steps = mapped(tensor, spec)
+    strides = [stride * itemsize for stride in addressable_strides(shape, steps, itemsize)[:-1]]
     copied = list(reversed(box or hardware_box(spec, itemsize)))
     where = type_code(tensor.dtype, name), address, list(reversed(shape)), list(reversed(strides))
     modes = _SWIZZLE_CODE[spec.swizzle], _L2_PROMOTION_128B, _FILL_CODE[spec.fill]
     if isinstance(spec, Im2colSpec):
-        corners, steps = (list(reversed(spec.lower)), list(reversed(spec.upper))), [1, *reversed(spec.element_strides), 1]
-        data = driver.encode_im2col(*where, *corners, copied[0], copied[1], steps, *modes)
+        corners, apart = (list(reversed(spec.lower)), list(reversed(spec.upper))), [1, *reversed(spec.element_strides), 1]
+        data = driver.encode_im2col(*where, *corners, copied[0], copied[1], apart, *modes)
     else:
         data = driver.encode_tiled(*where, copied, *modes)
     span = sum((extent - 1) * stride for extent, stride in zip(shape, [*strides, itemsize]))

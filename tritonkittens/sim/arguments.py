@@ -11,6 +11,7 @@ import torch
 from tritonkittens.launch import check_tensor_map
 from tritonkittens.launch.arguments import GlobalArg
 from tritonkittens.launch.im2col import Im2colSpec
+from tritonkittens.launch.tensormap import mapped
 
 from .memory import Global
 from .operations.global_memory import as_scalar
@@ -41,8 +42,9 @@ def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
     im2col = None
     if isinstance(spec, Im2colSpec):
         im2col = dict(lower=spec.lower, upper=spec.upper, element_strides=spec.element_strides)
-    strides = tuple(s * size for s in tensor.stride())
-    return TensorMap(tensor.data_ptr(), element, size, tuple(tensor.shape), strides, tuple(spec.box), fill, name, im2col, tensor, spec=spec)
+    shape, steps = mapped(tensor, spec)
+    strides = tuple(s * size for s in steps)
+    return TensorMap(tensor.data_ptr(), element, size, shape, strides, tuple(spec.box), fill, name, im2col, tensor, spec=spec)
 
 
 def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
@@ -78,8 +80,9 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Sequence[str], m
                 tensor = value.tensor
                 check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr(), spec, name, tensor.dtype)
                 yield tensor_map(value.tensor, spec, name)
-                yield from value.tensor.shape
-                yield from (s if n > 1 else 1 for n, s in zip(value.tensor.shape, value.tensor.stride()))
+                shape, strides = mapped(tensor, spec)
+                yield from shape
+                yield from (s if n > 1 else 1 for n, s in zip(shape, strides))
         elif isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
                 raise ArgumentError(f"{name}: a tensor on {value.device}; the simulator takes CPU tensors and numpy arrays")

@@ -37,7 +37,7 @@ def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tupl
 
 def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int]) -> np.ndarray:
     """A writable window into the tensor in global memory."""
-    address = tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))
+    address = (tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))) % (1 << 64)
     last = address + sum((n - 1) * stride for n, stride in zip(extents, tensor.strides)) + tensor.nbytes
     found = role.machine.simulation.memory.find(address)
     if found is None or last > found[0] + found[1]:

@@ -1,0 +1,160 @@
+"""The attention kernels on sequences of different lengths, packed end to end along the rows. The hooks are those of sequences of one length: a sequence is the
+first coordinate of a tile, and the copy engine ends a tile where its sequence ends, so that no kernel reads or writes a neighbour's rows.
+
+What lies behind the last sequence counts as one more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta
+from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.masks import edges_of, keys_of, queries_of
+from tritonkittens.kernels.attention.tiles import QueryTiles
+
+FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
+ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
+
+
+def most_tiles(total: int, sequences: int, height: int) -> int:
+    """No fewer than the tiles of `height` rows of so many sequences, and of what lies behind them: each but the last tile of a sequence is full. Whole parts of
+    a program of `list_tiles`."""
+    parts = -(-(total // height + sequences + 1) // ENTRIES.value)
+    return parts * ENTRIES.value
+
+
+@triton.jit
+def _bounds(starts, sequence, sequences, total):
+    """(begin, rows) of sequences; number `sequences` is what lies behind them, later ones are empty. All of them lie inside, whatever `starts` holds."""
+    begin = tl.load(starts + sequence, mask=sequence <= sequences, other=total)
+    end = tl.load(starts + sequence + 1, mask=sequence < sequences, other=total)
+    begin = tl.minimum(tl.maximum(begin, 0), total)
+    return begin, tl.minimum(tl.maximum(end, begin), total) - begin
+
+
+@triton.jit
+def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
+    """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
+    −1 where there are no more; first query and number of queries of the sequence, first key and number of keys; first block of NUMBERS of the sequence's
+    queries where every sequence has whole blocks of its own. Grid: parts of ENTRIES entries.
+
+    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask that is the longest work first.
+    """
+    slot = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
+    count, of, first = 0, tl.zeros((ENTRIES,), tl.int32), tl.zeros((ENTRIES,), tl.int32)
+    for begin in range(0, sequences + 1, CHUNK):
+        index = begin + tl.arange(0, CHUNK)
+        if OF_KEYS:
+            _, rows = _bounds(key_starts, index, sequences, keys)
+        else:
+            _, rows = _bounds(query_starts, index, sequences, queries)
+        behind = count + tl.cumsum((rows + HEIGHT - 1) // HEIGHT)
+        passed = (behind[None, :] <= slot[:, None]) & (index <= sequences)[None, :]
+        of += tl.sum(passed.to(tl.int32), 1)
+        first = tl.maximum(first, tl.max(tl.where(passed, behind[None, :], 0), 1))
+        count = tl.max(behind)
+    query, query_rows = _bounds(query_starts, of, sequences, queries)
+    key, key_rows = _bounds(key_starts, of, sequences, keys)
+    alone = of == sequences
+    if OF_KEYS:
+        tile, query_rows = slot - first, tl.where(alone, 0, query_rows)
+    else:
+        tile, key_rows = (query_rows + HEIGHT - 1) // HEIGHT - 1 - (slot - first), tl.where(alone, 0, key_rows)
+    place = entries + slot * FIELDS
+    tl.store(place, tl.where(of <= sequences, tile, -1))
+    tl.store(place + 1, query)
+    tl.store(place + 2, query_rows)
+    tl.store(place + 3, key)
+    tl.store(place + 4, key_rows)
+    tl.store(place + 5, query // NUMBERS + of)
+
+
+@triton.jit
+def _entry(entries, slot, inside):
+    """(tile, queries, keys, first block of numbers) of a slot; the tile is −1 where there is none."""
+    place = entries + slot * FIELDS
+    tile = tl.load(place, mask=inside, other=-1)
+    queries = tk.sequence(tl.load(place + 1, mask=inside, other=0), tl.load(place + 2, mask=inside, other=0))
+    keys = tk.sequence(tl.load(place + 3, mask=inside, other=0), tl.load(place + 4, mask=inside, other=0))
+    return tile, queries, keys, tl.load(place + 5, mask=inside, other=0)
+
+
+@triton.jit
+def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (H, total, DIM) of DTYPE; L, dL: (H, total) fp32;
+    offsets and deltas: (1, H, blocks · 64) fp32, each sequence in whole blocks, zeros behind its end."""
+    tile, rows, _, block = _entry(entries, tl.program_id(0), True)
+    if tile >= 0:
+        offset, delta = offset_and_delta(O, dO, L, dL, (rows, tl.program_id(1), tile), (rows, tl.program_id(1), tile, 0), DIM, DTYPE, HAS_DL)
+        tk.store(deltas, delta, (0, tl.program_id(1), block + tile))
+        tk.store(offsets, offset, (0, tl.program_id(1), block + tile))
+
+
+@triton.jit
+def _packed_numbers(ctx, head, block):
+    """Coordinates of the offsets and deltas of a block of queries."""
+    return 0, head, ctx.numbers + block
+
+
+class Packed(QueryTiles):
+    """What replaces a batch of sequences of one length: Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the
+    list of tiles. Tasks are the heads of the first tile, then those of the second, …: blocks at work together have tasks of nearly one length."""
+
+    _numbers = _packed_numbers
+
+    def layout(self) -> tk.layout:
+        plan = super().layout()
+        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles))
+        return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
+
+    def tasks(self, *shapes: Any) -> int:
+        heads = shapes[self.tensors.index("K" if isinstance(self, AttentionBackwardKeys) else "Q")][0]
+        return shapes[-1][0] * heads
+
+    def blocks(self, slots: int, *shapes: Any) -> int:
+        return tk.lcf.blocks(self, slots, *shapes)
+
+
+class PackedQueries(Packed):
+    """Tasks are tiles of queries."""
+
+    @triton.jit
+    def setup(ctx):
+        heads = tk.extent(ctx.globals.Q, 0)
+        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        slot, head = tk.unravel(ctx.task, heads)
+        row, batch, kv_batch, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+        kv_head = head // (heads // tk.extent(ctx.globals.K, 0))
+        shift, keys = kv_batch.rows - batch.rows, kv_batch.rows
+        last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
+        masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
+        return tk.task(count, when=row >= 0, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row, last=last,
+                       shift=shift, keys=keys, numbers=numbers)
+
+
+class PackedForward(PackedQueries, AttentionForward):
+    """`AttentionForward` of packed sequences."""
+
+
+class PackedBackwardQueries(PackedQueries, AttentionBackwardQueries):
+    """`AttentionBackwardQueries` of packed sequences; offsets and deltas as `packed_statistics` leaves them."""
+
+
+class PackedBackwardKeys(Packed, AttentionBackwardKeys):
+    """`AttentionBackwardKeys` of packed sequences; offsets and deltas as `packed_statistics` leaves them."""
+
+    @triton.jit
+    def setup(ctx):
+        kv_heads = tk.extent(ctx.globals.K, 0)
+        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        slot, kv_head = tk.unravel(ctx.task, kv_heads)
+        row, batch, kv_batch, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+        shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // kv_heads
+        begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, batch.rows)
+        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, kv_head=kv_head, row=row, begin_block=begin,
+                       per_head=behind - begin, shift=shift, group=group, numbers=numbers)

@@ -1,0 +1,234 @@
+"""`attention_varlen`: attention of sequences of different lengths, packed end to end. Checks, the launch, the operator."""
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, storable
+from tritonkittens.kernels.attention.backward import ROWS
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward
+from tritonkittens.kernels.attention.product import HEAD_DIMS, TILE, Scores, check_window, scores_of
+from tritonkittens.kernels.attention.ragged import (
+    ENTRIES,
+    FIELDS,
+    PackedBackwardKeys,
+    PackedBackwardQueries,
+    PackedForward,
+    list_tiles,
+    most_tiles,
+    packed_statistics,
+)
+from tritonkittens.launch import multiprocessor_count
+
+NAME = "attention_varlen"
+MAX_ROWS = 1 << 29
+
+
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float | None = None,
+    return_lse: bool = False, out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """`attention` of every one of B sequences, whose queries and keys lie end to end without padding, as in FlashAttention's `flash_attn_varlen_func`.
+
+    q: (total_q, heads, D); k: (total_k, kv_heads, D), v: (total_k, kv_heads, D_v), heads a multiple of kv_heads; bf16 or fp16; D and D_v multiples of 16 up to
+    256, at most 2²⁹ rows. Strides as for `attention`. cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 on the same device: sequence b is the rows from element b up
+    to element b + 1, none or more; its first query and its first key are those elements.
+
+    What they hold is not looked at on the host, which would have to wait for the device. It must begin with 0, not decrease, and end with at most the number
+    of rows. Whatever it holds, nothing outside the tensors is read or written, but results are then undefined. Rows behind the last sequence have an output
+    of zeros, −∞ as log-sum-exp, and gradients of zeros. NaN in one sequence stays there.
+
+    - `max_seqlen_q`, `max_seqlen_k`: bounds of the lengths, where they are known: a window whose sides no sequence reaches then costs nothing. They are not
+      compared with the lengths;
+    - `causal`, `window`, `scale`, `softcap` as for `attention`, in each sequence (the last query's own key is the sequence's last);
+    - `return_lse`: also the logarithm of each query's sum of exponentials, (heads, total_q) in fp32.
+
+    Returns a tensor (total_q, heads, D_v) of q's dtype, `out` where given. Differentiable in q, k and v, also through the log-sum-exp, with the same bits in
+    every run; traced by torch.compile as the operator `tritonkittens::attention_varlen`. Raises ValueError or TypeError for operands that do not fit together.
+    """
+    traced = torch.compiler.is_compiling()
+    if not traced:  # the operator checks what a trace cannot
+        check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, out)
+    left, right = check_window(causal, window, NAME)
+    scores = scores_of(q, scale, softcap, left, right, NAME)
+    longest = _longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k)
+    if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        result, lse = torch.ops.tritonkittens.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, scores.scale, softcap, left, right)
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
+    result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
+    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, result, lse, scores.features(*_lengths(q, k, longest)), scores)
+    return result if lse is None else (result, lse)
+
+
+def check_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor | None = None) -> None:
+    """Raise TypeError or ValueError, which name the argument, for tensors that do not fit together."""
+    check_operands(NAME, HALF_TYPES, 3, q=q, k=k, v=v, **({} if out is None else {"out": out}))
+    (queries, heads, dim), (keys, kv_heads), value_dim = q.shape, k.shape[:2], v.shape[2]
+    if k.shape[:2] != v.shape[:2] or k.shape[2] != dim:
+        raise ValueError(f"{NAME}: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; they must be (total_q, H, D), (total_k, H_kv, D) and "
+                         "(total_k, H_kv, D_v)")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{NAME}: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
+    for name, extent in (("", dim), (" of v", value_dim)):
+        if extent not in HEAD_DIMS:
+            raise ValueError(f"{NAME}: head dimension{name} {extent}; it must be a multiple of 16 up to 256")
+    for argument, rows in (("q", queries), ("k", keys)):
+        if rows > MAX_ROWS:
+            raise ValueError(f"{NAME}: {argument} has {rows} rows; they must be at most 2**29")
+    for argument, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_tensor(NAME, argument, starts, (torch.int32,), "q", q)
+        if starts.ndim != 1 or starts.shape[0] < 1:
+            raise ValueError(f"{NAME}: {argument} has shape {tuple(starts.shape)}; it must be (B + 1,), where every sequence begins and the last one ends")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(f"{NAME}: cu_seqlens_q is {tuple(cu_seqlens_q.shape)}, cu_seqlens_k {tuple(cu_seqlens_k.shape)}; they must be of as many sequences")
+    if out is not None and out.shape != (queries, heads, value_dim):
+        raise ValueError(f"{NAME}: out is {tuple(out.shape)}; it must be {(queries, heads, value_dim)}")
+
+
+def _longest(argument: str, value: int | None) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ValueError(f"{NAME}: {argument}={value!r}; it must be a number of rows, or None where it is not known")
+    return value
+
+
+def _lengths(q: Tensor, k: Tensor, longest: tuple[int | None, int | None]) -> tuple[int, int]:
+    """No sequence has more queries or keys than that."""
+    return q.shape[0] if longest[0] is None else longest[0], k.shape[0] if longest[1] is None else longest[1]
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    return as_addressable(x).transpose(0, 1)
+
+
+def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_keys: bool, height: int) -> Tensor:
+    """The list of the tiles of `height` queries, or keys."""
+    sequences = starts_q.shape[0] - 1
+    entries = torch.empty(most_tiles(keys if of_keys else queries, sequences, height), FIELDS.value, dtype=torch.int32, device=starts_q.device)
+    list_tiles[(entries.shape[0] // ENTRIES.value,)](starts_q.contiguous(), starts_k.contiguous(), entries, sequences, queries, keys, of_keys, height, ROWS)
+    return entries
+
+
+@functools.lru_cache
+def packed_forward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, lse: bool, config: Config,
+) -> PackedForward:  # fmt: skip
+    """The forward kernel for types, dimensions and features."""
+    knobs = {name: knob for name, knob in config.knobs(causal).items() if name != "order"}
+    return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap, lse=lse, **knobs)
+
+
+def _run_forward(
+    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, features: tuple[bool, bool, bool], scores: Scores,
+) -> None:  # fmt: skip
+    """Write the output and, where given, the log-sum-exp of operands that were checked."""
+    (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
+    if out.numel() == 0 or keys == 0:
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-math.inf)
+        return
+    make = functools.partial(packed_forward, q.dtype, dim, value_dim, *features, lse is not None)
+    kernel = choose(make, dim, value_dim, heads * -(-queries // TILE), multiprocessor_count(q.get_device()))
+    entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
+    home = out if storable(out) else torch.empty(out.shape, dtype=q.dtype, device=q.device)
+    kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
+    if home is not out:
+        out.copy_(home)
+
+
+@functools.lru_cache
+def packed_backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
+) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
+    """The backward kernels for types, dimensions and features: (that of dQ, those of dK and dV)."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
+    return choose_backward(
+        lambda consumers: PackedBackwardQueries(consumers=consumers, **knobs),
+        lambda consumers, of_keys, of_values: PackedBackwardKeys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs),
+        head_dim, value_dim)  # fmt: skip
+
+
+def _run_backward(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor,
+    features: tuple[bool, bool, bool], scores: Scores,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dQ, dK, dV) of what `_run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
+    (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if out.numel() == 0 or keys == 0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    entries = functools.partial(_entries, starts_q, starts_k, queries, keys)
+    of_rows = entries(False, ROWS)
+    offsets, deltas = (torch.empty(1, heads, of_rows.shape[0] * ROWS, dtype=torch.float32, device=q.device) for _ in range(2))
+    no_grad = lse if grad_lse is None else grad_lse
+    packed_statistics[of_rows.shape[0], heads](*(tk.gl(x.transpose(0, 1)).plain() for x in (out, grad)), *(tk.gl(x).plain() for x in (lse, no_grad)), of_rows,
+                                               *(tk.gl(x).plain() for x in (offsets, deltas)), value_dim, tk.from_torch(q.dtype), grad_lse is not None)
+    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
+    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+    tensors = dict(Q=q, dO=grad, K=k, V=v, dQ=dq, dK=dk, dV=dv)
+    tensors = {**{name: _heads_first(x) for name, x in tensors.items()}, "offsets": offsets, "deltas": deltas}
+    for kernel in (of_queries, *of_keys):
+        height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
+        mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
+        kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
+    return dq, dk, dv
+
+
+@torch.library.custom_op("tritonkittens::attention_varlen", mutates_args=())
+def varlen_operator(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
+    softcap: float | None, left: int, right: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention_varlen`; `left` and `right` as in `Scores`."""
+    check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    scores = Scores(scale, softcap, left, right)
+    out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
+    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k))), scores)
+    return out, lse
+
+
+@varlen_operator.register_fake
+def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("tritonkittens::attention_varlen_backward", mutates_args=())
+def varlen_backward_operator(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float, softcap: float | None, left: int, right: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
+    scores = Scores(scale, softcap, left, right)
+    features = scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k)))
+    return _run_backward(grad, grad_lse, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, features, scores)
+
+
+@varlen_backward_operator.register_fake
+def _(grad, grad_lse, q, k, v, out, lse, *rest):  # type: ignore[no-untyped-def]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, starts_q, starts_k, *rest = inputs
+    ctx.save_for_backward(q, k, v, *output, starts_q, starts_k)
+    ctx.rest = rest
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    gradients = torch.ops.tritonkittens.attention_varlen_backward(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
+    return *gradients, *(None for _ in range(2 + len(ctx.rest)))
+
+
+varlen_operator.register_autograd(_backward, setup_context=_save)
