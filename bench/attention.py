@@ -17,10 +17,10 @@ LENGTHS, DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128)
 BOUND, GRADIENT_BOUND = 5e-3, 1e-2  # probabilities and results are rounded to bf16; in gradients dS as well
 
 
-def ours(p: Attention) -> Callable[[], Any]:
+def ours(p: Attention, **given: Any) -> Callable[[], Any]:
     from tritonkittens.kernels.attention import attention
 
-    given = {} if p.grad is not None else dict(out=torch.full_like(p.q, float("nan")))
+    given |= {} if p.grad is not None else dict(out=torch.full_like(p.q, float("nan")))
     return p.timed(functools.partial(attention, causal=p.causal, **given))
 
 
@@ -29,7 +29,8 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
         q, k, v, grad = (randn(batch, heads, length, dim) for _ in range(4))
         if backward:
             p = Attention(*(x.requires_grad_() for x in (q, k, v)), causal, grad)
-            return Trial({OURS: functools.partial(ours, p)}, peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
+            both = {OURS: functools.partial(ours, p), f"{OURS}, deterministic": functools.partial(ours, p, deterministic=True)}
+            return Trial(both, peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
         p = Attention(q, k, v, causal)
         return Trial({OURS: functools.partial(ours, p)}, peers("attention", p, options.slow), p.error(), BOUND)
 

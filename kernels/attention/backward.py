@@ -162,8 +162,8 @@ class AttentionBackwardKeys(QueryTiles):
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
-        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=kv_head, row=row, begin_block=begin, per_head=behind - begin,
-                       shift=shift, group=group)
+        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=kv_head, row=row, keys=keys, begin_block=begin,
+                       per_head=behind - begin, shift=shift, group=group)
 
     @triton.jit
     def load_scratch(ctx, scratch):

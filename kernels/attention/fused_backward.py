@@ -36,8 +36,8 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def load_common(ctx, common):
-        tk.load_async(common.K, ctx.globals.K, (ctx.batch, ctx.kv_head, ctx.row, 0), common.arrived)
-        tk.load_async(common.V, ctx.globals.V, (ctx.batch, ctx.kv_head, ctx.row, 0), common.arrived)
+        tk.load_async(common.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
+        tk.load_async(common.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
 
     @triton.jit
     def start(ctx):
@@ -63,9 +63,8 @@ class AttentionBackward(AttentionBackwardKeys):
             slope = 1.0 - s * s
         key = (ctx.row * ctx.config.consumers + ctx.consumer) * ROWS
         s = hidden_from(ctx, s, key, state.block * ctx.config.cols)
-        keys = tk.extent(ctx.globals.K, 2)
-        if key + ROWS > keys:  # what is behind the keys is zero, but zero times infinity is not
-            s = tk.lower_fill(s, keys - key, float("-inf"))
+        if key + ROWS > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
+            s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
         p = tk.exp2_col(s, ctx.args.scale, tk.load(tiles.offsets, OF_QUERIES))
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), tiles.dO, state.dv, wait=False)
         ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), tk.load(tiles.deltas, OF_QUERIES)) * slope
@@ -88,8 +87,8 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _add(ctx, state, dq):
         """Add this consumer's half to dQ of the state's block in global memory."""
-        blocks = tk.ceil_div(tk.extent(ctx.globals.Q, 2), ctx.config.cols)
-        place = (ctx.batch * tk.extent(ctx.globals.Q, 1) + state.head) * blocks + state.block
+        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
+        place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
         tk.store_read_wait(0)
         half = tk.store_fragments(ctx.working.dQ, dq)
         tk.fence_async()

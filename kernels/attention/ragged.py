@@ -14,6 +14,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta
 from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward
 from tritonkittens.kernels.attention.masks import edges_of, keys_of, queries_of
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
@@ -85,14 +86,30 @@ def _entry(entries, slot, inside):
 
 
 @triton.jit
-def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (H, total, DIM) of DTYPE; L, dL: (H, total) fp32;
-    offsets and deltas: (1, H, blocks · 64) fp32, each sequence in whole blocks, zeros behind its end."""
+    offsets and deltas: (1, H, blocks · TILES · 64) fp32, each sequence in whole blocks, zeros behind its end in its last tile."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     if tile >= 0:
         offset, delta = offset_and_delta(O, dO, L, dL, (rows, tl.program_id(1), tile), (rows, tl.program_id(1), tile, 0), DIM, DTYPE, HAS_DL)
-        tk.store(deltas, delta, (0, tl.program_id(1), block + tile))
-        tk.store(offsets, offset, (0, tl.program_id(1), block + tile))
+        tk.store(deltas, delta, (0, tl.program_id(1), block * TILES + tile))
+        tk.store(offsets, offset, (0, tl.program_id(1), block * TILES + tile))
+
+
+@triton.jit
+def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves, DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
+    """`gather_queries` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, 2, 4096) as `PackedBackward` leaves
+    them, `halves` of them a head, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
+    tile, rows, _, block = _entry(entries, tl.program_id(0), True)
+    head = tl.program_id(1).to(tl.int64)
+    if tile >= 0:
+        row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+        query = tile * 64 + row
+        for across in tl.static_range(DIM // 64):
+            part = (block * TILES + tile) * (DIM // 64) + across
+            x = tl.load(sums + (head * halves + part) * HALF + tk.fragment_place(row, col))
+            place = (rows.begin + query).to(tl.int64) * stride_s + head * stride_h + across * 64 + col
+            tl.store(dQ + place, (x * factor).to(dQ.dtype.element_ty), mask=(query < rows.rows) & (across * 64 + col < WIDTH))
 
 
 @triton.jit
@@ -156,5 +173,9 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
         row, batch, kv_batch, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
         shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // kv_heads
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, batch.rows)
-        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, kv_head=kv_head, row=row, begin_block=begin,
-                       per_head=behind - begin, shift=shift, group=group, numbers=numbers)
+        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, kv_head=kv_head, row=row, keys=kv_batch.rows,
+                       begin_block=begin, per_head=behind - begin, shift=shift, group=group, numbers=numbers)
+
+
+class PackedBackward(PackedBackwardKeys, AttentionBackward):
+    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them, in blocks of `cols`."""

@@ -42,12 +42,17 @@ class QueryTiles(tk.lcf):
         """(tiles of queries, heads of the batch)."""
         return -(-Q[2] // (self.rows * self.consumers)), Q[0] * Q[1]
 
+    @property
+    def in_pairs(self) -> bool:
+        """Does the order have a tile behind the last, as the partner of a tile that has none?"""
+        return isinstance(self.order, tk.LongAndShort)
+
     def tasks(self, Q: Any, *_: Any) -> int:
         tiles, heads = self.tiles(Q)
-        return 2 * tk.pairs(tiles, heads) if isinstance(self.order, tk.LongAndShort) else tiles * heads
+        return 2 * tk.pairs(tiles, heads) if self.in_pairs else tiles * heads
 
     def blocks(self, slots: int, Q: Any, *others: Any) -> int:
-        if not isinstance(self.order, tk.LongAndShort):
+        if not self.in_pairs:
             return super().blocks(slots, Q, *others)
         pairs = tk.pairs(*self.tiles(Q))
         return -(-pairs // max(1, -(-pairs // slots)))
@@ -61,9 +66,11 @@ class QueryTiles(tk.lcf):
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
         kv_head = head // (heads // tk.extent(ctx.globals.K, 1))
-        more = (row >= 0) & (row < tiles) & (batch < tk.extent(ctx.globals.Q, 0))
+        more = (row >= 0) & (row < tiles + ctx.config.in_pairs) & (batch < tk.extent(ctx.globals.Q, 0))
         shift = keys - queries
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
+        if ctx.config.in_pairs:
+            count = tl.where(row < tiles, count, 0)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
         return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
                        keys=keys)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,14 +11,17 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, storable
 from tritonkittens.kernels.attention.backward import ROWS
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
+from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import HEAD_DIMS, TILE, Scores, check_window, scores_of
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
     FIELDS,
+    PackedBackward,
     PackedBackwardKeys,
     PackedBackwardQueries,
     PackedForward,
+    gather_packed_queries,
     list_tiles,
     most_tiles,
     packed_statistics,
@@ -32,7 +35,7 @@ MAX_ROWS = 1 << 29
 def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float | None = None,
-    return_lse: bool = False, out: Tensor | None = None,
+    return_lse: bool = False, deterministic: bool | None = None, out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """`attention` of every one of B sequences, whose queries and keys lie end to end without padding, as in FlashAttention's `flash_attn_varlen_func`.
 
@@ -47,10 +50,10 @@ def attention_varlen(
     - `max_seqlen_q`, `max_seqlen_k`: bounds of the lengths, where they are known: a window whose sides no sequence reaches then costs nothing. They are not
       compared with the lengths;
     - `causal`, `window`, `scale`, `softcap` as for `attention`, in each sequence (the last query's own key is the sequence's last);
-    - `return_lse`: also the logarithm of each query's sum of exponentials, (heads, total_q) in fp32.
+    - `deterministic` as for `attention`; `return_lse`: also the logarithm of each query's sum of exponentials, (heads, total_q) in fp32.
 
-    Returns a tensor (total_q, heads, D_v) of q's dtype, `out` where given. Differentiable in q, k and v, also through the log-sum-exp, with the same bits in
-    every run; traced by torch.compile as the operator `tritonkittens::attention_varlen`. Raises ValueError or TypeError for operands that do not fit together.
+    Returns a tensor (total_q, heads, D_v) of q's dtype, `out` where given. Differentiable in q, k and v, also through the log-sum-exp; traced by
+    torch.compile as the operator `tritonkittens::attention_varlen`. Raises ValueError or TypeError for operands that do not fit together.
     """
     traced = torch.compiler.is_compiling()
     if not traced:  # the operator checks what a trace cannot
@@ -59,7 +62,9 @@ def attention_varlen(
     scores = scores_of(q, scale, softcap, left, right, NAME)
     longest = _longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        result, lse = torch.ops.tritonkittens.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, scores.scale, softcap, left, right)
+        deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+        numbers = (scores.scale, softcap, left, right, deterministic)
+        result, lse = torch.ops.tritonkittens.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
@@ -108,11 +113,11 @@ def _heads_first(x: Tensor) -> Tensor:
     return as_addressable(x).transpose(0, 1)
 
 
-def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_keys: bool, height: int) -> Tensor:
-    """The list of the tiles of `height` queries, or keys."""
+def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_keys: bool, height: int, numbers: int = ROWS) -> Tensor:
+    """The list of the tiles of `height` queries, or keys; offsets and deltas in blocks of so many `numbers`."""
     sequences = starts_q.shape[0] - 1
     entries = torch.empty(most_tiles(keys if of_keys else queries, sequences, height), FIELDS.value, dtype=torch.int32, device=starts_q.device)
-    list_tiles[(entries.shape[0] // ENTRIES.value,)](starts_q.contiguous(), starts_k.contiguous(), entries, sequences, queries, keys, of_keys, height, ROWS)
+    list_tiles[(entries.shape[0] // ENTRIES.value,)](starts_q.contiguous(), starts_k.contiguous(), entries, sequences, queries, keys, of_keys, height, numbers)
     return entries
 
 
@@ -148,7 +153,7 @@ def _run_forward(
 def packed_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """The backward kernels for types, dimensions and features: (that of dQ, those of dK and dV)."""
+    """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
     return choose_backward(
         lambda consumers: PackedBackwardQueries(consumers=consumers, **knobs),
@@ -156,9 +161,16 @@ def packed_backward(
         head_dim, value_dim)  # fmt: skip
 
 
+@functools.lru_cache
+def packed_fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> PackedBackward | None:
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap)
+    return cast("PackedBackward | None", choose_fused(lambda dim, cols: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+
+
 def _run_backward(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor,
-    features: tuple[bool, bool, bool], scores: Scores,
+    features: tuple[bool, bool, bool], scores: Scores, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) of what `_run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
@@ -166,15 +178,26 @@ def _run_backward(
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     entries = functools.partial(_entries, starts_q, starts_k, queries, keys)
-    of_rows = entries(False, ROWS)
-    offsets, deltas = (torch.empty(1, heads, of_rows.shape[0] * ROWS, dtype=torch.float32, device=q.device) for _ in range(2))
+    fused = None if deterministic else packed_fused_backward(q.dtype, dim, value_dim, *features)
+    block = ROWS if fused is None else fused.cols
+    of_rows = entries(False, ROWS, block)
+    blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
+    make = torch.empty if block == ROWS else torch.zeros  # a block that ends in its first tile has no program for its second
+    offsets, deltas = (make(1, heads, blocks * block, dtype=torch.float32, device=q.device) for _ in range(2))
     no_grad = lse if grad_lse is None else grad_lse
     packed_statistics[of_rows.shape[0], heads](*(tk.gl(x.transpose(0, 1)).plain() for x in (out, grad)), *(tk.gl(x).plain() for x in (lse, no_grad)), of_rows,
-                                               *(tk.gl(x).plain() for x in (offsets, deltas)), value_dim, tk.from_torch(q.dtype), grad_lse is not None)
-    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
+                                               *(tk.gl(x).plain() for x in (offsets, deltas)), value_dim, tk.from_torch(q.dtype), block // ROWS,
+                                               grad_lse is not None)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    tensors = dict(Q=q, dO=grad, K=k, V=v, dQ=dq, dK=dk, dV=dv)
-    tensors = {**{name: _heads_first(x) for name, x in tensors.items()}, "offsets": offsets, "deltas": deltas}
+    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq, dK=dk, dV=dv).items()} | dict(offsets=offsets, deltas=deltas)
+    if fused is not None:
+        tensors["dQ"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+        tensors["entries"] = entries(True, fused.rows * fused.consumers, block)
+        fused(*(tensors[name] for name in fused.tensors), **numbers)
+        gather_packed_queries[of_rows.shape[0], heads](tensors["dQ"], dq, of_rows, *dq.stride()[:2], scores.scale, 2 * blocks, fused.head_dim, dim,
+                                                       block // ROWS)
+        return dq, dk, dv
+    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
     for kernel in (of_queries, *of_keys):
         height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
         mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
@@ -185,9 +208,9 @@ def _run_backward(
 @torch.library.custom_op("tritonkittens::attention_varlen", mutates_args=())
 def varlen_operator(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
-    softcap: float | None, left: int, right: int,
+    softcap: float | None, left: int, right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention_varlen`; `left` and `right` as in `Scores`."""
+    """(output, log-sum-exp) of `attention_varlen`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
     scores = Scores(scale, softcap, left, right)
     out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
@@ -197,19 +220,19 @@ def varlen_operator(
 
 
 @varlen_operator.register_fake
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::attention_varlen_backward", mutates_args=())
 def varlen_backward_operator(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float, softcap: float | None, left: int, right: int,
+    max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float, softcap: float | None, left: int, right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     scores = Scores(scale, softcap, left, right)
     features = scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k)))
-    return _run_backward(grad, grad_lse, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, features, scores)
+    return _run_backward(grad, grad_lse, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, features, scores, deterministic)
 
 
 @varlen_backward_operator.register_fake
