@@ -66,11 +66,13 @@ class QueryTiles(tk.lcf):
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
         kv_head = head // (heads // tk.extent(ctx.globals.K, 1))
-        more = (row >= 0) & (row < tiles + ctx.config.in_pairs) & (batch < tk.extent(ctx.globals.Q, 0))
+        more = batch < tk.extent(ctx.globals.Q, 0)
+        if not ctx.config.in_pairs:
+            more = more & (row >= 0) & (row < tiles)
         shift = keys - queries
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
         if ctx.config.in_pairs:
-            count = tl.where(row < tiles, count, 0)
+            count = tl.where(row * HEIGHT < queries, count, 0)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
         return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
                        keys=keys)
