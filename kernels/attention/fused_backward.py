@@ -24,6 +24,7 @@ class AttentionBackward(AttentionBackwardKeys):
     """
 
     consumers: int = 2
+    staged: bool = True  # does dQ leave through shared memory (which results take in the end), or straight from registers?
 
     def layout(self):
         height, number = self.rows * self.consumers, tk.sv(tk.fp32, self.cols)
@@ -89,11 +90,15 @@ class AttentionBackward(AttentionBackwardKeys):
         """Add this consumer's half to dQ of the state's block in global memory."""
         batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
         place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
-        tk.store_read_wait(0)
-        half = tk.store_fragments(ctx.working.dQ, dq)
-        tk.fence_async()
-        tk.sync()
-        tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
+        target = ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF
+        if ctx.config.staged:
+            tk.store_read_wait(0)
+            half = tk.store_fragments(ctx.working.dQ, dq)
+            tk.fence_async()
+            tk.sync()
+            tk.store_add_bytes_async(target, half)
+        else:
+            tk.add_fragments(target, dq)
 
     @triton.jit
     def first(ctx, state, input):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch
+from tritonkittens.kernels.attention import AttentionBackward, attention, attention_torch, product
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -42,6 +42,13 @@ SIZES = [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 12
 @pytest.mark.parametrize("dim, deterministic", [(64, False), (128, False), (64, True)])
 def test_gradients(queries, keys, causal, dim, deterministic, rng):
     check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
+
+
+def test_gradients_that_leave_from_registers(rng, monkeypatch):
+    monkeypatch.setattr(AttentionBackward, "staged", False)
+    product.fused_backward.cache_clear()
+    check(*leaves(1, 2, 1, 150, 170, 128), causal=True)
+    product.fused_backward.cache_clear()
 
 
 def test_gradients_of_many_blocks(rng):

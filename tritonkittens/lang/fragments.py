@@ -13,10 +13,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.fragment_masks import ROWS, is_fragment
 from tritonkittens.lang.shared import piece_shared_layout, shared
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL
 from tritonkittens.lang.types import sv, unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 
@@ -24,23 +26,42 @@ from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
 _BITS = [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0]]
 
 
+def _accumulator(name: str, tile: Any) -> Any:
+    """The one piece of an fp32 accumulator of 64 rows, or a refusal."""
+    pieces = pieces_of(tile)
+    if len(pieces) != 1 or not is_fragment(pieces[0]):
+        raise TileError(f"{name} of a tile of shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a power of two of columns")
+    return pieces[0]
+
+
 @op
 def store_fragments(t: Trace, memory: Any, tile: Any) -> Any:
     """Store an fp32 accumulator of wgmma, 64 rows and a power of two of columns, in the order of its fragments to the memory of a shared tile or vector of as
     many numbers: `fragment_place` says where an element lies. Returns that memory as a vector, for copies of bytes (`store_add_bytes_async`)."""
-    pieces = pieces_of(tile)
-    if len(pieces) != 1 or not is_fragment(pieces[0]):
-        raise TileError(f"store_fragments of a tile of shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a power of two of "
-                        "columns")
-    cols = int(unwrap(pieces[0].shape[1]))
+    accumulator = _accumulator("store_fragments", tile)
+    cols = int(unwrap(accumulator.shape[1]))
     number = ROWS * cols
     fits = isinstance(memory, shared) and len(memory.pieces) == 1 and memory.stages is None and memory.dtype == tl.float32
     if not fits or math.prod(memory.shape) != number:
         raise TileError(f"store_fragments to {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector of {number} numbers in fp32")
     order = gl.SharedLinearLayout([*_BITS, *([0, 8 << i] for i in range((cols // 8).bit_length() - 1))])
     piece = memory.pieces[0]
-    t.call(t.call(piece.reinterpret, tl.float32, [ROWS, cols], order).store, pieces[0])
+    t.call(t.call(piece.reinterpret, tl.float32, [ROWS, cols], order).store, accumulator)
     return shared(sv(tl.float32, number), ((number,),), None, (t.call(piece.reinterpret, tl.float32, [number], piece_shared_layout(tl.float32, 0, 1)),))
+
+
+@op
+def add_fragments(t: Trace, pointer: Any, tile: Any) -> Any:
+    """Add an fp32 accumulator of wgmma, 64 rows and a power of two of columns, one by one and atomically, to as many fp32 numbers from `pointer` on (a multiple
+    of 16 bytes), in the order of its fragments. Straight from registers, four numbers at once, side by side for the threads of a warp. Source: PTX ISA, red."""
+    accumulator = _accumulator("add_fragments", tile)
+    t.require("add_fragments (red.v4.f32)", *HOPPER_AND_BLACKWELL)
+    count = int(unwrap(accumulator.shape[1])) // 2
+    lines = [".reg .b32 thread; .reg .b64 place;", "mov.u32 thread, %tid.x; and.b32 thread, thread, 127;",
+             "mul.wide.u32 place, thread, 16; add.s64 place, place, $0;"]
+    for i in range(0, count, 4):
+        lines.append(f"red.relaxed.gpu.global.add.v4.f32 [place+{i * 4 * 128}], {{{', '.join(f'${1 + i + j}' for j in range(4))}}};")
+    t.call(asm, "{ " + " ".join(lines) + " }", ",".join(["l"] + ["f"] * count), [pointer, accumulator])
 
 
 @op
@@ -70,4 +91,4 @@ def fragment_place(row, col):
     return (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + (row >> 4) * 128 + (col >> 3) * 512
 
 
-__all__ = ["byte_operand", "byte_operand_column", "fragment_place", "store_fragments"]
+__all__ = ["add_fragments", "byte_operand", "byte_operand_column", "fragment_place", "store_fragments"]
