@@ -15,7 +15,8 @@ MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 @dataclass(frozen=True)
 class Config:
     """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns, slots of the rings (None: as many as
-    fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that."""
+    fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that, the power of two
+    up to which weights may grow before sums are rescaled (not for fp8)."""
 
     cols: int = 128
     consumers: int = 2
@@ -23,11 +24,12 @@ class Config:
     stages: int | None = None
     paired: bool = True
     order: tk.Order | None = None
+    lazy: float = 0.0
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
         order = self.order or (tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor())
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, stages=self.stages, order=order)
+        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, stages=self.stages, order=order, lazy=self.lazy)
 
 
 def choose(make: Callable[[Config], tk.lcf], head_dim: int, value_dim: int, tasks: int, slots: int) -> tk.lcf:

@@ -20,6 +20,7 @@ class AttentionForward(QueryTiles):
     lse: bool = False
     result: tl.dtype | None = None  # element type of O: that of V where None
     raised: float = 0.0  # power of two that P is multiplied by
+    lazy: float = 0.0  # power of two up to which P may grow before sums are rescaled
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
@@ -55,7 +56,8 @@ class AttentionForward(QueryTiles):
         if FIRST or ctx.config.causal or ctx.config.window:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
-        m, scale = tk.row_max(s, accumulate=state.m), ctx.config._scale(ctx)
+        scale = ctx.config._scale(ctx)
+        m = ctx.config._offset(ctx, state, s, scale)
         offset = m * scale
         if ctx.config.causal or ctx.config.window:  # a row that has seen no key yet
             offset = tk.where(m == float("-inf"), 0.0, offset)
@@ -72,6 +74,14 @@ class AttentionForward(QueryTiles):
     def _scale(ctx):
         """What scores, in units of the soft-cap where there is one, are multiplied by."""
         return ctx.args.scale if ctx.config.softcap else ctx.config._descaled(ctx, ctx.args.scale)
+
+    @triton.jit
+    def _offset(ctx, state, s, scale):
+        """The largest score; or that of blocks before, while the largest is not 2^`lazy` times as much: then nothing that was summed up needs another factor."""
+        m = tk.row_max(s, accumulate=state.m)
+        if ctx.config.lazy > 0:
+            m = tk.where((m - state.m) * scale > ctx.config.lazy, m, state.m)
+        return m
 
     @triton.jit
     def _share(ctx, total):
@@ -99,7 +109,7 @@ class AttentionForward(QueryTiles):
         tk.release(ctx, input)
         p, m, alpha = ctx.config._softmax(ctx, state, s)
         sums = tk.add(tk.mul_row(state.sums, alpha), tk.row_sum_by_quad(p))
-        o = tk.mul_row(tk.mma_wait(o), alpha)
+        o = tk.rescale(tk.mma_wait(o), alpha) if ctx.config.lazy > 0 else tk.mul_row(tk.mma_wait(o), alpha)
         return state.replace(o=o, p=tk.cast(p, ctx.config.dtype), m=m, sums=sums)
 
     @triton.jit

@@ -100,6 +100,8 @@ def attention_fp8(
         out_dtype = out.dtype
     if out_dtype not in OUT_TYPES:
         raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")
+    if config is not None and config.lazy > 0:
+        raise ValueError(f"attention_fp8: config.lazy={config.lazy}; weights already use all of e4m3's range, it must be 0")
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     for name, x in given.items():

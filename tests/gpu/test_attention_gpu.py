@@ -139,6 +139,16 @@ def test_queries_without_keys(rng):
     assert (out == 0).all() and (lse == -math.inf).all()
 
 
+@pytest.mark.parametrize("given", [{}, dict(causal=True), dict(window=(150, 20))], ids=str)
+def test_sums_that_are_rescaled_seldom(given, rng):
+    """Scores that grow from block to block, by less and by more than what is left alone; rows that see nothing for a while."""
+    q, k, v = operands(1, 2, 1, 200, 700, 64)
+    for growth in (0.0, 1.0, 12.0):
+        k[:, :, :, 0] = -growth * torch.arange(700, device=DEVICE) / 128  # blocks go from the last to the first
+        q[:, :, :, 0] = 8.0
+        check(q, k, v, Config(lazy=4.0), **given)
+
+
 def test_runs_are_bitwise_equal(rng):
     q, k, v = operands(2, 4, 2, on_gpu_or_simulated(1000, 300), on_gpu_or_simulated(1500, 300), 64)
     first = attention(q, k, v, causal=True)
