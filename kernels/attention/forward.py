@@ -77,7 +77,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _offset(ctx, state, s, scale):
-        """The largest score; or that of blocks before, while the largest is not 2^`lazy` times as much: then nothing that was summed up needs another factor."""
+        """The largest score, or that of blocks before while weights grow by no more than 2^`lazy`: then what was summed up needs no other factor."""
         m = tk.row_max(s, accumulate=state.m)
         if ctx.config.lazy > 0:
             m = tk.where((m - state.m) * scale > ctx.config.lazy, m, state.m)
