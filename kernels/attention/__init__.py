@@ -8,7 +8,7 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
-from tritonkittens.kernels.attention.decoding import attention_decode
+from tritonkittens.kernels.attention.decoding import attention_decode, decode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward
@@ -34,6 +34,13 @@ def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
 
+def _decode(arch: str) -> object:
+    template, keys, counts = decode(torch.bfloat16, 128, 128, False, False), torch.empty(4, 8, 4096, 128, dtype=torch.bfloat16, device="meta"), (4, 8, 2, 4)
+    parts, sums, lengths = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (
+        ((*counts, 128), torch.float32), (counts, torch.float32), ((4,), torch.int32)))  # fmt: skip
+    return template.compile(keys[:, :, :4], keys, keys, lengths, parts, sums, scale=1.0, queries=1, arch=arch)
+
+
 def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     """The single pass (part 0), or the pass of dQ or of dK and dV (1, 2)."""
     x, numbers = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
@@ -55,6 +62,7 @@ KERNELS: dict[str, Callable[..., object]] = {
     **{name: functools.partial(_backward, part=part) for part, name in enumerate(("backward_", "dq_", "dkdv_"))},
 }
 inspectable: dict[str, Callable[[str], object]] = {
+    "attention_decode_d128": _decode,
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()

@@ -11,6 +11,8 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.forward import AttentionForward
 
+ZEROED = tl.constexpr(16)  # keys
+
 
 @triton.jit
 def _hidden(ctx, s):
@@ -46,8 +48,11 @@ class AttentionDecode(AttentionForward):
         """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far."""
         behind = ctx.keys - ctx.last * ctx.config.cols
         if first & (behind < ctx.config.cols):
-            v = tk.load(tiles.V, layout="memory")
-            tk.store(tiles.V, tk.where(tk.lt(tk.iota(v, 0), behind), v, 0.0))
+            for i in tl.static_range(ctx.config.cols // ZEROED):  # some keys at a time: registers hold the sums and the weights
+                if behind < (i + 1) * ZEROED:
+                    part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
+                    v = tk.load(part, layout="memory")
+                    tk.store(part, tk.where(tk.lt(tk.iota(v, 0), behind - i * ZEROED), v, 0.0))
             tk.fence_async()
             tk.sync()
         return tiles.V
