@@ -32,6 +32,15 @@ def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tens
             raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 
 
+def check_small(name: str, argument: str, x: torch.Tensor, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], wanted: str) -> None:
+    """A tensor beside `like` on its device, of this dtype and shape (None: any extent), which the message calls `wanted`. Raises TypeError or ValueError."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
+    fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
+    if not fits or x.dtype != dtype or x.device != like.device:
+        raise ValueError(f"{name}: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, {dtype}, on {like.device}")
+
+
 def signature(*tensors: torch.Tensor) -> tuple:
     """Everything about tensors that checks and launch parameters depend on, as plain hashable values: shapes, strides, dtypes, devices, alignment."""
     if len(tensors) == 3:  # the common call, without a loop
@@ -54,6 +63,11 @@ def addressable(x: torch.Tensor) -> bool:
 def storable(x: torch.Tensor) -> bool:
     """Can TMA write this tensor and nothing else? It writes rows up to the next multiple of 16 bytes, so their length must be one."""
     return addressable(x) and x.shape[-1] * x.element_size() % TMA_BYTES == 0
+
+
+def storable_home(out: torch.Tensor) -> torch.Tensor:
+    """`out` itself, or a tensor like it that TMA can write, from which it is to be copied."""
+    return out if storable(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
 
 
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -476,14 +476,18 @@ TRAILING_MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
-def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, message):
-    x = torch.empty(4, 128, 64, device="meta")
-    y = torch.empty(4 * 2 * 64, 64, device="meta")
-    template = type("Wrong", (TrailingStream,), {name: hook})()
+def check_that_a_hook_is_refused(base, name, hook, message):
+    """Also where the hook is already in the module."""
+    template = type("Wrong", (base,), {name: hook})()
+    x, y = torch.empty(4, 4 * template.rows, 64, device="meta"), torch.empty(4 * 2 * 64, 64, device="meta")
     for _ in range(2):
         with refused(message):
             template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+
+
+@pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
+def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, message):
+    check_that_a_hook_is_refused(TrailingStream, name, hook, message)
 
 
 def test_trailing_tiles_without_their_hooks():
@@ -527,11 +531,7 @@ LATE_MISTAKES = [
 
 @pytest.mark.parametrize("name, hook, message", LATE_MISTAKES, ids=[hook.__name__ for _, hook, _ in LATE_MISTAKES])
 def test_a_hook_that_does_something_wrong_with_a_late_input(name, hook, message):
-    x, y = torch.empty(4, 256, 64, device="meta"), torch.empty(4 * 2 * 64, 64, device="meta")
-    template = type("Wrong", (SharingStream,), {name: hook})()
-    for _ in range(2):
-        with refused(message):
-            template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+    check_that_a_hook_is_refused(SharingStream, name, hook, message)
 
 
 def test_shared_tiles_without_their_hooks():

@@ -8,7 +8,7 @@ import torch
 import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable
+from tritonkittens.kernels._tensors import as_addressable, check_small
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
@@ -39,8 +39,8 @@ def parts_of(tasks: int, blocks: int, slots: int) -> int:
 
 def attention_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, starts: torch.Tensor | None = None,
-    pages: torch.Tensor | None = None, causal: bool = True,
-    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, parts: int | None = None, out: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None, causal: bool = True, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
+    parts: int | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
 
@@ -62,12 +62,12 @@ def attention_decode(
         raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
     for name, x in (("lengths", lengths), ("starts", starts)):
         if x is not None:
-            _check_integers(name, x, q, f"({batch},)", (batch,))
+            check_small("attention_decode", name, x, q, torch.int32, (batch,), f"({batch},)")
     if starts is not None and not causal and queries > 1:
         raise ValueError(f"attention_decode: starts with causal=False and {queries} queries; it takes causal=True or one query")
     page_size = None
     if pages is not None:
-        _check_integers("pages", pages, q, f"({batch}, pages of the longest sequence)", (batch, None))
+        check_small("attention_decode", "pages", pages, q, torch.int32, (batch, None), f"({batch}, pages of the longest sequence)")
         _check_pages(keys, lengths)
         page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
     if parts is not None and not 1 <= parts <= MAX_PARTS:
@@ -91,15 +91,6 @@ def attention_decode(
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
                                    triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
     return result if lse is None else (result, lse)
-
-
-def _check_integers(argument: str, x: torch.Tensor, q: torch.Tensor, wanted: str, shape: tuple[int | None, ...]) -> None:
-    """An int32 tensor on the device of q with this shape, None for any extent."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"attention_decode: {argument} is {type(x).__name__}; it must be a torch tensor")
-    fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
-    if not fits or x.dtype != torch.int32 or x.device != q.device:
-        raise ValueError(f"attention_decode: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, torch.int32, on {q.device}")
 
 
 def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:

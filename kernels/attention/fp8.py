@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable, check_operands, storable
-from tritonkittens.kernels.attention.config import Config, choose
+from tritonkittens.kernels._tensors import check_operands, check_small
+from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.product import TILE, check_shapes, check_window, scores_of, see_nothing
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.kernels.attention.product import check_shapes, check_window, launch_forward, scores_of, see_nothing
 
 HEAD_DIMS = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32
 OUT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -105,9 +104,8 @@ def attention_fp8(
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     for name, x in given.items():
-        if x is not None and (x.shape != (batch, kv_heads) or x.dtype != torch.float32 or x.device != q.device):
-            raise ValueError(f"attention_fp8: {name} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be ({batch}, {kv_heads}), torch.float32, on "
-                             f"{q.device}")
+        if x is not None:
+            check_small("attention_fp8", name, x, q, torch.float32, (batch, kv_heads), f"({batch}, {kv_heads})")
     scores = scores_of(q, scale, softcap, *check_window(causal, window))
     result = q.new_empty(batch, heads, queries, value_dim, dtype=out_dtype) if out is None else out
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
@@ -119,12 +117,6 @@ def attention_fp8(
     parts = -(-keys // KEYS.value)
     values = v.new_empty(batch, kv_heads, value_dim, parts * KEYS.value)
     transposed_values[parts, kv_heads, batch](v, values, *v.stride(), keys, value_dim)
-    features = scores.features(queries, keys)
-    make = functools.partial(forward_fp8, dim, value_dim, *features, return_lse, out_dtype)
-    tasks = batch * heads * -(-queries // TILE)
-    kernel = make(config) if config else choose(make, dim, value_dim, tasks, multiprocessor_count(q.get_device()))
-    home = result if storable(result) else torch.empty(result.shape, dtype=out_dtype, device=q.device)
-    kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), descales, **scores.numbers(features[1]))
-    if home is not result:
-        result.copy_(home)
+    make = functools.partial(forward_fp8, dim, value_dim, *scores.features(queries, keys), return_lse, out_dtype)
+    launch_forward(make, q, k, values, result, lse, (descales,), scores, config)
     return result if lse is None else (result, lse)

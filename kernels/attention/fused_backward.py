@@ -131,13 +131,20 @@ class AttentionBackward(AttentionBackwardKeys):
 
 
 @triton.jit
+def write_half(sums, half, dQ, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
+    """Rows from `first` on and 64 columns from `begin_col` on of dQ: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH on are
+    left out. dQ: a pointer to row 0, `stride_s` between rows."""
+    row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+    x = tl.load(sums + half * HALF + tk.fragment_place(row, col))
+    row, col = first + row, begin_col + col
+    tl.store(dQ + row.to(tl.int64) * stride_s + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
+
+
+@triton.jit
 def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """dQ = factor · its sums. Grid: halves of all blocks, heads, batch. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, H, queries, WIDTH),
     with these strides, the last 1."""
     ACROSS: tl.constexpr = DIM // 64
     part, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.load(sums + ((batch * tl.num_programs(1) + head) * tl.num_programs(0) + part) * HALF + tk.fragment_place(row, col))
-    row, col = row + part // ACROSS * 64, col + part % ACROSS * 64
-    place = batch * stride_b + head * stride_h + row.to(tl.int64) * stride_s + col
-    tl.store(dQ + place, (x * factor).to(dQ.dtype.element_ty), mask=(row < queries) & (col < WIDTH))
+    half = (batch * tl.num_programs(1) + head) * tl.num_programs(0) + part
+    write_half(sums, half, dQ + batch * stride_b + head * stride_h, stride_s, part // ACROSS * 64, queries, part % ACROSS * 64, factor, WIDTH)

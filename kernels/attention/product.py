@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -102,15 +103,24 @@ def run_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
-    (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
+    (queries, dim), (keys, value_dim) = q.shape[2:], v.shape[2:]
     if out.numel() == 0 or keys == 0:
         return see_nothing(out, lse)
-    causal, window, softcap = scores.features(queries, keys)
-    make = functools.partial(forward, q.dtype, dim, value_dim, causal, window, softcap, lse is not None)
+    make = functools.partial(forward, q.dtype, dim, value_dim, *scores.features(queries, keys), lse is not None)
+    launch_forward(make, q, k, as_addressable(v), out, lse, (), scores, config)
+
+
+def launch_forward(
+    make: Callable[[Config], tk.lcf], q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
+    others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
+) -> None:  # fmt: skip
+    """Run the forward kernel of `config`, or of the one that suits the shapes, on q, k, `values` as the kernel wants them, and what `others` it takes."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
     tasks = batch * heads * -(-queries // TILE)
-    kernel = make(config) if config else choose(make, dim, value_dim, tasks, multiprocessor_count(q.get_device()))
-    home = out if storable(out) else torch.empty(out.shape, dtype=q.dtype, device=q.device)
-    kernel(as_addressable(q), as_addressable(k), as_addressable(v), home, *(() if lse is None else (lse,)), **scores.numbers(window))
+    kernel = make(config) if config else choose(make, dim, out.shape[3], tasks, multiprocessor_count(q.get_device()))
+    home = storable_home(out)
+    numbers = scores.numbers(scores.features(queries, keys)[1])
+    kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
     if home is not out:
         out.copy_(home)
 
@@ -191,13 +201,18 @@ def check_shapes(
         first, second = ("pages", "page_size") if paged else ("B", "S_kv")
         raise ValueError(f"attention: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; "
                          f"they must be (B, H, S, D), ({first}, H_kv, {second}, D) and ({first}, H_kv, {second}, D_v)")
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"attention: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
-    for name, extent in (("", dim), (" of v", value_dim)):
-        if extent not in head_dims:
-            raise ValueError(f"attention: head dimension{name} {extent}; it must be a multiple of {head_dims.step} up to 256")
+    check_heads("attention", heads, kv_heads, dim, value_dim, head_dims)
     if out is not None and out.shape != (batch, heads, queries, value_dim):
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {(batch, heads, queries, value_dim)}")
+
+
+def check_heads(name: str, heads: int, kv_heads: int, dim: int, value_dim: int, head_dims: range = HEAD_DIMS) -> None:
+    """Raise ValueError, by the `name` of the function that was called, for heads that do not divide and for dimensions that kernels do not have."""
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{name}: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
+    for of, extent in (("", dim), (" of v", value_dim)):
+        if extent not in head_dims:
+            raise ValueError(f"{name}: head dimension{of} {extent}; it must be a multiple of {head_dims.step} up to 256")
 
 
 def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int, name: str = "attention") -> Scores:

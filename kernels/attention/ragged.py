@@ -14,7 +14,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward
+from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.masks import edges_of, keys_of, queries_of
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
@@ -86,6 +86,14 @@ def _entry(entries, slot, inside):
 
 
 @triton.jit
+def _task(ctx, heads):
+    """(head, tile, queries, keys, first block of numbers) of this task, of so many heads; the tile is −1 where there is none."""
+    slot, head = tk.unravel(ctx.task, heads)
+    row, queries, keys, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+    return head, row, queries, keys, numbers
+
+
+@triton.jit
 def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (H, total, DIM) of DTYPE; L, dL: (H, total) fp32;
     offsets and deltas: (1, H, blocks · TILES · 64) fp32, each sequence in whole blocks, zeros behind its end in its last tile."""
@@ -103,13 +111,10 @@ def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves,
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
-        row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-        query = tile * 64 + row
+        home = dQ + rows.begin.to(tl.int64) * stride_s + head * stride_h
         for across in tl.static_range(DIM // 64):
-            part = (block * TILES + tile) * (DIM // 64) + across
-            x = tl.load(sums + (head * halves + part) * HALF + tk.fragment_place(row, col))
-            place = (rows.begin + query).to(tl.int64) * stride_s + head * stride_h + across * 64 + col
-            tl.store(dQ + place, (x * factor).to(dQ.dtype.element_ty), mask=(query < rows.rows) & (across * 64 + col < WIDTH))
+            half = head * halves + (block * TILES + tile) * (DIM // 64) + across
+            write_half(sums, half, home, stride_s, tile * 64, rows.rows, across * 64, factor, WIDTH)
 
 
 @triton.jit
@@ -144,8 +149,7 @@ class PackedQueries(Packed):
     def setup(ctx):
         heads = tk.extent(ctx.globals.Q, 0)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-        slot, head = tk.unravel(ctx.task, heads)
-        row, batch, kv_batch, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+        head, row, batch, kv_batch, numbers = _task(ctx, heads)
         kv_head = head // (heads // tk.extent(ctx.globals.K, 0))
         shift, keys = kv_batch.rows - batch.rows, kv_batch.rows
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
@@ -169,8 +173,7 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
     def setup(ctx):
         kv_heads = tk.extent(ctx.globals.K, 0)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-        slot, kv_head = tk.unravel(ctx.task, kv_heads)
-        row, batch, kv_batch, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+        kv_head, row, batch, kv_batch, numbers = _task(ctx, kv_heads)
         shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // kv_heads
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, batch.rows)
         return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, kv_head=kv_head, row=row, keys=kv_batch.rows,

@@ -2,18 +2,17 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, storable
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
-from tritonkittens.kernels.attention.product import HEAD_DIMS, TILE, Scores, check_window, scores_of
+from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, scores_of, see_nothing
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
     FIELDS,
@@ -80,11 +79,7 @@ def check_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqle
     if k.shape[:2] != v.shape[:2] or k.shape[2] != dim:
         raise ValueError(f"{NAME}: q is {tuple(q.shape)}, k is {tuple(k.shape)}, v is {tuple(v.shape)}; they must be (total_q, H, D), (total_k, H_kv, D) and "
                          "(total_k, H_kv, D_v)")
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"{NAME}: {heads} query heads and {kv_heads} key heads; the first must be a multiple of the second")
-    for name, extent in (("", dim), (" of v", value_dim)):
-        if extent not in HEAD_DIMS:
-            raise ValueError(f"{NAME}: head dimension{name} {extent}; it must be a multiple of 16 up to 256")
+    check_heads(NAME, heads, kv_heads, dim, value_dim)
     for argument, rows in (("q", queries), ("k", keys)):
         if rows > MAX_ROWS:
             raise ValueError(f"{NAME}: {argument} has {rows} rows; they must be at most 2**29")
@@ -136,14 +131,11 @@ def _run_forward(
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
-        out.zero_()
-        if lse is not None:
-            lse.fill_(-math.inf)
-        return
+        return see_nothing(out, lse)
     make = functools.partial(packed_forward, q.dtype, dim, value_dim, *features, lse is not None)
     kernel = choose(make, dim, value_dim, heads * -(-queries // TILE), multiprocessor_count(q.get_device()))
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
-    home = out if storable(out) else torch.empty(out.shape, dtype=q.dtype, device=q.device)
+    home = storable_home(out)
     kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
     if home is not out:
         out.copy_(home)
