@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention
+from tritonkittens.kernels.attention.product import HEAD_DIMS
 from tritonkittens.launch import is_reachable
 
-STEP, MAX_DIM = 16, 256  # head dimensions of the kernels
+STEP, MAX_DIM = HEAD_DIMS.step, HEAD_DIMS[-1]
 _torch_attention: Callable[..., Tensor] = functional.scaled_dot_product_attention
 
 
