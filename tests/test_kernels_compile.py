@@ -6,7 +6,6 @@ Tensor cores in use, nothing spilled or serialised, registers where they were as
 import inspect as python_inspect
 
 import pytest
-import torch
 
 from tritonkittens.inspect import inspect
 from tritonkittens.inspect.cli import registry
@@ -19,18 +18,18 @@ HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", 
 TEMPLATES = {
     "gemm": gemm.Gemm(),
     "gemm_transposed": gemm.Gemm(b_stored_nk=True),
-    **{f"attention_d{dim}{'_causal' * causal}": attention.forward(torch.bfloat16, dim, dim, causal, False, False, False, attention.Config())
-       for dim in (64, 128) for causal in (False, True)},
-    "attention_varlen_d128_causal": attention.packed_forward(torch.bfloat16, 128, 128, True, False, False, False, attention.Config()),
+    **{f"attention_d{dim}{'_causal' * causal}": attention.typical(attention.forward, dim, causal) for dim in (64, 128) for causal in (False, True)},
+    **{f"attention_shifted_d{dim}_causal": attention.typical(attention.forward, dim, True, True) for dim in (64, 128)},
+    "attention_varlen_d128_causal": attention.typical(attention.packed_forward, 128, True, True),
 }
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
 # What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass also dS, for the
-# other consumers, and dQ on its way to global memory
+# other consumers, and at dimension 128 dQ on its way to global memory
 NEEDED = {
     f"attention_{name}d{dim}{'_causal' * causal}": needed
     for causal in (False, True)
-    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"LDS": 32, "STS": 8, "STSM": 8}),
+    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"LDS": 32, "STSM": 8}),
                               ("backward_", 128, {"LDS": 16, "STS": 8, "STSM": 4}))
 }
 NEEDED["attention_decode_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.config import Config
+from tritonkittens.kernels.attention.config import Config, choose
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode, decode
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -23,14 +23,20 @@ def _tensor(dim: int) -> torch.Tensor:
     return torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
 
 
-def _forward(arch: str, dim: int, causal: bool) -> object:
+def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False, *results: torch.dtype) -> tk.lcf:
+    """The template for 4,096 queries and keys (`shifted`: and some more keys) of a forward kernel: `forward`, `packed_forward`, `forward_fp8`."""
+    kind = (*(() if make is forward_fp8 else (torch.bfloat16,)), dim, dim, causal, False, False, shifted, False, *results)
+    return choose(make, kind, dim, dim, not causal and make is forward, True)
+
+
+def _forward(arch: str, dim: int, causal: bool, shifted: bool = False) -> object:
     x = _tensor(dim)
-    return forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, scale=1.0, arch=arch)
+    return typical(forward, dim, causal, shifted).compile(x, x, x, x, scale=1.0, arch=arch)
 
 
 def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
     x, descales = _tensor(dim).to(torch.float8_e4m3fn), torch.empty(3, 4, 16, device="meta")
-    template = forward_fp8(dim, dim, causal, False, False, False, torch.bfloat16, Config())
+    template = typical(forward_fp8, dim, causal, False, torch.bfloat16)
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
 
@@ -53,11 +59,12 @@ def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
 
 def _packed(arch: str, dim: int, causal: bool) -> object:
     x, entries = torch.empty(16, 4096, dim, dtype=torch.bfloat16, device="meta"), torch.empty(64, 6, dtype=torch.int32, device="meta")
-    return packed_forward(torch.bfloat16, dim, dim, causal, False, False, False, Config()).compile(x, x, x, x, entries, scale=1.0, arch=arch)
+    return typical(packed_forward, dim, causal, True).compile(x, x, x, x, entries, scale=1.0, arch=arch)
 
 
 KERNELS: dict[str, Callable[..., object]] = {
     "": _forward,
+    "shifted_": functools.partial(_forward, shifted=True),
     "fp8_": _forward_fp8,
     **{name: functools.partial(_backward, part=part) for part, name in enumerate(("backward_", "dq_", "dkdv_"))},
 }
@@ -66,5 +73,5 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()
-       for dim in (64, 128) for causal in (False, True)},
+       for dim in (64, 128) for causal in (False, True) if causal or name != "shifted_"},
 }  # fmt: skip

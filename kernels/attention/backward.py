@@ -37,14 +37,18 @@ def offset_and_delta(O, dO, L, dL, place, corner, DIM: tl.constexpr, DTYPE: tl.c
 
 
 @triton.jit
-def statistics(O, dO, L, dL, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+def statistics(O, dO, L, dL, offsets, deltas, sums, numbers_of_head, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr):  # noqa: E741
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) of
-    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32."""
+    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32. Where NUMBERS is not 0, also zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile
+    before, `numbers_of_head` of a head."""
     place = (tl.program_id(2), tl.program_id(1), tl.program_id(0))
     corner = (tl.program_id(2), tl.program_id(1), tl.program_id(0), 0)
     offset, delta = offset_and_delta(O, dO, L, dL, place, corner, DIM, DTYPE, HAS_DL)
     tk.store(deltas, delta, place)
     tk.store(offsets, offset, place)
+    if NUMBERS > 0:
+        home = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * numbers_of_head + tl.program_id(0).to(tl.int64) * NUMBERS
+        tl.store(sums + home + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
 
 
 class AttentionBackwardQueries(QueryTiles):
@@ -147,9 +151,9 @@ class AttentionBackwardKeys(QueryTiles):
         input = dict(Q=q, dO=do, offsets=number, **(dict(deltas=number) if self.of_keys else {}))
         return tk.layout(globals={**input, **mine, **results}, input=input, scratch=mine, finish=results, args=(*self.numbers, "gradient"))
 
-    def tasks(self, *shapes: Any) -> int:
+    def tiles(self, *shapes: Any) -> tuple[int, int]:
         K = shapes[self.tensors.index("K")]
-        return -(-K[2] // (self.rows * self.consumers)) * K[0] * K[1]
+        return -(-K[2] // (self.rows * self.consumers)), K[0] * K[1]
 
     @triton.jit
     def setup(ctx):
@@ -157,11 +161,15 @@ class AttentionBackwardKeys(QueryTiles):
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * kv_heads)
-        more = (row >= 0) & (row < tiles) & (batch_head < tk.extent(ctx.globals.K, 0) * kv_heads)
-        row = tiles - 1 - row  # the first keys are those that most queries see
+        more = batch_head < tk.extent(ctx.globals.K, 0) * kv_heads
+        if not ctx.config.in_pairs:
+            more = more & (row >= 0) & (row < tiles)
+        row = tl.where(row < tiles, tiles - 1 - row, row)  # the first keys are those that most queries see
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
+        if ctx.config.in_pairs:
+            behind = tl.where(row < tiles, behind, begin)
         return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=kv_head, row=row, keys=keys, begin_block=begin,
                        per_head=behind - begin, shift=shift, group=group)
 

@@ -1,42 +1,63 @@
 """How the attention kernels are configured: from the head dimensions, the masks and how many tasks there are."""
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tritonkittens.lang as tk
 
 C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
+LONG = 2048  # keys
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 
 
 @dataclass(frozen=True)
 class Config:
-    """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns, slots of the rings (None: as many as
-    fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that, the power of two
-    up to which weights may grow before sums are rescaled (not for fp8)."""
+    """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns and of which kind, slots of the rings
+    (None: as many as fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that."""
 
     cols: int = 128
     consumers: int = 2
-    ordered: bool = False
+    ordered: bool = True
+    long_turns: bool = False
     stages: int | None = None
     paired: bool = True
     order: tk.Order | None = None
-    lazy: float = 0.0
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
         order = self.order or (tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor())
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, stages=self.stages, order=order, lazy=self.lazy)
+        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, order=order)
 
 
-def choose(make: Callable[[Config], tk.lcf], head_dim: int, value_dim: int, tasks: int, slots: int) -> tk.lcf:
-    """The forward template for `tasks` tiles of 128 queries on a device that runs `slots` blocks at once."""
-    cols = 128 if max(head_dim, value_dim) <= 128 else 64
-    # Pairs make rounds of equal length; where every block has one task at most there is nothing to even out
-    return fitting(make, [Config(cols=c, paired=tasks > slots) for c in (cols, cols // 2)])
+@functools.lru_cache(maxsize=None)
+def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, long: bool, paired: bool) -> tk.lcf:
+    """The forward template, of those that `make(*kind, config)` makes. `long`: does every query see at least `LONG` keys? `paired`: have blocks more than one
+    task each, so that pairs of causal ones make rounds of equal length?
+
+    Measured on the H200 (`bench/results/attention.json`): at dimension 64 the exponentials take as long as the products, and long turns, which keep two
+    consumers from waiting for the same unit, were worth 8 %; three consumers 6 % more, but their tiles of 192 queries waste too much under a causal mask and
+    on short sequences. At 128 short turns were up to 5 % better, and two slots with results beside them up to 9 % better than three under them.
+    """
+    wide = max(head_dim, value_dim)
+    config = Config(paired=paired, consumers=3 if long else 2, long_turns=not long) if wide <= 64 else Config(paired=paired)
+
+    def beside(config: Config) -> tk.lcf:
+        template = make(*kind, config)
+        if template.placement(90).over_ring is None:
+            return template
+        with contextlib.suppress(tk.TileError):
+            smaller = make(*kind, replace(config, stages=2))
+            if smaller.placement(90).over_ring is None:
+                return smaller
+        return template
+
+    cols = 128 if wide <= 128 else 64
+    return fitting(beside, [replace(config, cols=c) for c in (cols, cols // 2)])
 
 
 def choose_backward(
@@ -52,21 +73,26 @@ def choose_backward(
     return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
 
 
-def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
-    """The single pass for dQ, dK and dV, of templates made for a padded dimension and the queries of a block; None where two passes do less: for dimensions
-    that differ, are far below 64, or whose sums do not fit into registers."""
+def choose_fused(make: Callable[[int, int, bool], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
+    """The single pass for dQ, dK and dV, of templates made for a padded dimension, the queries of a block, and whether dQ leaves through shared memory (better
+    at 128 on the H200, by 4 to 12 %; at 64 up to 7 % worse or 4 % better); None where two passes do less: for dimensions that differ, are far below 64, or
+    whose sums do not fit into registers."""
     if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
         return None
-    return make(64, 128) if head_dim <= 64 else make(128, 64)
+    return make(64, 128, False) if head_dim <= 64 else make(128, 64, True)
+
+
+def worth_sums(head_dim: int, keys: int) -> bool:
+    """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others
+    (measured on the H200: the same at 1,024 keys and dimension 128, and at 512 and 64)."""
+    return keys > 8 * head_dim
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:
     """The template of the first option whose tiles fit into shared memory, or of the last."""
     for option in options[:-1]:
-        template = make(option)
-        try:
+        with contextlib.suppress(tk.TileError):
+            template = make(option)
             template.placement(90)
-        except tk.TileError:
-            continue
-        return template
+            return template
     return make(options[-1])

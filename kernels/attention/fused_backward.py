@@ -1,6 +1,8 @@
 """Gradients of attention in one pass over the scores: dK and dV stay in registers, dQ is summed up in global memory by TMA."""
 from __future__ import annotations
 
+from typing import ClassVar
+
 import triton
 import triton.language as tl
 
@@ -24,6 +26,7 @@ class AttentionBackward(AttentionBackwardKeys):
     """
 
     consumers: int = 2
+    fences_reads: ClassVar[bool] = True  # offsets and deltas are read before dS is written and fenced
     staged: bool = True  # does dQ leave through shared memory (which results take in the end), or straight from registers?
 
     def layout(self):
@@ -32,8 +35,9 @@ class AttentionBackward(AttentionBackwardKeys):
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
         results = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
         input, common = dict(Q=q, dO=do, offsets=number, deltas=number), dict(K=k, V=v)
+        working = dict(dQ=tk.st(tk.fp32, 64, 64)) if self.staged else {}
         return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, late_input=True, common=common, finish=results,
-                         working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, height, self.cols)), args=(*self.numbers, "gradient"))
+                         working=working, exchange=dict(dS=tk.st(self.dtype, height, self.cols)), args=(*self.numbers, "gradient"))
 
     @triton.jit
     def load_common(ctx, common):
@@ -57,6 +61,8 @@ class AttentionBackward(AttentionBackwardKeys):
         """(dV under way, dS) of the state's block, which is `number` of the task; dS is also where all consumers see it."""
         OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
         ROWS: tl.constexpr = ctx.config.rows
+        EARLY: tl.constexpr = ctx.config.cols <= 64  # reads behind products wait for the queue in which these are issued; of 128 they would spill
+        offsets = tk.load(tiles.offsets, OF_QUERIES) if EARLY else None
         dp = tk.mm_ABt(tk.subtile(ctx.common.V, ROWS, ctx.config.value_dim, ctx.consumer, 0), tiles.dO, wait=False)
         s, slope = state.s, 1.0
         if ctx.config.softcap:
@@ -66,9 +72,10 @@ class AttentionBackward(AttentionBackwardKeys):
         s = hidden_from(ctx, s, key, state.block * ctx.config.cols)
         if key + ROWS > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
             s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
-        p = tk.exp2_col(s, ctx.args.scale, tk.load(tiles.offsets, OF_QUERIES))
+        p = tk.exp2_col(s, ctx.args.scale, offsets if EARLY else tk.load(tiles.offsets, OF_QUERIES))
+        deltas = tk.load(tiles.deltas, OF_QUERIES) if EARLY else None
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), tiles.dO, state.dv, wait=False)
-        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), tk.load(tiles.deltas, OF_QUERIES)) * slope
+        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), deltas if EARLY else tk.load(tiles.deltas, OF_QUERIES)) * slope
         ds = tk.cast(ds, ctx.config.dtype)
         tk.store(tk.subtile(ctx.exchange.dS[number % 2], ROWS, ctx.config.cols, ctx.consumer, 0), ds)
         tk.fence_async()
@@ -134,9 +141,10 @@ class AttentionBackward(AttentionBackwardKeys):
 def write_half(sums, half, dQ, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
     """Rows from `first` on and 64 columns from `begin_col` on of dQ: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH on are
     left out. dQ: a pointer to row 0, `stride_s` between rows."""
-    row, col = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.load(sums + half * HALF + tk.fragment_place(row, col))
-    row, col = first + row, begin_col + col
+    row, col = first + tl.arange(0, 64)[:, None], begin_col + tl.arange(0, 64)[None, :]
+    # as it lies in memory: 8 columns, 16 and 8 rows, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
+    x = tl.reshape(tl.load(sums + half * HALF + tl.arange(0, HALF)), (8, 4, 8, 4, 2, 2))
+    x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), (64, 64))
     tl.store(dQ + row.to(tl.int64) * stride_s + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 

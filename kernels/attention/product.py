@@ -12,7 +12,7 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
+from tritonkittens.kernels.attention.config import LONG, Config, choose, choose_backward, choose_fused, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
@@ -37,6 +37,10 @@ class Scores:
         causal = open_left and self.right == 0
         return causal, not (causal or (open_left and open_right)), self.softcap is not None
 
+    def shifted(self, queries: int, keys: int) -> bool:
+        """Under a causal mask, may a tile of queries see keys of more blocks in part than one?"""
+        return (keys - queries) % TILE != 0
+
     def numbers(self, window: bool) -> dict[str, Any]:
         """The run-time numbers of a kernel."""
         factor = math.log2(math.e)
@@ -49,10 +53,12 @@ class Scores:
 
 
 @functools.lru_cache
-def forward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, lse: bool, config: Config) -> AttentionForward:
+def forward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
+) -> AttentionForward:  # fmt: skip
     """The forward kernel for types, dimensions and features."""
-    return AttentionForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap, lse=lse,
-                            **config.knobs(causal))
+    return AttentionForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
+                            shifted=causal and shifted, lse=lse, **config.knobs(causal))
 
 
 def attention(
@@ -106,20 +112,26 @@ def run_forward(
     (queries, dim), (keys, value_dim) = q.shape[2:], v.shape[2:]
     if out.numel() == 0 or keys == 0:
         return see_nothing(out, lse)
-    make = functools.partial(forward, q.dtype, dim, value_dim, *scores.features(queries, keys), lse is not None)
-    launch_forward(make, q, k, as_addressable(v), out, lse, (), scores, config)
+    kind = (q.dtype, dim, value_dim, *scores.features(queries, keys), scores.shifted(queries, keys), lse is not None)
+    launch_forward(forward, kind, q, k, as_addressable(v), out, lse, (), scores, config)
 
 
 def launch_forward(
-    make: Callable[[Config], tk.lcf], q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
+    make: Callable[..., tk.lcf], kind: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
     others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
 ) -> None:  # fmt: skip
-    """Run the forward kernel of `config`, or of the one that suits the shapes, on q, k, `values` as the kernel wants them, and what `others` it takes."""
+    """Run the forward kernel of `config`, or of the one that suits the shapes, on q, k, `values` as the kernel wants them, and what `others` it takes.
+    `make(*kind, config)` makes it."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    tasks = batch * heads * -(-queries // TILE)
-    kernel = make(config) if config else choose(make, dim, out.shape[3], tasks, multiprocessor_count(q.get_device()))
+    causal, window, _ = scores.features(queries, keys)
+    if config is not None:
+        kernel = make(*kind, config)
+    else:
+        long = keys >= LONG and not (causal or window) and q.element_size() > 1  # of bytes P takes more registers than three consumers leave
+        paired = batch * heads * -(-queries // TILE) > multiprocessor_count(q.get_device())
+        kernel = choose(make, kind, dim, out.shape[3], long, paired)
     home = storable_home(out)
-    numbers = scores.numbers(scores.features(queries, keys)[1])
+    numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
     if home is not out:
         out.copy_(home)
@@ -148,10 +160,11 @@ def backward(
 @functools.lru_cache
 def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> AttentionBackward | None:
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
-    order = tk.LongestFirst() if causal else tk.ColumnMajor()
+    # By pairs blocks that run together share a head. Longest first they work on as many heads as there are blocks, whose operands and sums L2 does not hold
+    order = tk.LongAndShort() if causal else tk.ColumnMajor()
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, order=order)
     return cast("AttentionBackward | None",
-                choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+                choose_fused(lambda dim, cols, staged: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, staged=staged, **knobs), head_dim, value_dim))
 
 
 def run_backward(
@@ -166,17 +179,19 @@ def run_backward(
         return dq.zero_(), dk.zero_(), dv.zero_()
     offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
     no_grad = lse if grad_lse is None else grad_lse
-    statistics[-(-queries // ROWS), heads, batch](*(tk.gl(x).plain() for x in (out, grad, lse, no_grad, offsets, deltas)), value_dim, tk.from_torch(q.dtype),
-                                                  grad_lse is not None)
     causal, window, softcap = scores.features(queries, keys)
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
+    fused = fused_backward(*kind) if worth_sums(dim, keys) and not deterministic else None
+    blocks, sums = 0, offsets
+    if fused is not None:
+        blocks = -(-queries // fused.cols)
+        sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+    statistics[-(-queries // ROWS), heads, batch](*(tk.gl(x).plain() for x in (out, grad, lse, no_grad, offsets, deltas)), sums, blocks * 2 * HALF.value,
+                                                  value_dim, tk.from_torch(q.dtype), grad_lse is not None, ROWS * fused.head_dim if fused else 0)
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     tensors = dict(Q=q, K=k, V=v, dO=grad)
     tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq, dK=dk, dV=dv)
-    fused = None if deterministic else fused_backward(*kind)
     if fused is not None:
-        blocks = -(-queries // fused.cols)
-        sums = torch.zeros(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         fused(*((tensors | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
         return dq, dk, dv

@@ -38,8 +38,8 @@ class QueryTiles(tk.lcf):
         the tanh (times 2 log₂ e); `scale` is then the cap."""
         return ("scale", *(("left", "right") if self.window else ()), *(("squash",) if self.softcap else ()))
 
-    def tiles(self, Q: Any) -> tuple[int, int]:
-        """(tiles of queries, heads of the batch)."""
+    def tiles(self, Q: Any, *_: Any) -> tuple[int, int]:
+        """(tiles of a head, heads of the batch) of operands of these shapes."""
         return -(-Q[2] // (self.rows * self.consumers)), Q[0] * Q[1]
 
     @property
@@ -47,14 +47,14 @@ class QueryTiles(tk.lcf):
         """Does the order have a tile behind the last, as the partner of a tile that has none?"""
         return isinstance(self.order, tk.LongAndShort)
 
-    def tasks(self, Q: Any, *_: Any) -> int:
-        tiles, heads = self.tiles(Q)
+    def tasks(self, *shapes: Any) -> int:
+        tiles, heads = self.tiles(*shapes)
         return 2 * tk.pairs(tiles, heads) if self.in_pairs else tiles * heads
 
-    def blocks(self, slots: int, Q: Any, *others: Any) -> int:
+    def blocks(self, slots: int, *shapes: Any) -> int:
         if not self.in_pairs:
-            return super().blocks(slots, Q, *others)
-        pairs = tk.pairs(*self.tiles(Q))
+            return super().blocks(slots, *shapes)
+        pairs = tk.pairs(*self.tiles(*shapes))
         return -(-pairs // max(1, -(-pairs // slots)))
 
     @triton.jit

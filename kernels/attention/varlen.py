@@ -12,7 +12,7 @@ from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_ope
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
-from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, scores_of, see_nothing
+from tritonkittens.kernels.attention.product import Scores, check_heads, check_window, scores_of, see_nothing
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
     FIELDS,
@@ -25,7 +25,6 @@ from tritonkittens.kernels.attention.ragged import (
     most_tiles,
     packed_statistics,
 )
-from tritonkittens.launch import multiprocessor_count
 
 NAME = "attention_varlen"
 MAX_ROWS = 1 << 29
@@ -118,22 +117,25 @@ def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_key
 
 @functools.lru_cache
 def packed_forward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, lse: bool, config: Config,
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
 ) -> PackedForward:  # fmt: skip
     """The forward kernel for types, dimensions and features."""
     knobs = {name: knob for name, knob in config.knobs(causal).items() if name != "order"}
-    return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap, lse=lse, **knobs)
+    return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
+                         shifted=causal and shifted, lse=lse, **knobs)
 
 
 def _run_forward(
     q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, features: tuple[bool, bool, bool], scores: Scores,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
-    (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
+    (queries, _, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return see_nothing(out, lse)
-    make = functools.partial(packed_forward, q.dtype, dim, value_dim, *features, lse is not None)
-    kernel = choose(make, dim, value_dim, heads * -(-queries // TILE), multiprocessor_count(q.get_device()))
+    # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
+    same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
+    kind = (q.dtype, dim, value_dim, *features, not same, lse is not None)
+    kernel = choose(packed_forward, kind, dim, value_dim, False, False)
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
     home = storable_home(out)
     kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
@@ -157,7 +159,8 @@ def packed_backward(
 def packed_fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> PackedBackward | None:
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap)
-    return cast("PackedBackward | None", choose_fused(lambda dim, cols: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+    return cast("PackedBackward | None", choose_fused(
+        lambda dim, cols, staged: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, staged=staged, **knobs), head_dim, value_dim))
 
 
 def _run_backward(

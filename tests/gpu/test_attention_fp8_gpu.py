@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import Config, attention_fp8, attention_torch
+from tritonkittens.kernels.attention import attention_fp8, attention_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -84,7 +84,5 @@ def test_refusals():
         attention_fp8(q, k, v, out_dtype=torch.int8)
     with pytest.raises(ValueError, match=r"attention_fp8: k_scale is \(2,\), torch.float32, on .*; it must be \(1, 1\), torch.float32"):
         attention_fp8(q, k, v, k_scale=torch.ones(2, device=DEVICE))
-    with pytest.raises(ValueError, match="attention_fp8: config.lazy=8.0; weights already use all of e4m3's range"):
-        attention_fp8(q, k, v, config=Config(lazy=8.0))
     with pytest.raises(TypeError, match="attention_fp8: out has dtype torch.float8_e4m3fn"):
         attention_fp8(q, k, v, out=torch.empty_like(q))

@@ -3,12 +3,19 @@
 import pytest
 import torch
 
+import tritonkittens.lang as tk
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error
-from tritonkittens.kernels.attention import AttentionBackward, attention, attention_torch, product
+from tritonkittens.kernels.attention import AttentionBackward, attention, attention_torch, fused_backward, product
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 BF16, FP16 = torch.bfloat16, torch.float16
+@pytest.fixture(autouse=True)
+def single_pass(monkeypatch):
+    """Few keys, too, get their gradients in a single pass where there is one."""
+    monkeypatch.setattr(product, "worth_sums", lambda *_: True)
+
+
 ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}  # of P, dS, the output and the gradient, each about half a unit in the last place
 LIMIT = 1 << 30
 
@@ -44,11 +51,23 @@ def test_gradients(queries, keys, causal, dim, deterministic, rng):
     check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
 
 
-def test_gradients_that_leave_from_registers(rng, monkeypatch):
-    monkeypatch.setattr(AttentionBackward, "staged", False)
-    product.fused_backward.cache_clear()
-    check(*leaves(1, 2, 1, 150, 170, 128), causal=True)
-    product.fused_backward.cache_clear()
+@pytest.mark.parametrize("dim, cols", [(64, 128), (128, 64)])
+def test_gradients_that_leave_by_the_other_way(dim, cols, rng, monkeypatch):
+    """dQ through shared memory, or straight from registers."""
+    usual = product.fused_backward(BF16, dim, dim, True, False, False).staged
+    other = AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, causal=True, staged=not usual, order=tk.LongAndShort())
+    monkeypatch.setattr(product, "fused_backward", lambda *_: other)
+    check(*leaves(1, 2, 1, 150, 170, dim), causal=True)
+
+
+@pytest.mark.parametrize("dim, keys, passes", [(64, 512, 2), (64, 528, 1), (128, 1024, 2), (128, 1040, 1)])
+def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
+    monkeypatch.undo()  # what `single_pass` has set
+    ran = []
+    monkeypatch.setattr(product, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
+    original = fused_backward
+    check(*leaves(1, 1, 1, 70, keys, dim))
+    assert len(ran) == (passes == 1)
 
 
 def test_gradients_of_many_blocks(rng):

@@ -8,7 +8,7 @@ import torch
 from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
-from tritonkittens.kernels.attention.varlen import _entries, packed_forward
+from tritonkittens.kernels.attention.varlen import _entries, choose
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]
 
@@ -136,7 +136,7 @@ def test_nan_stays_in_its_sequence(given, rng):
 def test_bounds_of_the_lengths(rng, monkeypatch):
     """A window whose sides no sequence reaches is none, also for the choice of a kernel."""
     chosen = []
-    monkeypatch.setattr(varlen, "packed_forward", lambda *given: chosen.append(given) or packed_forward(*given))
+    monkeypatch.setattr(varlen, "choose", lambda *given: chosen.append(given) or choose(*given))
     q, k, v = operands(QUERIES, KEYS)
     bounds = dict(max_seqlen_q=max(QUERIES), max_seqlen_k=max(KEYS))
     given = dict(return_lse=True, causal=True)

@@ -3,7 +3,7 @@ from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
 from tritonkittens.lang.engine import my_turn, pass_turn, release, sync_consumers, wait_for
 from tritonkittens.lang.errors import ArchitectureError, TileError
-from tritonkittens.lang.fragments import add_fragments, byte_operand, byte_operand_column, fragment_place, rescale, store_fragments
+from tritonkittens.lang.fragments import add_fragments, byte_operand, byte_operand_column, fragment_place, store_fragments
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.im2col import im2col, load_im2col_async
 from tritonkittens.lang.kernel import Kernel, kernel

@@ -492,7 +492,7 @@ def _give_back(t: Trace, bar: Any, T: Any) -> Any:
     """
     cluster = unwrap(T).cluster
     for rank in range(cluster):
-        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta")
+        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unwrap(T).fences_reads)
 
 
 @op
@@ -650,8 +650,7 @@ def _load_early(G, A, memory, T: tl.constexpr):
         unit, work = _first_work(ctx, A)
         if work.valid:
             whole = _with(ctx, work)
-            _load_scratch(whole, memory, 0)
-            _load_common(whole, memory, 0)
+            _load_for_task(whole, memory, 0)
             for i in range(_early_count(work, T)):
                 _load(_at(whole, work.begin + i), memory, i)
                 if TRAILING:
@@ -660,10 +659,19 @@ def _load_early(G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
+def _load_for_task(ctx, memory, turn):
+    """Ask for the tiles that consumers keep for a whole task."""
+    _load_scratch(ctx, memory, turn)
+    _load_common(ctx, memory, turn)
+
+
+@triton.jit
 def _producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     SAFE: tl.constexpr = _facts(T)[1]
     OVER_RING: tl.constexpr = _facts(T)[2]
+    HAS_SCRATCH: tl.constexpr = _facts(T)[4]
+    HAS_COMMON: tl.constexpr = _facts(T)[10]
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
@@ -681,9 +689,9 @@ def _producer(G, A, memory, T: tl.constexpr):
         previous = tl.maximum(begun - 1, 0)
     while work.valid:
         whole = _with(ctx, work)
-        if turn > 0 or EARLY == 0:
-            _load_scratch(whole, memory, turn)
-            _load_common(whole, memory, turn)
+        if HAS_SCRATCH or HAS_COMMON:
+            if (work.count == 0) and (turn > 0 or EARLY == 0):
+                _load_for_task(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
         for i in range(begun, work.count):
@@ -693,6 +701,9 @@ def _producer(G, A, memory, T: tl.constexpr):
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
             _load(_at(whole, work.begin + i), memory, slot)
+            if HAS_SCRATCH or HAS_COMMON:  # behind the first input: consumers give these tiles back late, slots of the ring before
+                if (i == 0) and (turn > 0 or EARLY == 0):
+                    _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
                     wait(memory.trailing_finished[previous], _phase_before(phases, previous))

@@ -65,20 +65,6 @@ def add_fragments(t: Trace, pointer: Any, tile: Any) -> Any:
 
 
 @op
-def rescale(t: Trace, tile: Any, factor: Any) -> Any:
-    """`mul_row` of an fp32 accumulator of wgmma of 64 rows by one number for each row, which warps leave out whose numbers are all 1."""
-    accumulator = _accumulator("rescale", tile)
-    count = int(unwrap(accumulator.shape[1])) // 2
-    first, second = (f"${2 * count + i}" for i in range(2))
-    lines = [f".reg .pred p, q; setp.neu.f32 p, {first}, 0f3F800000; setp.neu.f32 q, {second}, 0f3F800000;",
-             "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra DONE;"]
-    lines += [f"mul.f32 ${i}, ${i}, {second if i % 4 // 2 else first};" for i in range(count)]
-    constraints = ["=f"] * count + [str(i) for i in range(count)] + ["f"] * 2
-    scaled = t.call(asm, "{ " + " ".join(lines) + " DONE: }", ",".join(constraints), [accumulator, factor], accumulator.type, is_pure=True)
-    return assemble(axes_of(tile), [scaled])
-
-
-@op
 def byte_operand(t: Trace, tile: Any) -> Any:
     """A wgmma accumulator (64 rows, columns a power of two from 32 on) with its columns in another order: column k of the result is column
     `byte_operand_column(k)` of the tile. As an operand A of an 8-bit product, after a cast, it is then where the tensor cores want it; else every four numbers
@@ -105,4 +91,4 @@ def fragment_place(row, col):
     return (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + (row >> 4) * 128 + (col >> 3) * 512
 
 
-__all__ = ["add_fragments", "byte_operand", "byte_operand_column", "fragment_place", "rescale", "store_fragments"]
+__all__ = ["add_fragments", "byte_operand", "byte_operand_column", "fragment_place", "store_fragments"]

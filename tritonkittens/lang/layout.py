@@ -15,6 +15,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import rt, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
+VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
 SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
 SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore"}
@@ -111,7 +112,7 @@ def nbytes(tiles: tuple[tuple[str, Any], ...]) -> int:
 
 
 def _padded(tiles: tuple[tuple[str, Any], ...]) -> int:
-    return sum(-(-tile.nbytes // ALIGNMENT) * ALIGNMENT for _, tile in tiles)
+    return sum(-(-tile.nbytes // period) * period for _, tile in tiles for period in (ALIGNMENT if isinstance(tile, st) else VECTOR_ALIGNMENT,))
 
 
 Places = tuple[tuple[tuple[str, int, int, int], ...], ...]
@@ -173,8 +174,9 @@ def place(
 
 def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] | None:
     """(safe stages, places) of the finish tiles over the last slots of the ring, None where a tile fits nowhere."""
-    largest_first = sorted(plan.ring, key=lambda item: -item[1].nbytes)
-    places = _over(plan, consumers, plan.ring, [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first])
+    tiles = tuple((name, tile) for name, tile in plan.ring if isinstance(tile, st))
+    largest_first = sorted(tiles, key=lambda item: -item[1].nbytes)
+    places = _over(plan, consumers, tiles, [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first])
     return None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
 
 

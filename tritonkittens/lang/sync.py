@@ -138,12 +138,13 @@ def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
 
 
 @op
-def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None, scope: Any = "cluster") -> Any:
+def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None, scope: Any = "cluster", fenced: Any = False) -> Any:
     """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
     any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
 
     `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`. Where nothing
     but tensor cores and TMA touched the memory in question, `scope="cta"` at both ends is enough and spares a fence of the whole GPU.
+    `fenced`: this role has called `fence_async` since it last read shared memory, so that the arrival need not fence those reads.
     Source: PTX ISA, mbarrier.arrive, mapa.
     """
     per, count, cta = unwrap(per), unwrap(count), unwrap(cta)
@@ -152,7 +153,7 @@ def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = Non
     if not isinstance(count, int) or count < 1:
         raise TileError(f"arrive(count={count!r}): must be a positive compile-time integer")
     bar = _semaphore(sem, "arrive").barrier(t)
-    if bill().reads_shared:
+    if bill().reads_shared and not unwrap(fenced):
         # What this thread read of a slot must be read before TMA overwrites it: a read by the generic proxy and a write by the asynchronous one are ordered by
         # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without it the H200 overwrote slots whose last ld.shared were still under way.
         publish(t)

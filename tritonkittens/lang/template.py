@@ -84,6 +84,9 @@ class lcf:
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `StreamK()`; `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: by table).
+
+    With `fences_reads = True` in its class a template promises that hooks which read input or common tiles into registers call `tk.fence_async` between the
+    last of these reads and their end; then slots are given back without a fence for that.
     """
 
     consumers: int = 2
@@ -97,6 +100,8 @@ class lcf:
     order: Order = RowMajor()
     consumer_registers: int | None = None
     producer_registers: int | None = None
+
+    fences_reads: ClassVar[bool] = False
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
@@ -222,12 +227,12 @@ class lcf:
 
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
-        return {n: getattr(self, n) for n in names if not n.startswith("_")}
+        return {n: getattr(self, n) for n in names if not n.startswith("_") and n != "fences_reads"}
 
     def _make_key(self) -> str:
         hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
         knobs = sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())
-        parts = [type(self).__qualname__, library_hash(), repr(knobs), repr(self._plan), *(h.cache_key for h in hooks)]
+        parts = [type(self).__qualname__, library_hash(), repr(knobs), repr(self.fences_reads), repr(self._plan), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
