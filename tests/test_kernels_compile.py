@@ -32,7 +32,7 @@ NEEDED = {
     for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"LDS": 32, "STSM": 8}),
                               ("backward_", 128, {"LDS": 16, "STS": 8, "STSM": 4}))
 }
-NEEDED["attention_decode_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
+NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 32 for name in NEEDED if "backward" in name}  # in a loop
 

@@ -40,11 +40,12 @@ def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
 
-def _decode(arch: str) -> object:
-    template, keys, counts = decode(torch.bfloat16, 128, 128, False, False), torch.empty(4, 8, 4096, 128, dtype=torch.bfloat16, device="meta"), (4, 8, 2, 4)
+def _decode(arch: str, sized: bool) -> object:
+    keys, counts = torch.empty(4, 8, 4096, 128, dtype=torch.bfloat16, device="meta"), (4, 8, 2, 4)
     parts, sums, lengths = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (
         ((*counts, 128), torch.float32), (counts, torch.float32), ((4,), torch.int32)))  # fmt: skip
-    return template.compile(keys[:, :, :4], keys, keys, lengths, parts, sums, scale=1.0, queries=1, arch=arch)
+    template = decode(torch.bfloat16, 128, 128, False, False, sized)
+    return template.compile(keys[:, :, :4], keys, keys, *((lengths,) if sized else ()), parts, sums, scale=1.0, queries=1, arch=arch)
 
 
 def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
@@ -69,7 +70,8 @@ KERNELS: dict[str, Callable[..., object]] = {
     **{name: functools.partial(_backward, part=part) for part, name in enumerate(("backward_", "dq_", "dkdv_"))},
 }
 inspectable: dict[str, Callable[[str], object]] = {
-    "attention_decode_d128": _decode,
+    "attention_decode_d128": functools.partial(_decode, sized=False),
+    "attention_decode_lengths_d128": functools.partial(_decode, sized=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()

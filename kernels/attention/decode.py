@@ -33,12 +33,14 @@ class AttentionDecode(AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all; a sequence is dealt to `parts` tasks, whose results
     `combine` weighs. Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
 
-    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); lengths: (B,) int32, keys of each sequence; with
-    `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim) fp32; L: (B, H_kv, parts, rows) fp32.
+    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,) int32, keys of each
+    sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim) fp32;
+    L: (B, H_kv, parts, rows) fp32.
     """
 
     consumers: int = 1
     lse: bool = True
+    lengths: bool = True
     starts: bool = False
 
     _hidden = _hidden
@@ -47,20 +49,21 @@ class AttentionDecode(AttentionForward):
     def _values(ctx, tiles, first):
         """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far."""
         behind = ctx.keys - ctx.last * ctx.config.cols
-        if first & (behind < ctx.config.cols):
-            for i in tl.static_range(ctx.config.cols // ZEROED):  # some keys at a time: registers hold the sums and the weights
-                if behind < (i + 1) * ZEROED:
-                    part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
-                    v = tk.load(part, layout="memory")
-                    tk.store(part, tk.where(tk.lt(tk.iota(v, 0), behind - i * ZEROED), v, 0.0))
-            tk.fence_async()
-            tk.sync()
+        if ctx.config.lengths:
+            if first & (behind < ctx.config.cols):
+                for i in tl.static_range(ctx.config.cols // ZEROED):  # some keys at a time: registers hold the sums and the weights
+                    if behind < (i + 1) * ZEROED:
+                        part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
+                        v = tk.load(part, layout="memory")
+                        tk.store(part, tk.where(tk.lt(tk.iota(v, 0), behind - i * ZEROED), v, 0.0))
+                tk.fence_async()
+                tk.sync()
         return tiles.V
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
         v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32, self.rows, self.value_dim)
-        bounds = dict(lengths=None, **(dict(starts=None) if self.starts else {}))
+        bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, O=o, L=None), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
                          args=(*self.numbers, "queries"))
 
@@ -74,7 +77,7 @@ class AttentionDecode(AttentionForward):
         batch_head, part = tk.unravel(ctx.task, parts)
         batch, kv_head = tk.unravel(batch_head, kv_heads)
         more = batch < tk.extent(ctx.globals.Q, 0)
-        keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0)
+        keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0) if ctx.config.lengths else tk.extent(ctx.globals.K, 2)
         start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
         first = start // ctx.config.cols
         blocks = tl.maximum(tk.ceil_div(keys, ctx.config.cols) - first, 0)
