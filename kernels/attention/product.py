@@ -75,8 +75,8 @@ def attention(
     - `causal`: a query sees the keys up to its own, the last query's being the last (the bottom right corner is aligned);
     - `window` (left, right): it sees so many keys before and behind its own; None for any number. With `causal` none behind;
     - `scale`, positive, 1/√D by default; `softcap`: scores become softcap · tanh(score / softcap);
-    - `deterministic`: gradients have the same bits in every run, which takes 7 products instead of 5; where not given, as torch says
-      (`torch.use_deterministic_algorithms`);
+    - `deterministic`: gradients have the same bits in every run, which takes 7 products instead of 5 (as few keys, up to 8 · D, do anyway); where not given,
+      as torch says (`torch.use_deterministic_algorithms`);
     - `return_lse`: also the logarithm of each query's sum of exponentials, (batch, heads, queries) in fp32.
 
     Returns a tensor (batch, heads, queries, D_v) of q's dtype, `out` where given. A query that sees no key gets zeros, and −∞ as log-sum-exp.

@@ -213,7 +213,7 @@ def test_training_compiled(hidden, rng):
     compiled.compile(fullgraph=True, backend=BACKEND)
     expected, found = results(eager, ids, mask), results(compiled, ids, mask)
     for key, x in expected.items():
-        assert relative_error(found[key], x) < 1e-2, key
+        assert relative_error(found[key], x) < 2e-2, key  # Inductor rounds to bf16 less often than eager calls
 
 
 @pytest.mark.parametrize("name", on_gpu_or_simulated(["llama", "mistral", "gemma2"], ["llama"]))
