@@ -21,8 +21,8 @@ class AttentionBackward(AttentionBackwardKeys):
     and dK are under way together, so that dQ leaves under the product for dK, and dO Vᵀ runs under the softmax. Dimensions: 64 or 128, the same for keys and
     values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of one
-    head, whose operands and sums stay in L2, 10 to 40 % where there are many heads; no fence behind dQ's atomic additions 3 %.
+    Worth, on the H200 (`bench/results/attention_variants.json`): a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of
+    one head, whose operands and sums stay in L2, 10 to 40 % where there are many heads; no fence behind dQ's atomic additions 3 %.
 
     Q, K, V, dO, offsets and deltas as for `AttentionBackwardKeys`. dQ: (B, H, blocks, 2, 4096) fp32, of every block of queries the halves, 64 by 64, as
     `tk.store_fragments` orders them, without the factor.
