@@ -30,7 +30,7 @@ def check(q, k, v, scales=None, **given):
             meant[i] = meant[i] * (factor.repeat_interleave(group, 1) if i == 0 else factor)
     expected, sums = attention_torch(*meant, **given)
     assert relative_error(out, expected) < ROUNDING if expected.any() else (out == 0).all()
-    assert torch.allclose(lse.cpu().double(), sums, atol=1e-2)  # Hopper adds products of bytes with about 14 bits (DeepSeek-V3, 2024, section 3.3.2)
+    assert torch.allclose(lse.cpu().double(), sums, atol=2e-3)
     return out
 
 
