@@ -23,10 +23,9 @@ def _tensor(dim: int) -> torch.Tensor:
     return torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
 
 
-def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False, *results: torch.dtype) -> tk.lcf:
+def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False) -> tk.lcf:
     """The template for 4,096 queries and keys (`shifted`: and some more keys) of a forward kernel: `forward`, `packed_forward`, `forward_fp8`."""
-    kind = (*(() if make is forward_fp8 else (torch.bfloat16,)), dim, dim, causal, False, False, shifted, False, *results)
-    return choose(make, kind, dim, dim, not causal and make is forward, True)
+    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), dim, dim, not causal and make is forward, True)
 
 
 def _forward(arch: str, dim: int, causal: bool, shifted: bool = False) -> object:
@@ -36,7 +35,7 @@ def _forward(arch: str, dim: int, causal: bool, shifted: bool = False) -> object
 
 def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
     x, descales = _tensor(dim).to(torch.float8_e4m3fn), torch.empty(3, 4, 16, device="meta")
-    template = typical(forward_fp8, dim, causal, False, torch.bfloat16)
+    template = typical(forward_fp8, dim, causal)
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
 

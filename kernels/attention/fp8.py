@@ -73,11 +73,11 @@ def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM:
 
 @functools.lru_cache
 def forward_fp8(
-    head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, result: torch.dtype, config: Config,
+    result: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
 ) -> AttentionForwardFp8:  # fmt: skip
-    """The kernel for dimensions, features and the result's type."""
+    """The kernel for the result's type, dimensions and features."""
     return AttentionForwardFp8(dtype=tk.fp8e4m3, head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                               shifted=causal and shifted, lse=lse, result=tk.from_torch(result), **config.knobs(causal))
+                               shifted=shifted, lse=lse, result=tk.from_torch(result), **config.knobs(causal))
 
 
 def attention_fp8(
@@ -99,7 +99,7 @@ def attention_fp8(
         out_dtype = out.dtype
     if out_dtype not in OUT_TYPES:
         raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")
-    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    (batch, heads, queries, _), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     for name, x in given.items():
         if x is not None:
@@ -115,6 +115,5 @@ def attention_fp8(
     parts = -(-keys // KEYS.value)
     values = v.new_empty(batch, kv_heads, value_dim, parts * KEYS.value)
     transposed_values[parts, kv_heads, batch](v, values, *v.stride(), keys, value_dim)
-    kind = (dim, value_dim, *scores.features(queries, keys), scores.shifted(queries, keys), return_lse, out_dtype)
-    launch_forward(forward_fp8, kind, q, k, values, result, lse, (descales,), scores, config)
+    launch_forward(forward_fp8, out_dtype, q, k, values, result, lse, (descales,), scores, config)
     return result if lse is None else (result, lse)

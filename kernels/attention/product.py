@@ -58,7 +58,7 @@ def forward(
 ) -> AttentionForward:  # fmt: skip
     """The forward kernel for types, dimensions and features."""
     return AttentionForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                            shifted=causal and shifted, lse=lse, **config.knobs(causal))
+                            shifted=shifted, lse=lse, **config.knobs(causal))
 
 
 def attention(
@@ -109,21 +109,20 @@ def run_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
-    (queries, dim), (keys, value_dim) = q.shape[2:], v.shape[2:]
-    if out.numel() == 0 or keys == 0:
+    if out.numel() == 0 or k.shape[2] == 0:
         return see_nothing(out, lse)
-    kind = (q.dtype, dim, value_dim, *scores.features(queries, keys), scores.shifted(queries, keys), lse is not None)
-    launch_forward(forward, kind, q, k, as_addressable(v), out, lse, (), scores, config)
+    launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
 
 
 def launch_forward(
-    make: Callable[..., tk.lcf], kind: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
-    others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
+    make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor | None, others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
 ) -> None:  # fmt: skip
     """Run the forward kernel of `config`, or of the one that suits the shapes, on q, k, `values` as the kernel wants them, and what `others` it takes.
-    `make(*kind, config)` makes it."""
+    `make` makes it, of `dtype`, dimensions and features."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    causal, window, _ = scores.features(queries, keys)
+    causal, window, softcap = scores.features(queries, keys)
+    kind = (dtype, dim, out.shape[3], causal, window, softcap, causal and scores.shifted(queries, keys), lse is not None)
     if config is not None:
         kernel = make(*kind, config)
     else:

@@ -122,7 +122,7 @@ def packed_forward(
     """The forward kernel for types, dimensions and features."""
     knobs = {name: knob for name, knob in config.knobs(causal).items() if name != "order"}
     return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                         shifted=causal and shifted, lse=lse, **knobs)
+                         shifted=shifted, lse=lse, **knobs)
 
 
 def _run_forward(
@@ -134,7 +134,7 @@ def _run_forward(
         return see_nothing(out, lse)
     # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
     same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
-    kind = (q.dtype, dim, value_dim, *features, not same, lse is not None)
+    kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     kernel = choose(packed_forward, kind, dim, value_dim, False, False)
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
     home = storable_home(out)

@@ -112,7 +112,12 @@ def nbytes(tiles: tuple[tuple[str, Any], ...]) -> int:
 
 
 def _padded(tiles: tuple[tuple[str, Any], ...]) -> int:
-    return sum(-(-tile.nbytes // period) * period for _, tile in tiles for period in (ALIGNMENT if isinstance(tile, st) else VECTOR_ALIGNMENT,))
+    return sum(_room(tile) for _, tile in tiles)
+
+
+def _room(tile: Any) -> int:
+    alignment = ALIGNMENT if isinstance(tile, st) else VECTOR_ALIGNMENT
+    return -(-tile.nbytes // alignment) * alignment
 
 
 Places = tuple[tuple[tuple[str, int, int, int], ...], ...]
