@@ -52,7 +52,7 @@ def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     x, numbers = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)
-    template = cast(tk.lcf, (fused_backward(*kind), queries, keys[0])[part])
+    template = cast(tk.lcf, (fused_backward(*kind, False), queries, keys[0])[part])
     tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers) | ({} if part else {"dQ": numbers})
     return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, arch=arch)
 

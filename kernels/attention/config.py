@@ -73,13 +73,12 @@ def choose_backward(
     return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
 
 
-def choose_fused(make: Callable[[int, int, bool], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
-    """The single pass for dQ, dK and dV, of templates made for a padded dimension, the queries of a block, and whether dQ leaves through shared memory (better
-    at 128 on the H200, by 4 to 12 %; at 64 up to 7 % worse or 4 % better); None where two passes do less: for dimensions that differ, are far below 64, or
-    whose sums do not fit into registers."""
+def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
+    """The single pass for dQ, dK and dV, of templates made for a padded dimension and the queries of a block; None where two passes do less: for dimensions
+    that differ, are far below 64, or whose sums do not fit into registers."""
     if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
         return None
-    return make(64, 128, False) if head_dim <= 64 else make(128, 64, True)
+    return make(64, 128) if head_dim <= 64 else make(128, 64)
 
 
 def worth_sums(head_dim: int, keys: int) -> bool:

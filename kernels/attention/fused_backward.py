@@ -16,21 +16,24 @@ HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 class AttentionBackward(AttentionBackwardKeys):
     """dK, dV, and dQ added to a buffer in fp32 that was zero: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
 
-    A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; for dQ consumers write dS
-    to shared memory, meet, and take half of dQ each: half its queries where a block has 128 of them, else half its columns. The scores of the next block, dQ
-    and dK are under way together, so that dQ leaves under the product for dK, and dO Vᵀ runs under the softmax. Dimensions: 64 or 128, the same for keys and
+    A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P is an operand in registers; dS goes through shared memory,
+    for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An iteration
+    computes P and dS of its block, and dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the other's,
+    so that the consumers drift out of phase, and one computes exponentials while products of the other run. Dimensions: 64 or 128, the same for keys and
     values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of
-    one head, whose operands and sums stay in L2, 10 to 40 % where there are many heads; no fence behind dQ's atomic additions 3 %.
+    Worth, on the H200 (`bench/results/attention_variants.json`): this order instead of meeting behind dS and multiplying dQ and dK at once, 15 to 29 % at
+    dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) 3 to 8 %; offsets read before the products are queued,
+    which reads of shared memory otherwise wait for, 5 %; a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of one
+    head, whose operands and sums stay in L2, 10 to 40 % where there are many heads.
 
     Q, K, V, dO, offsets and deltas as for `AttentionBackwardKeys`. dQ: (B, H, blocks, 2, 4096) fp32, of every block of queries the halves, 64 by 64, as
     `tk.store_fragments` orders them, without the factor.
     """
 
     consumers: int = 2
+    cut: bool = True  # may the last keys be no full tile?
     fences_reads: ClassVar[bool] = True  # offsets and deltas are read before dS is written and fenced
-    staged: bool = True  # does dQ leave through shared memory (which results take in the end), or straight from registers?
 
     def layout(self):
         height, number = self.rows * self.consumers, tk.sv(tk.fp32, self.cols)
@@ -38,9 +41,8 @@ class AttentionBackward(AttentionBackwardKeys):
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
         results = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
         input, common = dict(Q=q, dO=do, offsets=number, deltas=number), dict(K=k, V=v)
-        working = dict(dQ=tk.st(tk.fp32, 64, 64)) if self.staged else {}
-        return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, late_input=True, common=common, finish=results,
-                         working=working, exchange=dict(dS=tk.st(self.dtype, height, self.cols)), args=(*self.numbers, "gradient"))
+        return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
+                         working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     @triton.jit
     def load_common(ctx, common):
@@ -51,8 +53,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-        s = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        return tk.struct(s=s, dk=dk, dv=dv, head=ctx.kv_head * ctx.group, block=ctx.begin_block)
+        return tk.struct(dk=dk, dv=dv, head=ctx.kv_head * ctx.group, block=ctx.begin_block)
 
     @triton.jit
     def _scores(ctx, input):
@@ -60,84 +61,108 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.mm_ABt(tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
 
     @triton.jit
-    def _values(ctx, state, tiles, number):
-        """(dV under way, dS) of the state's block, which is `number` of the task; dS is also where all consumers see it."""
-        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        ROWS: tl.constexpr = ctx.config.rows
-        EARLY: tl.constexpr = ctx.config.cols <= 64  # reads behind products wait for the queue in which these are issued; of 128 they would spill
-        offsets = tk.load(tiles.offsets, OF_QUERIES) if EARLY else None
-        dp = tk.mm_ABt(tk.subtile(ctx.common.V, ROWS, ctx.config.value_dim, ctx.consumer, 0), tiles.dO, wait=False)
-        s, slope = state.s, 1.0
+    def _weights(ctx, s, offsets, block, number):
+        """(P, derivative of the soft-cap) of the scores of a block. What masks need is computed where they are: `number` is unknown to the compiler, which else
+        keeps it in registers."""
+        slope = 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-        key = (ctx.row * ctx.config.consumers + ctx.consumer) * ROWS
-        s = hidden_from(ctx, s, key, state.block * ctx.config.cols)
-        if key + ROWS > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
-            s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
-        p = tk.exp2_col(s, ctx.args.scale, offsets if EARLY else tk.load(tiles.offsets, OF_QUERIES))
-        deltas = tk.load(tiles.deltas, OF_QUERIES) if EARLY else None
-        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), tiles.dO, state.dv, wait=False)
-        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), deltas if EARLY else tk.load(tiles.deltas, OF_QUERIES)) * slope
-        ds = tk.cast(ds, ctx.config.dtype)
-        tk.store(tk.subtile(ctx.exchange.dS[number % 2], ROWS, ctx.config.cols, ctx.consumer, 0), ds)
-        tk.fence_async()
-        tk.sync_consumers(ctx)
-        return dv, ds
+        key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + (number >> 30)
+        s = hidden_from(ctx, s, key, block * ctx.config.cols)
+        if ctx.config.cut:
+            if key + ctx.config.rows > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
+                tk.scheduling_barrier(ctx.keys)
+                s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
+        return tk.pin(tk.exp2_col(s, ctx.args.scale, offsets)), slope
+
+    @triton.jit
+    def _exchanged(ctx, consumer: tl.constexpr, number):
+        """dS of a consumer's keys. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps descriptors of all parts in
+        registers that accumulators need."""
+        return ctx.exchange.dS[(number >> 30) + consumer]
 
     @triton.jit
     def _queries(ctx, number):
-        """This consumer's half of dQ, under way: dS of all keys times the keys."""
-        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-        dS = ctx.exchange.dS[number % 2]
+        """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
+        ROWS: tl.constexpr = ctx.config.rows
         if ctx.config.cols > 64:
-            return tk.mm_AtB(tk.subtile(dS, HEIGHT, 64, 0, ctx.consumer), ctx.common.K, wait=False)
+            dq = tk.mm_AtB(tk.subtile(ctx.config._exchanged(ctx, 0, number), ROWS, 64, 0, ctx.consumer), tk.subtile(ctx.common.K, ROWS, 64, 0, 0), wait=False)
+            second = tk.subtile(ctx.config._exchanged(ctx, 1, number), ROWS, 64, 0, ctx.consumer)
+            return tk.mma_AtB(second, tk.subtile(ctx.common.K, ROWS, 64, 1, 0), dq, wait=False)
         else:
-            return tk.mm_AtB(dS, tk.subtile(ctx.common.K, HEIGHT, 64, 0, ctx.consumer), wait=False)
+            dq = tk.mm_AtB(ctx.config._exchanged(ctx, 0, number), tk.subtile(ctx.common.K, ROWS, 64, 0, ctx.consumer), wait=False)
+            return tk.mma_AtB(ctx.config._exchanged(ctx, 1, number), tk.subtile(ctx.common.K, ROWS, 64, 1, ctx.consumer), dq, wait=False)
 
     @triton.jit
-    def _add(ctx, state, dq):
-        """Add this consumer's half to dQ of the state's block in global memory."""
+    def _staged(ctx, state, tiles, number):
+        """(dK, dQ on its way to shared memory) with the block before, whose tiles these are."""
+        tk.store_read_wait(0)
+        tk.take_over(ctx)
+        dq = ctx.config._queries(ctx, number)
+        dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer, number), tiles.Q, state.dk, wait=False)
+        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
+        if ctx.config.cols > 64:  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
+            tk.scheduling_barrier(ctx.keys)
+        return tk.mma_wait(dk), half
+
+    @triton.jit
+    def _send(ctx, state, half):
+        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
         batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
         place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
-        target = ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF
-        if ctx.config.staged:
-            tk.store_read_wait(0)
-            half = tk.store_fragments(ctx.working.dQ, dq)
-            tk.fence_async()
-            tk.sync()
-            tk.store_add_bytes_async(target, half)
-        else:
-            tk.add_fragments(target, dq)
+        tk.sync()
+        tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
+
+    @triton.jit
+    def _values(ctx, dv, p, slope, input):
+        """(dV under way, dS) of a block."""
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        dp = tk.mm_ABt(tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0), input.dO, wait=False)
+        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, dv, wait=False)
+        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), tk.load(input.deltas, OF_QUERIES)) * slope
+        return dv, tk.cast(ds, ctx.config.dtype)
+
+    @triton.jit
+    def _exchange(ctx, ds, number):
+        """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
+        tk.store(ctx.config._exchanged(ctx, ctx.consumer, number), ds)
+        tk.fence_async()
+        tk.hand_over(ctx)
 
     @triton.jit
     def first(ctx, state, input):
-        return state.replace(s=tk.mma_wait(ctx.config._scores(ctx, input)))
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        offsets = tk.load(input.offsets, OF_QUERIES)
+        p, slope = ctx.config._weights(ctx, tk.mma_wait(ctx.config._scores(ctx, input)), offsets, state.block, ctx.iterations)
+        dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
+        ctx.config._exchange(ctx, ds, ctx.iterations)
+        return state.replace(dv=tk.mma_wait(dv))
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        dv, ds = ctx.config._values(ctx, state, previous, ctx.iter - 1)
-        dv = tk.mma_wait(dv)
-        tk.wait_for(input)
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        offsets = tk.load(input.offsets, OF_QUERIES)  # before the products: reads wait for the queue in which those stand
         s = ctx.config._scores(ctx, input)
-        dq = ctx.config._queries(ctx, ctx.iter - 1)
-        dk = tk.mma_AB(ds, previous.Q, state.dk, wait=False)
-        s, dq = tk.mma_wait(s, dq, leave=dk)
-        ctx.config._add(ctx, state, dq)
         # the next block, or the first of the next head: counted, for a division takes as long as a product
         last = state.block + 1 == ctx.begin_block + ctx.per_head
         head, block = tl.where(last, state.head + 1, state.head), tl.where(last, ctx.begin_block, state.block + 1)
-        return state.replace(s=s, dk=tk.mma_wait(dk), dv=dv, head=head, block=block)
+        p, slope = ctx.config._weights(ctx, tk.mma_wait(s), offsets, block, ctx.iter)
+        dk, half = ctx.config._staged(ctx, state, previous, ctx.iter)
+        tk.hand_back(ctx)
+        dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
+        tk.take_back(ctx)
+        ctx.config._exchange(ctx, ds, ctx.iter)
+        ctx.config._send(ctx, state, half)
+        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block)
 
     @triton.jit
     def drain(ctx, state, input):
-        dv, ds = ctx.config._values(ctx, state, input, ctx.iterations - 1)
-        dv = tk.mma_wait(dv)
-        dq = ctx.config._queries(ctx, ctx.iterations - 1)
-        dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
-        dq = tk.mma_wait(dq, leave=dk)
-        ctx.config._add(ctx, state, dq)
-        return state.replace(dk=tk.mma_wait(dk), dv=dv)
+        dk, half = ctx.config._staged(ctx, state, input, ctx.iterations)
+        tk.fence_async()
+        ctx.config._send(ctx, state, half)
+        tk.sync_consumers(ctx)  # the next task writes dS anew
+        return state.replace(dk=dk)
 
 
 @triton.jit

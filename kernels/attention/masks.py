@@ -81,5 +81,6 @@ def hidden_from(ctx, s, key, query):
             s = tk.sliding_window(s, ctx.args.right, ctx.args.left, row=key, col=col)
     if ctx.config.causal:
         if key + ROWS - 1 > col:
+            tk.scheduling_barrier(ctx.keys)  # else masks are computed for every block, and chosen where they count
             s = tk.make_causal_t(s, row=key, col=col)
     return s

@@ -157,13 +157,13 @@ def backward(
 
 
 @functools.lru_cache
-def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> AttentionBackward | None:
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
+def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool) -> AttentionBackward | None:
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?"""
     # By pairs blocks that run together share a head. Longest first they work on as many heads as there are blocks, whose operands and sums L2 does not hold
     order = tk.LongAndShort() if causal else tk.ColumnMajor()
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, order=order)
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, order=order)
     return cast("AttentionBackward | None",
-                choose_fused(lambda dim, cols, staged: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, staged=staged, **knobs), head_dim, value_dim))
+                choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
 
 def run_backward(
@@ -180,7 +180,8 @@ def run_backward(
     no_grad = lse if grad_lse is None else grad_lse
     causal, window, softcap = scores.features(queries, keys)
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
-    fused = fused_backward(*kind) if worth_sums(dim, keys) and not deterministic else None
+    cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
+    fused = fused_backward(*kind, cut) if worth_sums(dim, keys) and not deterministic else None
     blocks, sums = 0, offsets
     if fused is not None:
         blocks = -(-queries // fused.cols)

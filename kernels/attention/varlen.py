@@ -160,7 +160,7 @@ def packed_fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, cau
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap)
     return cast("PackedBackward | None", choose_fused(
-        lambda dim, cols, staged: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, staged=staged, **knobs), head_dim, value_dim))
+        lambda dim, cols: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
 
 def _run_backward(

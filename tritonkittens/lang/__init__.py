@@ -1,7 +1,7 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
-from tritonkittens.lang.engine import my_turn, pass_turn, release, sync_consumers, wait_for
+from tritonkittens.lang.engine import hand_back, hand_over, my_turn, pass_turn, release, sync_consumers, take_back, take_over, wait_for
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.fragments import add_fragments, byte_operand, byte_operand_column, fragment_place, store_fragments
 from tritonkittens.lang.globals import extent, gl
@@ -160,7 +160,22 @@ from tritonkittens.lang.sync import (
 )
 from tritonkittens.lang.template import Call, lcf, lcsf
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
-from tritonkittens.lang.tiles import apply, concat_cols, full, full_like, iota, neg_infty, one, pin, pos_infty, split_cols, swap_layout, transpose, zero
+from tritonkittens.lang.tiles import (
+    apply,
+    concat_cols,
+    full,
+    full_like,
+    iota,
+    neg_infty,
+    one,
+    pin,
+    pos_infty,
+    scheduling_barrier,
+    split_cols,
+    swap_layout,
+    transpose,
+    zero,
+)
 from tritonkittens.lang.types import col_vec, row_vec, rt, rv, st, sv, tt
 from tritonkittens.lang.values import field, shape, struct, with_field
 from tritonkittens.lang.vectors import (

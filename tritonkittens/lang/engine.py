@@ -30,7 +30,8 @@ from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
 
 WARPS = 4  # of a consumer warpgroup
 GROUP = WARPS * 32  # its threads
-TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers
+TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers, or what two hand over to each other
+HAND_OVER_BARRIER = 10
 EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
@@ -65,6 +66,41 @@ def sync_consumers(t: Trace, ctx: Any) -> Any:
     """All consumers of a task meet: what each wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it, the others now see.
     Each calls it equally often."""
     t.call(named_sync, EXCHANGE_BARRIER, unwrap(ctx.config).consumers * GROUP)
+
+
+def _other(t: Trace, ctx: Any, call: str) -> int:
+    """The other of two consumers that share tasks."""
+    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
+    if config.consumers != 2 or config.team != 2 or config.ordered:
+        raise TileError(f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and "
+                        "take no turns")
+    return 1 - worker
+
+
+@op
+def hand_over(t: Trace, ctx: Any) -> Any:
+    """The other of two consumers may read what this one wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it: it does so
+    behind `tk.take_over`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
+    wrote."""
+    t.call(named_arrive, HAND_OVER_BARRIER + _other(t, ctx, "hand_over"), 2 * GROUP)
+
+
+@op
+def take_over(t: Trace, ctx: Any) -> Any:
+    """Wait until the other consumer has called `tk.hand_over`."""
+    t.call(named_sync, HAND_OVER_BARRIER + 1 - _other(t, ctx, "take_over"), 2 * GROUP)
+
+
+@op
+def hand_back(t: Trace, ctx: Any) -> Any:
+    """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.take_back`; both equally often, in turn."""
+    t.call(named_arrive, TURN_BARRIER + _other(t, ctx, "hand_back"), 2 * GROUP)
+
+
+@op
+def take_back(t: Trace, ctx: Any) -> Any:
+    """Wait until the other consumer has called `tk.hand_back`."""
+    t.call(named_sync, TURN_BARRIER + 1 - _other(t, ctx, "take_back"), 2 * GROUP)
 
 
 @op

@@ -6,6 +6,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
@@ -223,6 +224,17 @@ def pin(t: Trace, x: Any) -> Any:
     if t.interpreted:
         return x
     return apply_pieces(t, lambda p: t.call("inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1), x)
+
+
+@op
+def scheduling_barrier(t: Trace, number: Any) -> Any:
+    """What is computed in front of this is not moved behind it: it ends the basic block within which ptxas schedules, by a loop that is never entered. `number`
+    is a run-time number ≥ 0 that compilers know nothing of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic
+    it keeps that in front of a wait. Takes two instructions.
+    """
+    if not t.interpreted:
+        again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
+        t.call(asm, again, "r", [number])
 
 
 @op
