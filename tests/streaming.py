@@ -196,15 +196,14 @@ class TrailingStream(Stream):
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one common tile, what a consumer adds of E handed to it by its neighbour, the sum kept in a working tile, and the
-    input waited for late."""
+    """The same with all consumers' weights in one common tile, what a consumer adds of E handed to it by its neighbour, and the sum kept in a working tile."""
 
     extra: int = 128
 
     def layout(self):
         plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
         weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), scratch={}, common=dict(S=weights), working=dict(W=tile), late_input=True,
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), scratch={}, common=dict(S=weights), working=dict(W=tile),
                                    exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
 
     @triton.jit
@@ -222,21 +221,48 @@ class SharingStream(PipelinedStream):
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
         acc += tk.load(tiles.X, like=acc).to(tl.float32) * tk.load(tk.subtile(ctx.common.S, ROWS, COLS, ctx.consumer, 0), like=acc).to(tl.float32)
         part = tk.load(tk.subtile(tiles.E, ROWS, COLS, NEXT % (ctx.config.extra // ROWS), 0), like=acc).to(tl.float32)
-        tk.store(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, NEXT, 0), part)
         tk.store(ctx.working.W, acc)
+        part = ctx.config._swapped(ctx, part, number)
+        return tk.load(ctx.working.W, like=acc) + part
+
+    @triton.jit
+    def _swapped(ctx, part, number):
+        ROWS: tl.constexpr = ctx.config.rows
+        COLS: tl.constexpr = ctx.config.cols
+        NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
+        tk.store(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, NEXT, 0), part)
         tk.sync_consumers(ctx)
-        return tk.load(ctx.working.W, like=acc) + tk.load(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, ctx.consumer, 0), like=acc)
+        return tk.load(tk.subtile(ctx.exchange.E[number % 2], ROWS, COLS, ctx.consumer, 0), like=part)
 
     @triton.jit
     def compute(ctx, state, input, previous):
         acc = ctx.config._add(ctx, state.acc, previous, ctx.iter - 1)
         before = tk.load(previous.X, like=acc).to(tl.float32)
-        tk.wait_for(input)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
     def drain(ctx, state, input):
         return state.replace(acc=ctx.config._add(ctx, state.acc, input, ctx.iterations - 1))
+
+
+class HandingStream(SharingStream):
+    """The same for two consumers that hand their parts over and do not meet."""
+
+    @triton.jit
+    def _swapped(ctx, part, number):
+        ROWS: tl.constexpr = ctx.config.rows
+        COLS: tl.constexpr = ctx.config.cols
+        if number > 0:
+            tk.take_back(ctx)
+        tk.store(tk.subtile(ctx.exchange.E[ctx.consumer], ROWS, COLS, 0, 0), part)
+        tk.hand_over(ctx)
+        tk.take_over(ctx)
+        part = tk.load(tk.subtile(ctx.exchange.E[1 - ctx.consumer], ROWS, COLS, 0, 0), like=part)
+        if number + 1 < ctx.iterations:
+            tk.hand_back(ctx)
+        else:
+            tk.sync_consumers(ctx)
+        return part
 
 
 class CountedStream(Stream):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
+from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -476,13 +476,17 @@ TRAILING_MISTAKES = [
 ]
 
 
+def compile_stream(template):
+    x, y = torch.empty(4, 4 * template.rows, 64, device="meta"), torch.empty(4 * template.team * 64, 64, device="meta")
+    template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+
+
 def check_that_a_hook_is_refused(base, name, hook, message):
     """Also where the hook is already in the module."""
     template = type("Wrong", (base,), {name: hook})()
-    x, y = torch.empty(4, 4 * template.rows, 64, device="meta"), torch.empty(4 * 2 * 64, 64, device="meta")
     for _ in range(2):
         with refused(message):
-            template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+            compile_stream(template)
 
 
 @pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
@@ -508,30 +512,13 @@ def test_trailing_tiles_without_their_hooks():
         Early()
 
 
-# ---------------------------------------------------------------- tiles that consumers share, a late input
+# ---------------------------------------------------------------- tiles that consumers share
 
 
-@triton.jit
-def _compute_without_waiting(ctx, state, input, previous):
-    return state
-
-
-@triton.jit
-def _drain_that_waits(ctx, state, input):
-    tk.wait_for(input)
-    return state
-
-
-LATE_MISTAKES = [
-    ("compute", _compute_without_waiting, "Wrong.compute calls tk.wait_for 0 times; 'compute' waits once, in the hook itself, for its late input"),
-    ("first", _wait_first, "this record has 'X', 'E'"),
-    ("drain", _drain_that_waits, "this record has 'X', 'E'"),
-]
-
-
-@pytest.mark.parametrize("name, hook, message", LATE_MISTAKES, ids=[hook.__name__ for _, hook, _ in LATE_MISTAKES])
-def test_a_hook_that_does_something_wrong_with_a_late_input(name, hook, message):
-    check_that_a_hook_is_refused(SharingStream, name, hook, message)
+@pytest.mark.parametrize("knobs", [dict(consumers=1, extra=64), dict(ordered=True)], ids=str)
+def test_handing_over_where_there_are_not_two(knobs):
+    with refused("in HandingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and take no turns"):
+        compile_stream(HandingStream(stages=2, **knobs))
 
 
 def test_shared_tiles_without_their_hooks():
@@ -542,12 +529,6 @@ def test_shared_tiles_without_their_hooks():
     with refused("Late: its layout has common tiles, but hook 'load_common' is missing"):
         Late()
 
-    class Early(Stream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), late_input=True)
-
-    with refused("Early: its layout has a late input, which compute waits for: that needs hooks 'first' and 'drain'"):
-        Early()
     with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"):
         SharingStream(independent=True)
 

@@ -22,10 +22,10 @@ class AttentionBackward(AttentionBackwardKeys):
     so that the consumers drift out of phase, and one computes exponentials while products of the other run. Dimensions: 64 or 128, the same for keys and
     values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): this order instead of meeting behind dS and multiplying dQ and dK at once, 15 to 29 % at
-    dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) 3 to 8 %; offsets read before the products are queued,
-    which reads of shared memory otherwise wait for, 5 %; a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of one
-    head, whose operands and sums stay in L2, 10 to 40 % where there are many heads.
+    Worth, on the H200 (`bench/results/attention_variants.json`): this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at
+    dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %, and offsets read before the products are
+    queued up to 6 %; a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks in pairs of one head, whose operands and sums stay in L2,
+    10 to 40 % where there are many heads.
 
     Q, K, V, dO, offsets and deltas as for `AttentionBackwardKeys`. dQ: (B, H, blocks, 2, 4096) fp32, of every block of queries the halves, 64 by 64, as
     `tk.store_fragments` orders them, without the factor.
@@ -77,7 +77,7 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.pin(tk.exp2_col(s, ctx.args.scale, offsets)), slope
 
     @triton.jit
-    def _exchanged(ctx, consumer: tl.constexpr, number):
+    def _exchanged(ctx, consumer, number):
         """dS of a consumer's keys. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps descriptors of all parts in
         registers that accumulators need."""
         return ctx.exchange.dS[(number >> 30) + consumer]
@@ -124,7 +124,7 @@ class AttentionBackward(AttentionBackwardKeys):
         return dv, tk.cast(ds, ctx.config.dtype)
 
     @triton.jit
-    def _exchange(ctx, ds, number):
+    def _show(ctx, ds, number):
         """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
         tk.store(ctx.config._exchanged(ctx, ctx.consumer, number), ds)
         tk.fence_async()
@@ -136,7 +136,7 @@ class AttentionBackward(AttentionBackwardKeys):
         offsets = tk.load(input.offsets, OF_QUERIES)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(ctx.config._scores(ctx, input)), offsets, state.block, ctx.iterations)
         dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
-        ctx.config._exchange(ctx, ds, ctx.iterations)
+        ctx.config._show(ctx, ds, ctx.iterations)
         return state.replace(dv=tk.mma_wait(dv))
 
     @triton.jit
@@ -152,7 +152,7 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.hand_back(ctx)
         dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
         tk.take_back(ctx)
-        ctx.config._exchange(ctx, ds, ctx.iter)
+        ctx.config._show(ctx, ds, ctx.iter)
         ctx.config._send(ctx, state, half)
         return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block)
 

@@ -8,6 +8,9 @@ from tritonkittens.kernels.attention import attention_fp8, attention_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
+# Hopper adds products of bytes with 13 bits behind the leading one of the largest, cut off: on the same operands torch._scaled_mm was as far off, to the last
+# digit (3.45e-3 where the largest log-sum-exp was 19)
+CUT_OFF = 2**-11  # of the largest score
 ROUNDING = 0.03  # P has 3 bits behind the leading one: at most 1/16, on average a quarter of that off
 
 
@@ -30,7 +33,8 @@ def check(q, k, v, scales=None, **given):
             meant[i] = meant[i] * (factor.repeat_interleave(group, 1) if i == 0 else factor)
     expected, sums = attention_torch(*meant, **given)
     assert relative_error(out, expected) < ROUNDING if expected.any() else (out == 0).all()
-    assert torch.allclose(lse.cpu().double(), sums, atol=2e-3)
+    largest = sums[sums.isfinite()].abs().max().item() if sums.isfinite().any() else 0.0
+    assert torch.allclose(lse.cpu().double(), sums, atol=CUT_OFF * max(largest, 4.0))
     return out
 
 

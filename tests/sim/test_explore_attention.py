@@ -5,7 +5,8 @@ import torch
 
 from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch, attention_varlen
+from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch, attention_varlen, product
+from tritonkittens.lang import template
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
@@ -30,10 +31,14 @@ def test_attention(shape, config, given, rng):
     pytest.param((130, 200, 64, 64), {}, id="several blocks"),
     pytest.param((200, 130, 64, 64), dict(causal=True), id="causal, queries without keys"),
     pytest.param((300, 140, 128, 128), {}, id="blocks of 64 queries"),
+    pytest.param((200, 520, 64, 64), {}, id="several tasks a block"),
+    pytest.param((200, 384, 128, 128), dict(causal=True), id="several causal tasks a block"),
     pytest.param((130, 200, 64, 64), dict(deterministic=True), id="two passes"),
     pytest.param((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
 ])  # fmt: skip
-def test_gradients(shape, given, rng):
+def test_gradients(shape, given, rng, monkeypatch):
+    monkeypatch.setattr(product, "worth_sums", lambda *_: True)  # a single pass for few keys, too
+    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
     grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []

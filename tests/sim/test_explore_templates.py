@@ -5,7 +5,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import CountedStream, PipelinedStream, Prefix, SharingStream, TrailingStream, integers, operands, prefixes
+from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, TrailingStream, integers, operands, prefixes
 from tests.util import poison
 from tritonkittens import sim
 
@@ -32,6 +32,7 @@ CASES = [
     (TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
     (SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
+    (HandingStream, dict(consumers=2, stages=2), LENGTHS),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
 ]

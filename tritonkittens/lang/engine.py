@@ -55,8 +55,7 @@ def release(t: Trace, ctx: Any, tiles: Any) -> Any:
 
 @op
 def wait_for(t: Trace, tiles: Any) -> Any:
-    """Wait until tiles have arrived. `compute` and `drain` do so once for trailing tiles, before they use them and behind what needs the input only; `compute`
-    does so once for a late input, behind what needs the slot before only."""
+    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only."""
     bill().awaited += 1
     t.call(wait, tiles.arrived, tiles.phase)
 
@@ -206,7 +205,7 @@ def _staging(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     if over is None:
         return struct(**{n: t.call(s.__getitem__, c) for n, s in memory.staging.fields.items()})
     tiles = {}
-    homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else {**memory.working.fields, **memory.exchange.fields}
+    homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else memory.working.fields
     for (name, spec), places in zip(config._plan.finish, over, strict=True):
         source, slot, part, parts = places[c]
         piece = t.call(homes[source].__getitem__, slot).pieces[0]
@@ -225,13 +224,6 @@ def _slot(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
     elif memory.trailing.fields:
         tiles["finished"] = t.call(memory.finished.__getitem__, slot)
     return struct(**tiles)
-
-
-@op
-def _late_slot(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
-    """The tiles of a ring slot that a consumer waits for itself: with their semaphore and its phase."""
-    phase = t.method(t.method(phases, "__rshift__", slot), "__and__", 1)
-    return struct(**t.call(_slot, memory, slot).fields, arrived=t.call(memory.arrived.__getitem__, slot), phase=phase)
 
 
 @op
@@ -444,14 +436,10 @@ def _hook(what: str) -> Any:
     def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
-        if not (config._plan.trailing or config._plan.late_input):
+        if not config._plan.trailing:
             return _state(t, ctx, what, t.call(hook, ctx, state, *inputs), state)
         new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
-        if config._plan.trailing:
-            _check_trailing(config, what, released, awaited)
-        elif awaited != (what == "compute"):
-            raise TileError(f"{type(config).__name__}.{what} calls tk.wait_for {awaited} times; 'compute' waits once, in the hook itself, for its late input, "
-                            "'first' and 'drain' have none")
+        _check_trailing(config, what, released, awaited)
         return _state(t, ctx, what, new, state)
 
     call.__name__ = f"_{what}"
@@ -567,8 +555,7 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, late input) as
-    constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common) as constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -577,7 +564,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), plan.late_input)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -775,7 +762,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
-    LATE_INPUT: tl.constexpr = _facts(T)[11]
     slot = 0
     phases = 0
     turn = 0
@@ -812,11 +798,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot, phases = _next_slot(slot, phases, STAGES)
                 for i in range(1, work.count):
                     here = _at(_anew(mine, memory, i), work.begin + i)
-                    if LATE_INPUT:
-                        state = _compute(here, state, _late_slot(memory, slot, phases), _before(memory, previous, phases))
-                    else:
-                        wait(memory.arrived[slot], (phases >> slot) & 1)
-                        state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
+                    wait(memory.arrived[slot], (phases >> slot) & 1)
+                    state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
                     _release_before(memory, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)

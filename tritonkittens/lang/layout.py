@@ -42,9 +42,8 @@ class layout:
     - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
     - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
     - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once;
-    - `working`: tiles that each consumer writes and reads itself; `exchange`: tiles, two of each, that the consumers of a task write for each other, and see
-      after `tk.sync_consumers(ctx)`; nothing is in either when a task begins;
-    - `late_input`: `compute` waits for its input itself, with `tk.wait_for(input)` behind the work on the slot before (pipelined templates);
+    - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there);
+      `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
@@ -66,7 +65,6 @@ class layout:
     common: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
-    late_input: bool = False
     ragged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,8 +85,6 @@ class layout:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
         if both := [n for n, _ in self.working if n in dict(self.exchange)]:
             raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
-        if self.late_input and self.trailing:
-            raise TileError("layout(late_input=True): with trailing tiles, compute waits for those instead")
         for name, tiles in (("multicast", self.ring), ("preload", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
@@ -149,7 +145,7 @@ def place(
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
     stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
     work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange)
-    over_working = _over_working(plan, consumers) if may_overlap and plan.finish and work else None
+    over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
@@ -186,10 +182,8 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] 
 
 
 def _over_working(plan: layout, consumers: int) -> Places | None:
-    """The places of the finish tiles over the working and exchange tiles, None where a tile fits nowhere."""
-    slots = [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)]
-    slots += [(i, name, tile.nbytes) for name, tile in plan.exchange for i in range(EXCHANGE_SLOTS)]
-    return _over(plan, consumers, (*plan.working, *plan.exchange), slots)
+    """The places of the finish tiles over the working tiles, None where a tile fits nowhere."""
+    return _over(plan, consumers, plan.working, [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)])
 
 
 def _over(plan: layout, consumers: int, homes: tuple[tuple[str, Any], ...], slots: list[tuple[int, str, int]]) -> Places | None:

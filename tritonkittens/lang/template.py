@@ -64,9 +64,9 @@ class lcf:
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
     `previous` (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` give their input back with
-    `tk.release(ctx, input)`. With the layout's `late_input`, `compute` waits itself for its slot, with `tk.wait_for(input)`, when the work on the slot before
-    is under way: two slots are then enough to hide the copies.
-    Consumers that share a task see each other's `ctx.exchange` tiles after `tk.sync_consumers(ctx)`; `ctx.exchange.X[i]` has two slots, to be taken in turns.
+    `tk.release(ctx, input)`.
+    Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns, and all see them after
+    `tk.sync_consumers(ctx)`; or one for each of two consumers, with `tk.hand_over`, `tk.take_over`, `tk.hand_back` and `tk.take_back`, which let them drift.
     Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
     `compute` returns: it must leave no product under way. Copies of the load hooks are counted where they are written, once for each helper
     function and its argument types.
@@ -178,8 +178,6 @@ class lcf:
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
         if plan.trailing and not self.pipelined:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
-        if plan.late_input and not hasattr(type(self), "first"):
-            raise self._error("its layout has a late input, which compute waits for: that needs hooks 'first' and 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
         if self.splits and not plan.accumulators:
