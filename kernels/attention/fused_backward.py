@@ -56,6 +56,11 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.struct(dk=dk, dv=dv, head=ctx.kv_head * ctx.group, block=ctx.begin_block)
 
     @triton.jit
+    def _of_queries(ctx, numbers):
+        """A number for each query, which are the columns of scores."""
+        return tk.load(numbers, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+
+    @triton.jit
     def _scores(ctx, input):
         """The product of this consumer's keys and a block of queries, under way."""
         return tk.mm_ABt(tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
@@ -86,13 +91,12 @@ class AttentionBackward(AttentionBackwardKeys):
     def _queries(ctx, number):
         """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
         ROWS: tl.constexpr = ctx.config.rows
-        if ctx.config.cols > 64:
-            dq = tk.mm_AtB(tk.subtile(ctx.config._exchanged(ctx, 0, number), ROWS, 64, 0, ctx.consumer), tk.subtile(ctx.common.K, ROWS, 64, 0, 0), wait=False)
-            second = tk.subtile(ctx.config._exchanged(ctx, 1, number), ROWS, 64, 0, ctx.consumer)
-            return tk.mma_AtB(second, tk.subtile(ctx.common.K, ROWS, 64, 1, 0), dq, wait=False)
-        else:
-            dq = tk.mm_AtB(ctx.config._exchanged(ctx, 0, number), tk.subtile(ctx.common.K, ROWS, 64, 0, ctx.consumer), wait=False)
-            return tk.mma_AtB(ctx.config._exchanged(ctx, 1, number), tk.subtile(ctx.common.K, ROWS, 64, 1, ctx.consumer), dq, wait=False)
+        OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
+        OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0, number), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 0, OF_DIMENSIONS)
+        dq = tk.mm_AtB(ds, k, wait=False)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1, number), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
+        return tk.mma_AtB(ds, k, dq, wait=False)
 
     @triton.jit
     def _staged(ctx, state, tiles, number):
@@ -117,10 +121,9 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _values(ctx, dv, p, slope, input):
         """(dV under way, dS) of a block."""
-        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
         dp = tk.mm_ABt(tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0), input.dO, wait=False)
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, dv, wait=False)
-        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), tk.load(input.deltas, OF_QUERIES)) * slope
+        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), ctx.config._of_queries(ctx, input.deltas)) * slope
         return dv, tk.cast(ds, ctx.config.dtype)
 
     @triton.jit
@@ -132,8 +135,7 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def first(ctx, state, input):
-        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        offsets = tk.load(input.offsets, OF_QUERIES)
+        offsets = ctx.config._of_queries(ctx, input.offsets)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(ctx.config._scores(ctx, input)), offsets, state.block, ctx.iterations)
         dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
         ctx.config._show(ctx, ds, ctx.iterations)
@@ -141,8 +143,7 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        offsets = tk.load(input.offsets, OF_QUERIES)  # before the products: reads wait for the queue in which those stand
+        offsets = ctx.config._of_queries(ctx, input.offsets)  # before the products: reads wait for the queue in which those stand
         s = ctx.config._scores(ctx, input)
         # the next block, or the first of the next head: counted, for a division takes as long as a product
         last = state.block + 1 == ctx.begin_block + ctx.per_head

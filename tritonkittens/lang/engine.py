@@ -67,13 +67,21 @@ def sync_consumers(t: Trace, ctx: Any) -> Any:
     t.call(named_sync, EXCHANGE_BARRIER, unwrap(ctx.config).consumers * GROUP)
 
 
-def _other(t: Trace, ctx: Any, call: str) -> int:
-    """The other of two consumers that share tasks."""
-    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
+def _of_two(ctx: Any, call: str) -> int:
+    """The number of this consumer; raises where it does not share tasks with exactly one other."""
+    config = unwrap(ctx.config)
     if config.consumers != 2 or config.team != 2 or config.ordered:
         raise TileError(f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and "
                         "take no turns")
-    return 1 - worker
+    return unwrap(ctx.worker)
+
+
+def _tell_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
+    t.call(named_arrive, barrier + 1 - _of_two(ctx, call), 2 * GROUP)
+
+
+def _wait_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
+    t.call(named_sync, barrier + _of_two(ctx, call), 2 * GROUP)
 
 
 @op
@@ -81,25 +89,25 @@ def hand_over(t: Trace, ctx: Any) -> Any:
     """The other of two consumers may read what this one wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it: it does so
     behind `tk.take_over`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
     wrote."""
-    t.call(named_arrive, HAND_OVER_BARRIER + _other(t, ctx, "hand_over"), 2 * GROUP)
+    _tell_other(t, ctx, HAND_OVER_BARRIER, "hand_over")
 
 
 @op
 def take_over(t: Trace, ctx: Any) -> Any:
     """Wait until the other consumer has called `tk.hand_over`."""
-    t.call(named_sync, HAND_OVER_BARRIER + 1 - _other(t, ctx, "take_over"), 2 * GROUP)
+    _wait_for_other(t, ctx, HAND_OVER_BARRIER, "take_over")
 
 
 @op
 def hand_back(t: Trace, ctx: Any) -> Any:
     """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.take_back`; both equally often, in turn."""
-    t.call(named_arrive, TURN_BARRIER + _other(t, ctx, "hand_back"), 2 * GROUP)
+    _tell_other(t, ctx, TURN_BARRIER, "hand_back")
 
 
 @op
 def take_back(t: Trace, ctx: Any) -> Any:
     """Wait until the other consumer has called `tk.hand_back`."""
-    t.call(named_sync, TURN_BARRIER + 1 - _other(t, ctx, "take_back"), 2 * GROUP)
+    _wait_for_other(t, ctx, TURN_BARRIER, "take_back")
 
 
 @op
