@@ -14,7 +14,7 @@ from tritonkittens.lang.layout import ALIGNMENT, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import split_tail
 
-SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
+SCHEDULES = ("persistent", "one_per_block", "split_k", "split_in_cluster", "split_tail", "stream_k")
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
@@ -80,8 +80,11 @@ class Config:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, field) not in known:
                 raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
-        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
-            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
+        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in ("split_k", "split_in_cluster")):
+            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, 'split_in_cluster' "
+                             "2 or 4, the others 1")
+        if self.schedule == "split_in_cluster" and (self.splits not in (2, 4) or self.cluster > 1 or self.independent):
+            raise ValueError(f"{self}: schedule 'split_in_cluster' takes 2 or 4 splits, cluster=1 and consumers that are not independent")
 
     def to_text(self) -> str:
         """For where only plain values pass; see `from_text`."""
@@ -102,7 +105,9 @@ class Config:
 
     def scheduler(self) -> tk.Schedule:
         made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
-        return tk.SplitK(self.splits) if self.schedule == "split_k" else made[self.schedule]()
+        if self.splits > 1:
+            return (tk.SplitK if self.schedule == "split_k" else tk.SplitInCluster)(self.splits)
+        return made[self.schedule]()
 
     def ordering(self, problem: Problem, l2_bytes: int) -> tk.Order:
         """The order of tasks; a supergroup's height is chosen so that its rows of A stay in L2 while B passes."""

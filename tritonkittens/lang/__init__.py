@@ -121,6 +121,7 @@ from tritonkittens.lang.schedule import (
     Persistent,
     RowMajor,
     Schedule,
+    SplitInCluster,
     SplitK,
     SplitTail,
     StreamK,
