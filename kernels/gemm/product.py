@@ -16,6 +16,7 @@ from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.measure import seconds
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
+from tritonkittens.kernels.gemm.unaligned import Unaligned, takes
 from tritonkittens.launch import l2_bytes, simulated_facts
 from tritonkittens.tune.tuner import tuning
 
@@ -36,7 +37,8 @@ def gemm(
 
     a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in `torch.matmul`. Any strides; without
     a copy where one of the last two strides is 1 and the other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth
-    contiguous in both (`b = w.T` of a contiguous w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last.
+    contiguous in both (`b = w.T` of a contiguous w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last; but not where
+    `config` is None and two 16-bit matrices have few rows or columns, or a small product: there a kernel of its own reads and writes any strides.
 
     bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the result's shape. residual: the result's
     shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
@@ -205,6 +207,8 @@ def _plan(
     dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
+    if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
+        return Unaligned(a, b, operands, activation, dtype, places, out)
     product = _Product(a, b, operands, activation, dtype, places, config, accumulate)
     if a.ndim == b.ndim == 2 and not places and operands[2] is None:
         size = TMA_BYTES // dtype.itemsize

@@ -1,0 +1,387 @@
+"""Matrix products whose operands TMA cannot address, without copying them: few rows, or all of it small. Ordinary loads, any strides, one launch.
+
+Such a product is bound by memory or by the launch, where a copy to aligned memory costs as much as the product itself. B is read either by element, which
+always works, or in words of 16 bytes: rows that lie ld elements apart begin at the same place of a word every CLASSES = 8 / gcd(ld, 8) rows, so each class of
+rows is a matrix of aligned words, its columns shifted by less than a word.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
+from tritonkittens.launch import Launcher, capability, multiprocessor_count, workspace
+
+WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
+
+# Where ordinary loads win over copies and TMA, see `is_faster_unaligned`
+FEW_ROWS = 64
+SMALL_PRODUCT = 1 << 27
+
+MAX_PARTS = 64
+MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
+BLOCKS = 4  # of a multiprocessor, that K is split for: their loads under way at once hide the latency of memory
+SMALL_BLOCKS = 1  # the same of small products, whose parts cost more to sum up than they save
+WIDE_ROWS = 16  # rows up to which words pay where a class of rows is a part of K: the sums of every part go through memory
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How such a product is dealt out: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each class of rows, where these lie along K),
+    `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by tensor cores. `wide`: is B read in words? All are powers of two; `rows` is 1 or
+    at least 16, the others are at least 16.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    warps: int = 4
+    parts: int = 1
+    wide: bool = False
+
+
+# ---------------------------------------------------------------- where it is used
+
+
+def is_faster_unaligned(m: int, n: int, k: int) -> bool:
+    """Do ordinary loads beat copies to aligned memory and TMA? With few rows (or columns) the product reads its large operand once, and a copy would read it,
+    write it and read it again; a small product is over before the launches of copies are. Otherwise copies are little beside the product, which TMA and large
+    tiles make faster."""
+    return min(m, n) <= FEW_ROWS or m * n * k <= SMALL_PRODUCT
+
+
+def needs_copies(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
+    """Would the kernels that move tiles by TMA need a copy of an operand, or of their result?"""
+    operands = all(addressable(x) or addressable(x.mT) for x in (a, b)) and (residual is None or addressable(residual))
+    result = b.shape[-1] * dtype.itemsize % TMA_BYTES == 0 if out is None else storable(out)
+    return not (operands and result)
+
+
+def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
+    """Is a product one for `Unaligned`? Two matrices of 16-bit elements, where it is faster than copies."""
+    matrices = a.ndim == b.ndim == 2 and a.dtype in HALF_TYPES and dtype in (*HALF_TYPES, torch.float32)
+    if not matrices or max(*a.stride(), *b.stride()) > MAX_STRIDE:
+        return False
+    return is_faster_unaligned(a.shape[0], b.shape[1], a.shape[1]) and needs_copies(a, b, residual, dtype, out)
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+@triton.jit
+def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
+    """DEPTH × COLS of B at `at`, zero from `stop` and K on. `r`: the class of rows, which begin `s` elements behind a word.
+
+    Words: those of the first and the last row may reach beyond the matrix, where nothing may be read; `_completed` has their elements. Words of other rows
+    reach into their neighbours: columns that are dropped, or what `_completed` clears."""
+    d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
+    more = at < stop
+    if WIDE == "n":  # words run along the columns
+        k = r + CLASSES * (at + d)
+        pitch = tl.multiple_of(CLASSES * bk, WORD)
+        first = tl.multiple_of(B + (r * bk - s + tile_n * SPAN + at.to(tl.int64) * pitch), 2 * WORD)
+        words = (tl.multiple_of(tile_n * SPAN, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
+        return tl.load(first + ((d * pitch)[:, None] + c[None, :]), mask=((k > 0) & (k < K - 1) & more)[:, None] & words[None, :], other=0.0)
+    elif WIDE == "k":  # words run along the depth, which is counted from the beginning of the first
+        n = r + CLASSES * (tile_n * COLS + c)
+        pitch = tl.multiple_of(CLASSES * bn, WORD)
+        word = (tl.multiple_of(at, WORD) + d) // WORD
+        last = (K + s - 1) // WORD
+        first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * COLS * pitch), 2 * WORD)
+        inside = ((word <= last) & more)[:, None] & (n < N)[None, :]
+        beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == N - 1)[None, :]
+        return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside & (beyond == 0), other=0.0)
+    else:
+        first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * COLS * bn)
+        inside = ((at + d < K) & more)[:, None] & (tile_n * COLS + c < N)[None, :]
+        return tl.load(first + ((d * bk)[:, None] + (c * bn)[None, :]), mask=inside, other=0.0)
+
+
+@triton.jit
+def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, DEPTH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
+    """A loaded tile of B with the elements that `_load_b` leaves out, and without those of neighbours along the depth: NaN there would spread, as zeros of A do
+    not remove it. Not at the load, which it would wait for."""
+    d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
+    if WIDE == "n":
+        k, n = r + CLASSES * (at + d), tile_n * SPAN + c - s
+        if (r + CLASSES * at == 0) | (r + CLASSES * (at + DEPTH) >= K):
+            left_out = ((k == 0) | (k == K - 1))[:, None] & ((n >= 0) & (n < N))[None, :]
+            b = tl.where(left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b)
+        return b
+    elif WIDE == "k":
+        k, n = at + d - s, r + CLASSES * (tile_n * COLS + c)
+        is_element = ((k >= 0) & (k < K))[:, None]
+        last = (K + s - 1) // WORD
+        if (r + tile_n == 0) & (at == 0) | (r + CLASSES * COLS * (tile_n + 1) >= N) & (at + DEPTH > last * WORD):
+            left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (n == N - 1)[None, :]
+            left_out = left_out & is_element
+            b = tl.where(left_out, tl.load(B + (k[:, None] + (n.to(tl.int64) * bn)[None, :]), mask=left_out, other=0.0), b)
+        return tl.where(is_element, b, 0.0)
+    else:
+        return b
+
+
+@triton.jit
+def _load_a(A, am, ak, M, K, m, at, stop, r, s, ROWS: tl.constexpr, DEPTH: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
+    """ROWS × DEPTH of A that belong to the tile of B at `at`, zero outside."""
+    d = tl.arange(0, DEPTH)
+    first, step = at, 1
+    if WIDE == "n":
+        first, step = r + CLASSES * at, CLASSES
+    elif WIDE == "k":
+        first = at - s
+    k = first + d * step
+    inside = (k >= 0) & (k < K) & (at < stop)
+    places = A + (m.to(tl.int64) * am + first.to(tl.int64) * ak)
+    if ROWS == 1:
+        return tl.load(places + d * (step * ak), mask=inside, other=0.0)
+    else:
+        rows = tl.arange(0, ROWS)
+        return tl.load(places + ((rows * am)[:, None] + (d * (step * ak))[None, :]), mask=(m + rows < M)[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
+def _values(operand, m, n, inside):
+    """An operand of the epilogue: (pointer, stride of the rows, stride of the columns)."""
+    places = operand[0] + (m.to(tl.int64) * operand[1])[:, None] + (n.to(tl.int64) * operand[2])[None, :]
+    return tl.load(places, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _finish(y, C, cm, cn, m, n, inside, operands, ACTIVATION: tl.constexpr):
+    """The epilogue of a tile of sums (`epilogue.py`) and its store."""
+    scale_a, scale_b, bias, gate, residual = operands
+    if scale_a is not None:
+        y *= _values(scale_a, m, n, inside)
+    if scale_b is not None:
+        y *= _values(scale_b, m, n, inside)
+    if bias is not None:
+        y += _values(bias, m, n, inside)
+    if ACTIVATION == "gelu":
+        y = tk.gelu(y, fast=True)
+    if ACTIVATION == "gelu_tanh":
+        y = tk.gelu(y, "tanh", fast=True)
+    if ACTIVATION == "silu":
+        y = tk.silu(y, fast=True)
+    if gate is not None:
+        y *= _values(gate, m, n, inside)
+    if residual is not None:
+        y += _values(residual, m, n, inside)
+    tl.store(C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def unaligned_product(
+    A, B, C, operands, partials, counters, M, N, K, chunk, am, ak, bk, bn, cm, cn, START: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTH: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, UNROLL: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K; a part is `chunk` of the depth, of one class where rows of words lie along K.
+
+    WIDE: the dimension along which B is read in words, "n" or "k", or "" for elements; START: elements that B begins behind a word; SPAN: columns of a tile,
+    less than are read where classes of rows are shifted against each other.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    row_tiles = tl.cdiv(M, ROWS)
+    m0, tile_n = tile % row_tiles * ROWS, tile // row_tiles
+    r, s, shift = 0, 0, 0
+    if WIDE == "n":
+        r, part_of_class = part % CLASSES, part // CLASSES
+        s = ((START + r * bk) % WORD).to(tl.int32)
+        shift = s
+        n0, n_step = tile_n * SPAN, 1
+    elif WIDE == "k":
+        r, tile_n, part_of_class = tile_n % CLASSES, tile_n // CLASSES, part
+        s = ((START + r * bn) % WORD).to(tl.int32)
+        n0, n_step = r + CLASSES * COLS * tile_n, CLASSES
+    else:
+        part_of_class = part
+        n0, n_step = tile_n * COLS, 1
+    at = part_of_class * chunk
+    stop = at + chunk
+    if ROWS == 1:
+        acc = tl.zeros((DEPTH, COLS), tl.float32)
+    else:
+        acc = tl.zeros((ROWS, COLS), tl.float32)
+    # The next tiles are loaded under the product of these
+    a = _load_a(A, am, ak, M, K, m0, at, stop, r, s, ROWS, DEPTH, CLASSES, WIDE)
+    b = _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
+    for here in range(at, stop, DEPTH):
+        next_a = _load_a(A, am, ak, M, K, m0, here + DEPTH, stop, r, s, ROWS, DEPTH, CLASSES, WIDE)
+        next_b = _load_b(B, bk, bn, N, K, here + DEPTH, stop, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
+        b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
+        if ROWS == 1:
+            acc += a.to(tl.float32)[:, None] * b.to(tl.float32)
+        else:
+            acc = tk.mma_AB(a, b, acc)
+        a, b = next_a, next_b
+    if ROWS == 1:
+        total = tl.sum(acc, 0)[None, :]
+    else:
+        total = acc
+    m, i = m0 + tl.arange(0, ROWS), tl.arange(0, COLS) - shift
+    if PARTS > 1:  # nobody waits, and whoever comes last adds the parts up in their order: the same bits every time
+        place = (tl.arange(0, ROWS) * COLS)[:, None]
+        tl.store(partials + (tile * PARTS + part) * (ROWS * COLS) + place + i[None, :], total, mask=((i >= 0) & (i < SPAN))[None, :])
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+        if is_last:
+            i = tl.arange(0, COLS)
+            total = tl.zeros((ROWS, COLS), tl.float32)
+            for p in tl.range(PARTS, loop_unroll_factor=UNROLL):  # the loads of several parts are under way at once
+                total += tl.load(partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :], mask=(i < SPAN)[None, :], other=0.0)
+            tl.store(counters + tile, 0)
+            n = n0 + i * n_step
+            _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i < SPAN) & (n < N))[None, :], operands, ACTIVATION)
+    else:
+        n = n0 + i * n_step
+        _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, ACTIVATION)
+
+
+NAMES = unaligned_product.arg_names
+RUNTIME = NAMES.index("START")  # parameters before it are the launch's, unless they are compiled in
+
+
+class _Key:
+    """What the code depends on beside the types of arguments: parameters that are compiled in, by name, those that are multiples of a word, and the warps. One
+    object for equal ones, which is found by its identity."""
+
+    def __init__(self, constants: tuple[tuple[str, Any], ...], multiples: tuple[str, ...], warps: int):
+        self.constants, self.multiples, self.warps = dict(constants), multiples, warps
+
+
+_key = functools.lru_cache(maxsize=None)(_Key)
+
+
+def _compile(key: Any, types: tuple, device: int) -> Any:
+    """For the launcher."""
+    fixed = key.constants
+    signature: dict[str, Any] = dict.fromkeys(NAMES, "constexpr")
+    constexprs: dict[tuple[int, ...], Any] = {(NAMES.index(name),): value for name, value in fixed.items()}
+    attributes: dict[tuple[int, ...], Any] = {(NAMES.index(name),): [["tt.divisibility", WORD.value]] for name in key.multiples}
+
+    def visit(kind: Any, path: tuple[int, ...]) -> Any:
+        if not hasattr(kind, "kind"):
+            return tuple(visit(inner, (*path, i)) for i, inner in enumerate(kind))
+        if kind.kind == "constexpr":
+            constexprs[path] = None
+        elif kind.kind == "pointer" and kind.aligned:
+            attributes[path] = [["tt.divisibility", TMA_BYTES]]
+        return kind.type
+
+    runtime = [name for name in NAMES[:RUNTIME] if name not in fixed]
+    for name, kind in zip(runtime, types, strict=True):
+        signature[name] = visit(kind, (NAMES.index(name),))
+    major, minor = capability(device)
+    options = dict(num_warps=key.warps, num_stages=1, enable_fp_fusion=True)
+    return triton.compile(ASTSource(unaligned_product, signature, constexprs, attributes), target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+
+
+_launch = Launcher(_compile, name="unaligned_product", arg_names=NAMES[:RUNTIME])
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def _words_along(strides: tuple[int, int]) -> str:
+    """The dimension of B (strides of k, n) along which it can be read in words, "" for none. A row is as long as a word at least: only the first and the last
+    one's words reach beyond the matrix."""
+    bk, bn = strides
+    return "n" if bn == 1 and bk >= WORD.value else "k" if bk == 1 and bn >= WORD.value else ""
+
+
+def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
+    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors."""
+    along = _words_along(strides)
+    if m == 1:
+        rows, (cols, depth, warps), wide = 1, (256, 32, 8) if along == "n" else (64, 128, 8), bool(along)
+    elif m <= FEW_ROWS:
+        rows = max(16, triton.next_power_of_2(m))
+        wide = along == "k" or along == "n" and (m <= WIDE_ROWS or strides[0] % WORD.value == 0)
+        cols, depth, warps = (128 if rows == 16 and along == "n" else 64), 64, 4
+    else:
+        (rows, cols, depth, warps), wide = (32, 32, 64, 4) if m * n <= 256 * 256 else (64, 64, 64, 4), False
+    return split(m, n, k, strides, slots * (BLOCKS if m <= FEW_ROWS else SMALL_BLOCKS), Tiles(rows, cols, depth, warps, 1, wide))
+
+
+def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
+    """`tiles` with as many parts as give about so many blocks, each of which has something to do."""
+    shape = _Shape(m, n, k, strides, tiles)
+    most = min(blocks // (shape.tiles * shape.parts), triton.cdiv(shape.depth, tiles.depth), MAX_PARTS // shape.parts)
+    return replace(tiles, parts=1 << max(0, most.bit_length() - 1))
+
+
+class _Shape:
+    """Extents of the kernel's grid and loop."""
+
+    def __init__(self, m: int, n: int, k: int, strides: tuple[int, int], tiles: Tiles, start: int = 1):
+        word = WORD.value
+        self.along = _words_along(strides) if tiles.wide else ""
+        pitch = max(strides)
+        self.classes = word // math.gcd(pitch, word) if self.along else 1
+        is_shifted = self.along == "n" and (self.classes > 1 or start > 0)
+        self.span = tiles.cols - word if is_shifted else tiles.cols
+        if self.along == "k":
+            self.columns, self.depth = self.classes * triton.cdiv(triton.cdiv(n, self.classes), tiles.cols), k + word - 1
+        else:
+            self.columns, self.depth = triton.cdiv(n, self.span), triton.cdiv(k, self.classes)
+        self.tiles = triton.cdiv(m, tiles.rows) * self.columns
+        self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
+        self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
+
+
+class Unaligned:
+    """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the kernel's B."""
+
+    def __init__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], activation: str | None, dtype: torch.dtype, places: dict[str, str],
+                 out: Tensor | None, tiles: Tiles | None = None):
+        (m, k), n = a.shape, b.shape[1]
+        self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
+        self.swapped = n < m
+        strides = dict(zip(("am", "ak", "bk", "bn", "cm", "cn"), (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride()))))
+        if self.swapped:
+            m, n, (a, b) = n, m, (b, a)
+            order = ("bn", "bk", "ak", "am", "cn", "cm")
+            strides = dict(zip(strides, [strides[name] for name in order]))
+        of_b = (strides["bk"], strides["bn"])
+        start = b.data_ptr() % TMA_BYTES // b.element_size()
+        self.tiles = tiles or chosen(m, n, k, of_b, multiprocessor_count(a.device))
+        shape = _Shape(m, n, k, of_b, self.tiles, start)
+        self.grid = (shape.tiles, shape.parts)
+        self.room = (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
+        self.strides = tuple(() if x is None else self._strides_of(x, places.get(name, "tile"))
+                             for name, x in zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
+        threads = 32 * self.tiles.warps
+        unroll = max(1, min(shape.parts, 32 * threads // (self.tiles.rows * self.tiles.cols)))
+        constants: dict[str, Any] = dict(START=start if shape.along else 0, ROWS=self.tiles.rows, COLS=self.tiles.cols, DEPTH=self.tiles.depth, SPAN=shape.span,
+                                         CLASSES=shape.classes, WIDE=shape.along, PARTS=shape.parts, UNROLL=unroll, ACTIVATION=activation)
+        numbers = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
+        constants |= {name: 1 for name in strides if numbers[name] == 1}
+        self.numbers = tuple(value for name, value in numbers.items() if name not in constants)
+        multiples = tuple(name for name, value in numbers.items() if name not in constants and value % WORD.value == 0)
+        self.key = _key(tuple(constants.items()), multiples, self.tiles.warps)
+
+    def _strides_of(self, x: Tensor, place: str) -> tuple[int, int]:
+        """Strides along the kernel's rows and columns of what lies in C as `place` says."""
+        rows, cols = {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place] if x.ndim else (0, 0)
+        return (cols, rows) if self.swapped else (rows, cols)
+
+    def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
+        if out is None:
+            out = a.new_empty(self.shape) if self.is_same else a.new_empty(self.shape, dtype=self.dtype)
+        partials = counters = None
+        if self.room is not None:
+            partials, counters = workspace(a.device, *self.room)
+        bias, gate, residual, scale_a, scale_b = [None if x is None else (x, *strides) for x, strides in zip(operands, self.strides)]
+        x, y = (b, a) if self.swapped else (a, b)
+        _launch(self.grid, (x, y, out, (scale_a, scale_b, bias, gate, residual), partials, counters, *self.numbers), self.key)
+        return out
