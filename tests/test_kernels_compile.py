@@ -6,10 +6,13 @@ Tensor cores in use, nothing spilled or serialised, registers where they were as
 import inspect as python_inspect
 
 import pytest
+import torch
 
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
+from tritonkittens.kernels.gemm import unaligned
+from tritonkittens.kernels.gemm.product import NO_OPERANDS
 from tritonkittens.lang.budget import SHARED_LIMIT
 
 KERNELS = registry()
@@ -100,6 +103,22 @@ def test_the_backward_skips_masks(dim, scores):
         blocks = [[i.base for i in graph.blocks[block]] for block in loop.blocks]
         assert sum(block.count("FSEL") for block in blocks) >= scores
         assert not any("FSEL" in block and "HGMMA" in block for block in blocks), "masks are in blocks of their own"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
+    """By `gemm` without a copy: 16 bytes a thread and load, in the loop and without spills in it."""
+    a, b = torch.empty(rows, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
+    b = b.T if transposed else b.view(4097, 4095)
+    out = torch.empty(rows, 4095, dtype=torch.bfloat16)
+    tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
+    plan = unaligned.Unaligned(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
+    compiled = plan.compile(a, b, NO_OPERANDS, out)
+    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
+    loaded = [i.opcode for blocks in graph.blocks for i in blocks if i.base == "LDG"]
+    words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
+    assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in loaded) >= 2 * words
 
 
 def lines(cls, names):

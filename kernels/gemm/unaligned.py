@@ -20,7 +20,9 @@ from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
+from tritonkittens.lang.kernel import target_number
 from tritonkittens.launch import Launcher, capability, multiprocessor_count, workspace
+from tritonkittens.launch.arguments import argument_types
 
 WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
 
@@ -264,6 +266,11 @@ _key = functools.lru_cache(maxsize=None)(_Key)
 
 def _compile(key: Any, types: tuple, device: int) -> Any:
     """For the launcher."""
+    major, minor = capability(device)
+    return _compiled(key, types, 10 * major + minor)
+
+
+def _compiled(key: _Key, types: tuple, arch: int) -> Any:
     fixed = key.constants
     signature: dict[str, Any] = dict.fromkeys(NAMES, "constexpr")
     constexprs: dict[tuple[int, ...], Any] = {(NAMES.index(name),): value for name, value in fixed.items()}
@@ -281,11 +288,11 @@ def _compile(key: Any, types: tuple, device: int) -> Any:
     runtime = [name for name in NAMES[:RUNTIME] if name not in fixed]
     for name, kind in zip(runtime, types, strict=True):
         signature[name] = visit(kind, (NAMES.index(name),))
-    major, minor = capability(device)
     options = dict(num_warps=key.warps, num_stages=1, enable_fp_fusion=True)
-    return triton.compile(ASTSource(unaligned_product, signature, constexprs, attributes), target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+    return triton.compile(ASTSource(unaligned_product, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=options)
 
 
+NO_OPERANDS, NO_SUMS = (None,) * 5, (None, None)
 _launch = Launcher(_compile, name="unaligned_product", arg_names=NAMES[:RUNTIME])
 
 
@@ -360,6 +367,7 @@ class Unaligned:
         self.room = (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
         self.strides = tuple(() if x is None else self._strides_of(x, places.get(name, "tile"))
                              for name, x in zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
+        self.has_operands = any(self.strides)
         threads = 32 * self.tiles.warps
         unroll = max(1, min(shape.parts, 32 * threads // (self.tiles.rows * self.tiles.cols)))
         constants: dict[str, Any] = dict(START=start if shape.along else 0, ROWS=self.tiles.rows, COLS=self.tiles.cols, DEPTH=self.tiles.depth, SPAN=shape.span,
@@ -375,13 +383,22 @@ class Unaligned:
         rows, cols = {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place] if x.ndim else (0, 0)
         return (cols, rows) if self.swapped else (rows, cols)
 
+    def _arguments(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple) -> tuple:
+        given: tuple = NO_OPERANDS
+        if self.has_operands:
+            bias, gate, residual, scale_a, scale_b = [None if x is None else (x, *strides) for x, strides in zip(operands, self.strides)]
+            given = (scale_a, scale_b, bias, gate, residual)
+        return (b, a, out, given, *sums, *self.numbers) if self.swapped else (a, b, out, given, *sums, *self.numbers)
+
+    def compile(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a") -> Any:
+        """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
+        sums = NO_SUMS if self.room is None else (torch.empty(1), torch.empty(1, dtype=torch.int32))
+        types = argument_types(self._arguments(a, b, operands, out, sums), NAMES[:RUNTIME])
+        return _compiled(self.key, types, target_number(arch))
+
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
             out = a.new_empty(self.shape) if self.is_same else a.new_empty(self.shape, dtype=self.dtype)
-        partials = counters = None
-        if self.room is not None:
-            partials, counters = workspace(a.device, *self.room)
-        bias, gate, residual, scale_a, scale_b = [None if x is None else (x, *strides) for x, strides in zip(operands, self.strides)]
-        x, y = (b, a) if self.swapped else (a, b)
-        _launch(self.grid, (x, y, out, (scale_a, scale_b, bias, gate, residual), partials, counters, *self.numbers), self.key)
+        sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
+        _launch(self.grid, self._arguments(a, b, operands, out, sums), self.key)
         return out

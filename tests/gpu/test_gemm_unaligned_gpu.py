@@ -5,6 +5,7 @@ import torch
 
 from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, randn, scales
 from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tritonkittens import sim
 from tritonkittens.kernels.gemm import gemm, gemm_torch, unaligned
 from tritonkittens.kernels.gemm.product import NO_OPERANDS, _places
 from tritonkittens.kernels.gemm.unaligned import Tiles, Unaligned, needs_copies, takes
@@ -73,8 +74,8 @@ def test_which_products_are_read_without_a_copy():
 
 def test_gemm_follows_the_rule(rng, monkeypatch):
     """A configuration that is given is one for TMA; anything else that the rule takes makes no copy."""
-    seen = []
-    monkeypatch.setattr(unaligned.Unaligned, "__call__", lambda plan, a, *others: seen.append(plan) or torch.zeros(plan.shape, dtype=plan.dtype, device=a.device))
+    seen, call = [], Unaligned.__call__
+    monkeypatch.setattr(Unaligned, "__call__", lambda plan, *given: seen.append(plan) or call(plan, *given))
     a, b = randn(5, 71), randn(71, 43)
     gemm(a, b)
     gemm(a, b, bias=randn(43), activation="silu")
@@ -179,6 +180,7 @@ def test_nan_and_infinity_spread_as_in_torch(rng, kind, transposed):
     a[4, 5] = float("inf")  # times 0
     a[0, 0] = a[1, 70] = a[6, 6] = float("inf")  # against the first and the last row, which are read by element
     b[70, 74], b[0, 0] = -float("inf"), float("inf")
+    b[70, 20], b[0, 30] = float("nan"), float("nan")  # beside elements of columns 21 and 29, where these are contiguous
     out = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])(a, b, NO_OPERANDS, None).cpu().double()
     ref = gemm_torch(a.cpu(), b.cpu())
     assert torch.equal(out.isnan(), ref.isnan())
@@ -187,7 +189,45 @@ def test_nan_and_infinity_spread_as_in_torch(rng, kind, transposed):
     assert (out - ref)[finite].norm() / ref[finite].norm() < 4e-3
 
 
-# ---------------------------------------------------------------- the same call again, gradients
+# ---------------------------------------------------------------- the same call again, in any order of blocks, gradients
+
+
+@pytest.mark.parametrize("kind", [name for name, tiles in KINDS.items() if tiles.parts > 1])
+def test_counters_are_zero_again(rng, kind, monkeypatch):
+    """The memory for sums of parts is that of other products before, as on a GPU."""
+    partials = poison(torch.empty(1 << 18, device=DEVICE))
+    counters = torch.zeros(1 << 8, dtype=torch.int32, device=DEVICE)
+    monkeypatch.setattr(unaligned, "workspace", lambda device, floats, count: (partials[:floats], counters[:count]))
+    for k, n in ((61, 67), (45, 33)):
+        a, b = randn(3, k), randn(k, n)
+        multiply(a, b, KINDS[kind])
+        assert not counters.any() and not partials.isnan().all()
+
+
+def test_a_tile_writes_its_own_columns(rng):
+    """Those that are read twice, as classes of rows are shifted against each other, are the next tile's."""
+    a, b, out = randn(1, 45), randn(45, 67), poison(torch.empty(1, 67, device=DEVICE, dtype=BF16))
+    tiles = KINDS["row of words"]
+    plan = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, out, tiles)
+    plan.grid = (1, plan.grid[1])
+    plan(a, b, NO_OPERANDS, out)
+    check(out[:, : tiles.cols - 8], a, b[:, : tiles.cols - 8])
+    assert out[:, tiles.cols - 8 :].isnan().all()
+
+
+@pytest.mark.simulated(always=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_blocks_does_not_matter(kind):
+    torch.manual_seed(0)
+    for transposed in (False, True):
+        a, b = torch.randn(3, 61).to(BF16), torch.randn(67, 61).to(BF16).T if transposed else torch.randn(61, 67).to(BF16)
+        found = []
+        for schedule in range(4):
+            with sim.device("sm_90a", schedule=schedule):
+                plan = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])
+                found.append(plan(a, b, NO_OPERANDS, None))
+        check(found[0], a, b, kind)
+        assert all(torch.equal(out, found[0]) for out in found)
 
 
 def test_plans_are_for_any_tensors_of_their_kind(rng):
