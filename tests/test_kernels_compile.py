@@ -108,7 +108,7 @@ def test_the_backward_skips_masks(dim, scores):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [1, 16])
 def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
-    """By `gemm` without a copy: 16 bytes a thread and load, in the loop and without spills in it."""
+    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it."""
     a, b = torch.empty(rows, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
     b = b.T if transposed else b.view(4097, 4095)
     out = torch.empty(rows, 4095, dtype=torch.bfloat16)
