@@ -1,6 +1,6 @@
 """Tunes the GEMMs of the benchmarks on this GPU and writes the table that ships with the package.
 
-    python -m bench.tune_table [--only TEXT] [--tries N] [--workers N] [--output FILE]
+    python -m bench.tune_table [--only TEXT …] [--tries N] [--workers N] [--output FILE]
 
 Kernels are compiled first, by several processes at once; measuring is left to one.
 """
@@ -20,7 +20,8 @@ from bench.gemm import EPILOGUES, LAYOUTS, RAGGED, SCALE_BLOCK, SIDE, TOKENS, WE
 from bench.peers import Product
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, tune_gemm
-from tritonkittens.kernels.gemm.product import described
+from tritonkittens.kernels.gemm.product import described, result_dtype
+from tritonkittens.kernels.gemm.unaligned import takes
 
 TRIES = 16
 
@@ -49,13 +50,24 @@ def with_epilogue(epilogue: dict) -> Product:
     return Product(bare.a, bare.b, **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()})
 
 
-def compile_some(only: str, tries: int, part: int, parts: int) -> None:
+def has_configuration(p: Product) -> bool:
+    """Is it computed by the kernel that is tuned?"""
+    return not takes(p.a, p.b, p.residual, result_dtype(p.a, p.out_dtype), None)
+
+
+def is_among(name: str, only: list[str]) -> bool:
+    return not only or any(text in name for text in only)
+
+
+def compile_some(only: list[str], tries: int, part: int, parts: int) -> None:
     """Compile the kernels that will be measured, one of `parts` shares of them."""
     number, seen = 0, set()
     for name, make in products():
-        if only not in name:
+        if not is_among(name, only):
             continue
         p = make()
+        if not has_configuration(p):
+            continue
         product = described(p.a, p.b, **p.options())
         rows = sorted(family.explain(product.problem).rows, key=lambda row: row.predicted)[:tries]
         for row in rows:
@@ -74,7 +86,7 @@ def compile_some(only: str, tries: int, part: int, parts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="problems whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="problems whose name contains one of these")
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--output", type=pathlib.Path, help="the table's file")
@@ -84,15 +96,17 @@ def main() -> None:
         compile_some(options.only, options.tries, *options.compile)
         return
     began = time.perf_counter()
-    command = [sys.executable, "-m", "bench.tune_table", "--only", options.only, "--tries", str(options.tries)]
+    command = [sys.executable, "-m", "bench.tune_table", "--only", *options.only, "--tries", str(options.tries)]
     workers = [subprocess.Popen([*command, "--compile", str(i), str(options.workers)]) for i in range(options.workers)]
     for worker in workers:
         worker.wait()
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     for name, make in products():
-        if options.only not in name:
+        if not is_among(name, options.only):
             continue
         p = make()
+        if not has_configuration(p):
+            continue
         try:
             print(f"{name}: {tune_gemm(p.a, p.b, **p.options(), tries=options.tries)}", flush=True)
         except Exception as error:

@@ -56,7 +56,8 @@ def test_layout_counts_the_bytes_that_tma_counts():
 
 def test_automatic_stages():
     small = plan()
-    assert place(small, 2, 1, None, 90, "T") == Placement(6, 6, None), "enough is enough"
+    assert place(small, 2, 1, None, 90, "T") == Placement(16, 16, None), "enough is enough"
+    assert place(plan(dict(X=tk.st(tk.bf16, 96, 128))), 2, 1, None, 90, "T") == Placement(9, 9, None), "226 KiB hold 9 tiles of 24"
     big = tk.st(tk.bf16, 128, 256)  # 64 KiB
     assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
     # 2 stages beside 64 KiB of results, or 3 under them: the results go over the last slot
@@ -80,7 +81,7 @@ def test_working_tiles():
         place(plan(common=dict(C=tile)), 2, 1, 24, 90, "T")
     over = ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
     assert place(plan(finish=dict(F=tile)), 2, 1, 24, 90, "T") == Placement(24, 24, None, over)
-    assert place(plan(finish=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(6, 6, None), "two do not fit over one"
+    assert place(plan(finish=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), "two do not fit over one"
 
 
 def test_given_stages():

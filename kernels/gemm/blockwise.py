@@ -53,10 +53,6 @@ class BlockwiseGemm(tk.lcf):
         return tuple(f"scales_b{panel}" for panel in range(self.panels))
 
     @property
-    def finished_rows(self) -> int:
-        return self.rows
-
-    @property
     def task_rows(self) -> int:
         return self.cluster * self.consumers * self.rows
 

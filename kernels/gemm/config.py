@@ -10,11 +10,11 @@ from typing import NamedTuple
 import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.kernels.gemm.reference import BLOCK
-from tritonkittens.lang.layout import ALIGNMENT, RESERVE, SYSTEM
+from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import split_tail
 
-SCHEDULES = ("persistent", "one_per_block", "split_k", "split_in_cluster", "split_tail", "stream_k")
+SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
@@ -24,8 +24,8 @@ WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wav
 # and what a task costs beside its iterations.
 LAUNCH = 4.6e-6
 TASK = 1.1e-6
-FIX_UP = 1.6e-6  # of a task that parts are summed up for, and for each part
-PART = 0.5e-6
+FIX_UP = 2e-6  # of a task that parts are summed up for, beside writing a part and reading all
+MERGED = 0.75  # of what blocks ask L2 for reaches it: neighbours ask for the same lines at the same time (ncu: half of the bytes that arrive)
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
@@ -80,11 +80,8 @@ class Config:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, field) not in known:
                 raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
-        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in ("split_k", "split_in_cluster")):
-            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, 'split_in_cluster' "
-                             "2 or 4, the others 1")
-        if self.schedule == "split_in_cluster" and (self.splits not in (2, 4) or self.cluster > 1 or self.independent):
-            raise ValueError(f"{self}: schedule 'split_in_cluster' takes 2 or 4 splits, cluster=1 and consumers that are not independent")
+        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
+            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
 
     def to_text(self) -> str:
         """For where only plain values pass; see `from_text`."""
@@ -105,9 +102,7 @@ class Config:
 
     def scheduler(self) -> tk.Schedule:
         made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
-        if self.splits > 1:
-            return (tk.SplitK if self.schedule == "split_k" else tk.SplitInCluster)(self.splits)
-        return made[self.schedule]()
+        return tk.SplitK(self.splits) if self.schedule == "split_k" else made[self.schedule]()
 
     def ordering(self, problem: Problem, l2_bytes: int) -> tk.Order:
         """The order of tasks; a supergroup's height is chosen so that its rows of A stay in L2 while B passes."""
@@ -142,7 +137,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
              Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
     line = LINE // _itemsize(problem.dtype)
     small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
-    small += [Config(consumers=1, cols=128, cluster=2), Config(consumers=1, cols=64, depth=2 * line, cluster=2), Config(cols=64, depth=2 * line)]
+    small += [Config(consumers=1, cols=128, cluster=2), Config(cols=64), Config(cols=64, depth=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
         wide = [Config(cols=cols) for cols in WHOLE_COLS if _whole(problem, Config(cols=cols)) and _storable(problem, cols, False)]
@@ -240,18 +235,18 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     straddle_a, straddle_b = (STRADDLING if extent * size % LINE else 1.0 for extent in _pitches(problem))
     if config.swapped:
         straddle_a, straddle_b = straddle_b, straddle_a
-    l2 = steps * (block_rows * straddle_a + cols / config.cluster * straddle_b) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
+    l2 = MERGED * steps * (block_rows * straddle_a + cols / config.cluster * straddle_b) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
     slot = (block_rows + cols) * depth * size
     staging = config.consumers * config.rows * cols * out
-    stages = min(config.stages or 6, max(2, (_limit(config) - staging) // slot))
+    stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - staging) // slot))
     latency = rounds * iterations * LATENCY / stages
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
     synchronisation = math.ceil(rounds) * TASK * (1 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5) + TASK + stalled
     if parts > 1:
-        synchronisation += FIX_UP + parts * PART
+        synchronisation += FIX_UP + (parts + 1) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors)
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
     epilogue = rounds * crowd * per_task

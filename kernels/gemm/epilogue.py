@@ -97,7 +97,7 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
     if PLACE == "scalar":
         return tk.with_field(values, NAME, tl.load(tensor.pointer))
     elif PLACE == "row":
-        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.finished_rows, ctx.config.cols), ELEMENT), (row,)))
+        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), ELEMENT), (row,)))
     else:
         return values
 
@@ -106,7 +106,7 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
 def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """The tile times or plus an operand."""
     COLS: tl.constexpr = ctx.config.cols // PANELS
-    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.finished_rows, COLS)
+    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, COLS)
     tensor = tk.field(ctx.globals, NAME)
     ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
     if PLACE == "scalar":
@@ -121,7 +121,7 @@ def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTI
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
     else:
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
-        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.finished_rows, COLS), place), tk.fp32)
+        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.rows, COLS), place), tk.fp32)
         return tile * value if MULTIPLY else tile + value
 
 
@@ -148,6 +148,6 @@ def finish_tile(ctx, tile, staging, row, col, PANEL: tl.constexpr = 0, PANELS: t
         if ctx.config.c_stored_nm:
             tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging.C)), tk.fp32))
         else:
-            residual = staging.C if PANELS == 1 else tk.subtile(staging.C, ctx.config.finished_rows, ctx.config.cols // PANELS, 0, PANEL)
+            residual = staging.C if PANELS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PANELS, 0, PANEL)
             tile = tile + tk.cast(tk.load(residual, like=tile), tk.fp32)
     return tile

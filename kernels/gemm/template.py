@@ -38,7 +38,7 @@ class Gemm(tk.lcf):
                                "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
-        c = tk.st(self.out_dtype, *((self.cols, self.finished_rows) if self.c_stored_nm else (self.finished_rows, self.cols)))
+        c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
         residual, operands, results = self.epilogue.memory(c, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else ())
@@ -48,11 +48,6 @@ class Gemm(tk.lcf):
         """Does one wgmma take the columns, though they are no power of two?"""
         line = self.depth * tk.to_torch(self.b_dtype or self.dtype).itemsize == SWIZZLE_LINE
         return bool(self.cols & (self.cols - 1)) and self.b_stored_nk and self.rows == 64 and line
-
-    @property
-    def finished_rows(self) -> int:
-        """Rows of C that a consumer stores: a share of its rows where the blocks of a cluster share a task."""
-        return self.rows // self.shares
 
     @property
     def task_rows(self) -> int:
@@ -86,11 +81,12 @@ class Gemm(tk.lcf):
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
         if ctx.config.epilogue.residual:
-            tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, _row(ctx), ctx.col, ctx.config.c_stored_nm), staging.arrived)
+            row = ctx.row * ctx.config.team + ctx.consumer
+            tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
 
     @triton.jit
     def fetch(ctx):
-        return fetch_values(ctx, _row(ctx))
+        return fetch_values(ctx, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
     def start(ctx):
@@ -106,21 +102,11 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, staging):
-        row = _row(ctx)
+        row = ctx.row * ctx.config.team + ctx.consumer
         tile = finish_tile(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), staging, row, ctx.col)
         tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
-
-
-@triton.jit
-def _row(ctx):
-    """The number of the tile of C, in tiles of `finished_rows`, that this consumer stores."""
-    row = ctx.row * ctx.config.team + ctx.consumer
-    if ctx.config.shares > 1:
-        return row * ctx.config.shares + ctx.part
-    else:
-        return row
 
 
 @triton.jit

@@ -28,13 +28,11 @@ WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
 
 # Where ordinary loads win over copies and TMA, see `is_faster_unaligned`
 FEW_ROWS = 64
-SMALL_PRODUCT = 1 << 27
+SMALL_PRODUCT = 1 << 30
 
 MAX_PARTS = 64
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
-BLOCKS = 4  # of a multiprocessor, that K is split for: their loads under way at once hide the latency of memory
-SMALL_BLOCKS = 1  # the same of small products, whose parts cost more to sum up than they save
-WIDE_ROWS = 16  # rows up to which words pay where a class of rows is a part of K: the sums of every part go through memory
+SMALL_RESULT, MEDIUM_RESULT = 1 << 15, 1 << 19  # elements of C up to which small tiles are faster
 
 
 @dataclass(frozen=True)
@@ -307,17 +305,21 @@ def _words_along(strides: tuple[int, int]) -> str:
 
 
 def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
-    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors."""
+    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly, of what was measured on the H200
+    (`bench/results/gemm_unaligned_tiles.json`)."""
     along = _words_along(strides)
     if m == 1:
-        rows, (cols, depth, warps), wide = 1, (256, 32, 8) if along == "n" else (64, 128, 8), bool(along)
-    elif m <= FEW_ROWS:
-        rows = max(16, triton.next_power_of_2(m))
-        wide = along == "k" or along == "n" and (m <= WIDE_ROWS or strides[0] % WORD.value == 0)
-        cols, depth, warps = (128 if rows == 16 and along == "n" else 64), 64, 4
+        tiles, blocks = (Tiles(1, 256, 16, 8, wide=True), 3) if along == "n" else (Tiles(1, 64, 128, 4, wide=along == "k"), 2)
+    elif m <= 16:
+        tiles, blocks = Tiles(16, 128, 32, wide=True) if along == "n" else Tiles(16, 64, 64, wide=along == "k"), 2
+    elif m <= 32:
+        tiles, blocks = (Tiles(32, 64, 64, wide=True), 2) if along == "k" else (Tiles(32, 64, 32), 4)
+    elif m <= FEW_ROWS or m * n <= MEDIUM_RESULT:
+        tiles, blocks = (Tiles(32, 32, 64) if FEW_ROWS < m and m * n <= SMALL_RESULT else Tiles(64, 64, 64, 8)), 2
     else:
-        (rows, cols, depth, warps), wide = (32, 32, 64, 4) if m * n <= 256 * 256 else (64, 64, 64, 4), False
-    return split(m, n, k, strides, slots * (BLOCKS if m <= FEW_ROWS else SMALL_BLOCKS), Tiles(rows, cols, depth, warps, 1, wide))
+        tiles, blocks = Tiles(128, 64, 64, 8), 1
+    dealt = split(m, n, k, strides, slots * blocks, tiles)
+    return replace(dealt, warps=8) if m == 1 and dealt.parts == 1 else dealt
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:

@@ -121,7 +121,6 @@ from tritonkittens.lang.schedule import (
     Persistent,
     RowMajor,
     Schedule,
-    SplitInCluster,
     SplitK,
     SplitTail,
     StreamK,

@@ -10,7 +10,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, gl, op
@@ -22,7 +21,6 @@ from tritonkittens.lang.layout import EXCHANGE_SLOTS, nbytes
 from tritonkittens.lang.memory import fence_async, store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.roles import specialize
-from tritonkittens.lang.shares import sum_shares
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_rank, cluster_sync, expect, named_arrive, named_sync, new_semaphores, publish, wait
 from tritonkittens.lang.tensor_memory import tensor_allocator
@@ -167,9 +165,6 @@ def _allocate(t: Trace, T: Any) -> Any:
     if plan.preload:
         fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
-    if T.shares > 1:
-        fields["shares_free"] = new_semaphores(t, T.consumers, T.shares * WARPS)
-        fields["shares_arrived"] = new_semaphores(t, T.consumers, 1)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= 100:
@@ -193,7 +188,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     if config._plan.output:
         roles.append((_storer, (G, A, memory, T)))
         warps.append(1)
-    if config.cluster_size > 1:
+    if config.cluster > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((_bystander, (T,)))
             warps.append(idle)
@@ -207,26 +202,6 @@ def _meet(t: Trace, T: Any) -> Any:
     none leaves while others still write to its memory."""
     if unwrap(T).cluster > 1:
         t.call(cluster_sync)
-
-
-@op
-def _enter(t: Trace, T: Any) -> Any:
-    """Before the role's first access to another block: of a cluster that loads together, before the first copy; of one that shares tasks, behind the products."""
-    if unwrap(T).shares > 1:
-        t.call(ptx_cluster.arrive)
-    else:
-        t.call(_meet, T)
-
-
-@op
-def _leave(t: Trace, T: Any) -> Any:
-    """Behind the last access. Where the cluster shares tasks, for roles that have no part in that (`sum_shares` waits and arrives in between)."""
-    if unwrap(T).shares > 1:
-        t.call(ptx_cluster.wait)
-        t.call(ptx_cluster.arrive)
-        t.call(ptx_cluster.wait)
-    else:
-        t.call(_meet, T)
 
 
 @op
@@ -577,10 +552,7 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
         t.call(store_read_wait, 0)
     if config._plan.preload:
         t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
-    if config.shares > 1:
-        t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)  # all consumers' products have read the ring
-        t.call(_call_finish, ctx, t.call(sum_shares, ctx, t.call(settled, ctx, state), memory), memory)
-    elif config.splits:
+    if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
     else:
         t.call(_call_finish, ctx, state, memory)
@@ -739,7 +711,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     turn = 0
     begun = 0
     previous = 0
-    _enter(T)
+    _meet(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     if EARLY > 0:
@@ -786,7 +758,7 @@ def _producer(G, A, memory, T: tl.constexpr):
         turn += 1
         begun = 0
         unit, work = _next_work(ctx, A, unit, work)
-    _leave(T)
+    _meet(T)
 
 
 @triton.jit
@@ -798,13 +770,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
-    SHARED: tl.constexpr = T.shares > 1
     slot = 0
     phases = 0
     turn = 0
     out = 0
     out_phases = -1
-    _enter(T)
+    _meet(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     if TEAMS > 1:
@@ -872,13 +843,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot, phases = _skip(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
-    if SHARED:
-        if turn > 0:
-            ptx_cluster.wait()
-        else:
-            _leave(T)
-    else:
-        _leave(T)
+    _meet(T)
 
 
 @triton.jit
@@ -913,8 +878,8 @@ def _storer(G, A, memory, T: tl.constexpr):
 @triton.jit
 def _bystander(T: tl.constexpr):
     """The warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
-    _enter(T)
-    _leave(T)
+    _meet(T)
+    _meet(T)
 
 
 @kernel(num_warps=WARPS)

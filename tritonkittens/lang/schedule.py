@@ -48,20 +48,6 @@ class SplitK(Schedule):
 
 
 @dataclass(frozen=True)
-class SplitInCluster(Schedule):
-    """Every task's iterations in `parts` equal parts, one for each block of a cluster. They send each other their accumulators through distributed shared
-    memory: each block sums up, in a fixed order, and finishes its share of the rows (see `lang/shares.py`). For launches of few tasks, as `SplitK`, without the
-    way through global memory; at most as many tasks run at once as clusters fit on the device.
-    """
-
-    parts: int = 2
-
-    def __post_init__(self) -> None:
-        if self.parts not in (2, 4):
-            raise TileError(f"SplitInCluster(parts={self.parts!r}): must be 2 or 4, the blocks of a cluster")
-
-
-@dataclass(frozen=True)
 class SplitTail(Schedule):
     """Whole tasks while they fill the device; each of the last, incomplete round in as many equal parts (see `SplitK`) as the device has room for.
 

@@ -18,11 +18,10 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.layout import MANY_STAGES, Placement, layout, place
-from tritonkittens.lang import shares
 from tritonkittens.lang.multicast import slice_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitInCluster, SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 
@@ -83,7 +82,7 @@ class lcf:
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1);
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `SplitInCluster(parts)`, `SplitTail()`, `StreamK()`; `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
+    - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `StreamK()`; `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: by table).
 
     With `fences_reads = True` in its class a template promises that hooks which read input or common tiles into registers call `tk.fence_async` between the
@@ -123,8 +122,6 @@ class lcf:
         self.pipelined = _check_hooks(type(self))
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
-        self.shares = self.schedule.parts if isinstance(self.schedule, SplitInCluster) else 1  # blocks of a cluster that finish a share of a task each
-        self.cluster_size = self.cluster * self.shares
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self._plan = self.layout()
@@ -140,8 +137,8 @@ class lcf:
         threads = (self.consumers + self._helpers) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
         self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
-        if self.cluster_size > 1:
-            self._options = (*self._options, ("cluster_size", self.cluster_size))
+        if self.cluster > 1:
+            self._options = (*self._options, ("cluster_size", self.cluster))
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
         held = elements(self._plan) // GROUP
@@ -183,12 +180,8 @@ class lcf:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
-        if self.shares > 1 and (self.cluster > 1 or self.independent):
-            raise self._error(f"(schedule={self.schedule!r}): the blocks of a cluster share a task, which its consumers share; cluster is 1 and independent False")
-        if (self.splits or self.shares > 1) and not plan.accumulators:
+        if self.splits and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
-        if self.shares > 1:
-            shares.check(self)
         if bool(plan.output) != isinstance(self, lcsf):
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
 
@@ -218,7 +211,7 @@ class lcf:
         On a power-limited card that is faster than a full start and a half-empty end (1 % for a GEMM of 512 tasks on 132 multiprocessors of the H200).
         """
         tasks = self.tasks(*shapes)
-        if isinstance(self.schedule, (OnePerBlock, SplitInCluster)):
+        if isinstance(self.schedule, OnePerBlock):
             return tasks
         if isinstance(self.schedule, StreamK):
             return slots if tasks % slots else min(tasks, slots)
@@ -261,7 +254,7 @@ class lcf:
         """Stages and shared-memory placement on an architecture (compute capability as an integer)."""
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
-            together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.output)
+            together = not (self.independent or self.splits or self.cluster > 1 or self._plan.preload or self._plan.output)
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together)
         return self._placements[arch]
@@ -291,8 +284,6 @@ class lcf:
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
         share = "a task each" if self.independent else "one task together"
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
-        if self.shares > 1:
-            lines.append(f"  clusters of {self.shares} blocks share a task: each works on a part of its iterations and finishes a share of its rows")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         return "\n".join(lines)
@@ -345,7 +336,7 @@ class lcsf(lcf):
         super()._check_knobs()
         if not isinstance(self.output_stages, int) or not 1 <= self.output_stages <= 32:
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
-        if isinstance(self.schedule, (SplitInCluster, SplitK, SplitTail, StreamK)):
+        if isinstance(self.schedule, (SplitK, SplitTail, StreamK)):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
 
 
@@ -368,14 +359,13 @@ class Call:
         self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
-        slots = max(1, multiprocessor_count(device) * template.blocks_per_sm // template.cluster_size) if on_device else 1
+        slots = max(1, multiprocessor_count(device) * template.blocks_per_sm // template.cluster) if on_device else 1
         shapes = [t.shape for t in tensors]
         self.grid = (template.blocks(slots, *shapes),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
         self.plain = all(self.specs) and not plan.args and not template.splits
-        self.is_fixed = template.shares > 1
-        if isinstance(template.schedule, (OnePerBlock, SplitInCluster, SplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
+        if isinstance(template.schedule, (OnePerBlock, SplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
             raise TileError(f"{name}(schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         if self.splits:
             tasks, copies = template.tasks(*shapes), template.cluster * template.team
@@ -407,8 +397,6 @@ class Call:
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
-        if self.is_fixed and blocks is not None:
-            raise TileError(f"{self.name}(blocks={blocks}): the blocks of a cluster share one task; a launch has a cluster for every task")
         _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
 
     def launch(self, *tensors: Any) -> None:

@@ -8,8 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.schedule import SplitInCluster, SplitK, SplitTail, StreamK, deal
-from tritonkittens.lang.sync import cluster_rank
+from tritonkittens.lang.schedule import SplitK, SplitTail, StreamK, deal
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
@@ -126,7 +125,7 @@ def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_first, block, blocks, whole, steps)
-    return t.call(_block, config.cluster_size)
+    return t.call(_block, config.cluster)
 
 
 @op
@@ -136,7 +135,7 @@ def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
-    return t.method(unit, "__add__", t.call(_blocks, config.cluster_size))
+    return t.method(unit, "__add__", t.call(_blocks, config.cluster))
 
 
 @op
@@ -156,8 +155,4 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
         return struct(**{**info.fields, "task": index, **shared})
     info = _setup(t, ctx, unit)
-    if isinstance(schedule, SplitInCluster):
-        part = t.call(cluster_rank)
-        begin, count = t.call(_iterations_of, part, schedule.parts, info.iterations)
-        return struct(**{**info.fields, "task": unit, "begin": begin, "count": count, "part": part})
     return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})

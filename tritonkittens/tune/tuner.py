@@ -306,7 +306,9 @@ class Family(Generic[P, C]):
         self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None, measure: Callable[[C], float], count: int | None
     ) -> _Choice[C]:
         ranked = self._ranked(key, options, neighbour)
-        contenders = {config: cost for config, cost, predicted in ranked[: count or tries()] if predicted < math.inf}
+        count = count or tries()
+        tried_anyway = neighbour.config if neighbour else None  # it won nearby, whatever the model says
+        contenders = {c: cost for i, (c, cost, predicted) in enumerate(ranked) if predicted < math.inf and (i < count or c == tried_anyway)}
         result = race(list(contenders), measure)
         if result.winner is None:
             first = next(iter(result.errors.values()))
