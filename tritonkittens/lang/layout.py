@@ -22,8 +22,8 @@ SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
 ENOUGH_STAGES = 3
-# What hides the latency of memory are bytes under way, not slots: with tiles of 64×128 a GEMM of 512×2048×7168 takes 33.3 µs on the H200 with 6 slots, 29.8 with
-# 8. More than these, with slots below 14 KB, only make the start longer, which sets up their semaphores.
+# What hides the latency of memory are bytes under way, not slots: with tiles of 64×128 a GEMM of 512×2048×7168 takes 33.3 µs on the H200 with 6 slots, 29.8
+# with 8. More than these, with slots below 14 KB, only make the start longer, which sets up their semaphores.
 MANY_STAGES = 16
 EXCHANGE_SLOTS = 2  # so that one meeting an iteration is enough: who writes a slot again has met the others since they read it
 
