@@ -58,6 +58,7 @@ def test_automatic_stages():
     small = plan()
     assert place(small, 2, 1, None, 90, "T") == Placement(16, 16, None), "enough is enough"
     assert place(plan(dict(X=tk.st(tk.bf16, 96, 128))), 2, 1, None, 90, "T") == Placement(9, 9, None), "226 KiB hold 9 tiles of 24"
+    assert place(tk.layout(globals={}, input=dict(X=tile), spare=130 << 10), 2, 1, None, 90, "T") == Placement(12, 12, None), "96 KiB are left"
     big = tk.st(tk.bf16, 128, 256)  # 64 KiB
     assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
     # 2 stages beside 64 KiB of results, or 3 under them: the results go over the last slot

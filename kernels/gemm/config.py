@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
+from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
@@ -193,7 +194,8 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     team = 1 if config.independent else config.consumers
     slot = _padded(team * config.rows, depth, size) + _padded(config.cols, depth, size)
     vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
-    staging = config.consumers * (_padded(config.rows, config.cols, _itemsize(problem.out)) + vectors)
+    turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
+    staging = config.consumers * (_padded(config.rows, config.cols, _itemsize(problem.out)) + vectors + turned)
     over = least and not vectors and not (config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block"))
     return max(3 * slot, staging) if over else 2 * slot + staging
 

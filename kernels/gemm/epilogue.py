@@ -54,6 +54,11 @@ class Epilogue(tk.Knob):
         return replace(self, **turned)
 
 
+def turned_bytes(rows: int) -> int:
+    """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns in fp32 at a time."""
+    return rows * 64 * 4
+
+
 @triton.jit
 def load_vectors(ctx, staging):
     """The copies of a `load_finish` hook for the operands with a value for every column."""

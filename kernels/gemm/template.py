@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, finish_tile, load_vectors
+from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, finish_tile, load_vectors, turned_bytes
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
 SWIZZLE_LINE = 128  # bytes
@@ -41,7 +41,8 @@ class Gemm(tk.lcf):
         c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
         residual, operands, results = self.epilogue.memory(c, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else ())
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
+                         spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
 
     @property
     def _whole(self) -> bool:

@@ -52,7 +52,8 @@ class layout:
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
-    - `args`: names of run-time numbers of the call.
+    - `args`: names of run-time numbers of the call;
+    - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout.
     """
 
     globals: Any
@@ -69,6 +70,7 @@ class layout:
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
+    spare: int = 0
 
     def __post_init__(self) -> None:
         tensors = []
@@ -145,7 +147,7 @@ def place(
     A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. `may_overlap`: may the finish tiles lie
     over the ring? Raises `TileError` with the bill where nothing fits.
     """
-    limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE
+    limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
     stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
     work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange)
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
