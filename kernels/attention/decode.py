@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.forward import AttentionForward
+from tritonkittens.kernels.attention.forward import AttentionForward, nothing_seen
 
 ZEROED = tl.constexpr(16)  # keys
 
@@ -31,17 +31,18 @@ def _hidden(ctx, s):
 
 class AttentionDecode(AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all; a sequence is dealt to `parts` tasks, whose results
-    `combine` weighs. Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
+    `combine` weighs, unless there is only one (`partial` False). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
 
     Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,) int32, keys of each
-    sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim) fp32;
-    L: (B, H_kv, parts, rows) fp32.
+    sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim), fp32
+    where `partial`, and with `lse` L: (B, H_kv, parts, rows) fp32.
     """
 
     consumers: int = 1
     lse: bool = True
     lengths: bool = True
     starts: bool = False
+    partial: bool = True
 
     _hidden = _hidden
 
@@ -62,9 +63,10 @@ class AttentionDecode(AttentionForward):
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
-        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32, self.rows, self.value_dim)
+        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim)
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
-        return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, O=o, L=None), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
+        results = dict(O=o, **(dict(L=None) if self.lse else {}))
+        return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, **results), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
                          args=(*self.numbers, "queries"))
 
     def tasks(self, *shapes: Any) -> int:
@@ -87,12 +89,19 @@ class AttentionDecode(AttentionForward):
                        start=start, masked=end - seen // ctx.config.cols, whole=end - tk.ceil_div(start, ctx.config.cols))
 
     @triton.jit
+    def start(ctx):
+        if ctx.config.partial:
+            tk.dependents_launch()  # `combine` is launched while this kernel works, and waits for its end
+        return nothing_seen(ctx)
+
+    @triton.jit
     def finish(ctx, state, staging):
         total = tk.row_sum(state.sums)
         tk.store(staging.O, tk.mul_row(state.o, ctx.config._share(ctx, total)))
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
-        tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))
+        if ctx.config.lse:
+            tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))
 
 
 @triton.jit
@@ -143,7 +152,8 @@ class AttentionDecodePaged(AttentionDecode):
 def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, parts, rows, queries, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,  # noqa: E741
             HAS_LSE: tl.constexpr):  # fmt: skip
     """One query of one head: the parts' results, weighed by their sums of exponentials. Grid: rows, key heads, batch. O, L contiguous as `AttentionDecode`
-    leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous."""
+    leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous. Launched with `launch_pdl`, which lets it start early and wait."""
+    tk.dependency_wait()
     row, kv_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part, col = tl.arange(0, PARTS), tl.arange(0, COLS)
     place = ((batch * tl.num_programs(1) + kv_head) * parts + part) * rows + row

@@ -8,7 +8,7 @@ import torch
 import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable, check_small
+from tritonkittens.kernels._tensors import as_addressable, check_small, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
@@ -22,10 +22,11 @@ PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 @functools.lru_cache
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
+    partial: bool = True, lse: bool = True,
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts)
+                                 starts=starts, partial=partial, lse=lse)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
 
@@ -80,17 +81,25 @@ def attention_decode(
     if result.numel() == 0 or keys == 0:
         see_nothing(result, lse)
         return result if lse is None else (result, lse)
-    kernel = decode(q.dtype, dim, value_dim, queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None,
-                    page_size)
+    kind = (q.dtype, dim, value_dim, queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None, page_size)
+    kernel = decode(*kind)
     parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
     packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
-    some = torch.empty(batch, kv_heads, parts, rows, value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(some.shape[:4], dtype=torch.float32, device=q.device)
-    tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), O=some, L=sums, pages=pages)
+    tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
     tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
-    kernel(*(tensors[name] for name in kernel.tensors), **scores.numbers(False), queries=queries)
+    numbers = dict(scores.numbers(False), queries=queries)
+    shape = (batch, kv_heads, parts, rows)
+    if parts == 1 and result.is_contiguous() and storable(result):
+        kernel = decode(*kind, partial=False, lse=return_lse)
+        tensors |= dict(O=result.view(*shape, value_dim), L=None if lse is None else lse.view(shape))
+        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
+        return result if lse is None else (result, lse)
+    some = torch.empty(*shape, value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(shape, dtype=torch.float32, device=q.device)
+    tensors |= dict(O=some, L=sums)
+    kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None)
+                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None, launch_pdl=True)
     return result if lse is None else (result, lse)
 
 

@@ -9,6 +9,15 @@ from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
 
+@triton.jit
+def nothing_seen(ctx):
+    """The state of queries that have seen no key: output, weights of the block before, largest score, sums of weights."""
+    scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
+    o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
+    p = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
+    return tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
+
+
 class AttentionForward(QueryTiles):
     """Any lengths, GQA, causal (aligned at the bottom right) or within a window, soft-cap, log-sum-exp. Blocks of keys go from the last to the first, so that
     only the first ones, the edge, mask. Scores of a block are multiplied under the softmax of the block before, whose product with V follows: K is input,
@@ -54,10 +63,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def start(ctx):
-        scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
-        o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-        p = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
-        return tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
+        return nothing_seen(ctx)
 
     @triton.jit
     def _softmax(ctx, state, s, FIRST=False):

@@ -112,13 +112,16 @@ def test_sequences_share_pages(rng):
     assert torch.equal(out[0], out[1]) and torch.equal(out[:1], attention_decode(q[:1], k, v))
 
 
-def test_layouts(rng):
-    """(B, S, H, D) caches and queries give the same bits as contiguous ones."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_layouts(parts, rng):
+    """(B, S, H, D) caches and queries give the same bits as contiguous ones, also where the result of a single part goes straight to a contiguous one."""
     q, k, v = randn(2, 3, 4, 64), randn(2, 300, 2, 64), randn(2, 300, 2, 64)
     strided = [x.transpose(1, 2) for x in (q, k, v)]
     out = poison(torch.empty(2, 3, 4, 64, device=DEVICE, dtype=BF16)).transpose(1, 2)
-    attention_decode(*strided, out=out, parts=2)
-    assert torch.equal(out, attention_decode(*(x.contiguous() for x in strided), parts=2))
+    attention_decode(*strided, out=out, parts=parts)
+    contiguous = [x.contiguous() for x in strided]
+    assert torch.equal(out, attention_decode(*contiguous, parts=parts))
+    assert torch.equal(out, attention_decode(*contiguous, parts=parts, return_lse=True)[0])
 
 
 def test_nothing(rng):
