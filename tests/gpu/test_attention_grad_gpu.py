@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, product
+from tritonkittens.kernels.attention.operator import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -142,7 +145,7 @@ def test_deterministic_runs_are_bitwise_equal(rng):
 
 def test_torch_says_whether_gradients_are_deterministic(rng, monkeypatch):
     found = []
-    monkeypatch.setattr(torch.ops.tritonkittens, "attention", lambda *arguments: found.append(arguments[-1]) or (None, None))
+    monkeypatch.setattr(AttentionFunction, "apply", lambda *arguments: found.append(arguments[-1]) or (None, None))
     q, k, v = leaves(1, 1, 1, 10, 10, 64)
     for wanted in (False, True):
         torch.use_deterministic_algorithms(wanted)
@@ -191,3 +194,45 @@ def test_random_configurations(rng):
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, dim, value_dim, given)
         check(*leaves(1, heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)
+
+
+class Seen(TorchDispatchMode):
+    """Writes down the operators that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_eager_calls_and_the_operator_agree(rng):
+    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give the same bits."""
+    q, k, v = leaves(1, 2, 1, 130, 70, 64)
+    grad = torch.randn(q.shape, device=DEVICE).to(BF16)
+
+    def run():
+        out = attention(q, k, v, causal=True, deterministic=True)
+        return out, torch.autograd.grad(out, (q, k, v), grad)
+
+    out, found = run()
+    assert type(out.grad_fn).__name__ == "AttentionFunctionBackward"
+    with Seen() as seen:
+        again, others = run()
+    assert {"tritonkittens::attention", "tritonkittens::attention_backward"} <= seen.names and torch.equal(out, again)
+    assert all(torch.equal(x, y) for x, y in zip(found, others, strict=True))
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        out = attention(q, k, v)
+        (dq,) = torch.autograd.grad(out, (q,), torch.ones_like(out).requires_grad_(), create_graph=True)
+        dq.sum().backward()
+
+
+def test_gradients_of_a_checkpointed_call(rng):
+    q, k, v = leaves(1, 2, 1, 130, 70, 64)
+    grad = torch.randn(q.shape, device=DEVICE).to(BF16)
+    found = [torch.autograd.grad(run(), (q, k, v), grad) for run in (
+        lambda: attention(q, k, v, deterministic=True),
+        lambda: checkpoint(lambda *x: attention(*x, deterministic=True), q, k, v, use_reentrant=False))]
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))

@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from tests.util import DEVICE, relative_error
+from tritonkittens.kernels.attention.operator import AttentionFunction
 from tritonkittens.ops import scaled_dot_product_attention, use_attention
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -114,8 +115,8 @@ class Block(torch.nn.Module):
 def test_a_model_uses_it(rng, monkeypatch):
     """Values and gradients of a model whose attention is replaced for a while, and what is called meanwhile."""
     calls = []
-    run = torch.ops.tritonkittens.attention
-    monkeypatch.setattr(torch.ops.tritonkittens, "attention", lambda *a: calls.append(a) or run(*a))
+    run = AttentionFunction.apply
+    monkeypatch.setattr(AttentionFunction, "apply", lambda *a: calls.append(a) or run(*a))
     torch.manual_seed(int(rng.integers(1 << 30)))
     model, x = Block(), randn(2, 70, 128)
     results = []
