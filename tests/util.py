@@ -1,6 +1,7 @@
 """What tests of numbers share."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonkittens.testing import has_gpu
 
@@ -59,3 +60,15 @@ def in_pages(k, v, lengths, page_size):
                 part = x[b, :, j * page_size : min((j + 1) * page_size, n)]
                 pool[table[b, j], :, : part.shape[1]] = part
     return *pools, table.to(k.device)
+
+
+class Seen(TorchDispatchMode):
+    """Writes down the names of the operators that torch dispatches inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))

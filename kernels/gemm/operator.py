@@ -1,4 +1,4 @@
-"""`gemm` as an operator of torch.library: for torch.compile and for gradients."""
+"""`gemm` for torch.compile and for gradients: an operator of torch.library, and a plain autograd function, which costs an eager call less."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._tensors import is_plain
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.product import FP8, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
@@ -28,7 +29,7 @@ def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, confi
     return a.new_empty(result_shape(a, b), dtype=result_dtype(a, out_dtype))
 
 
-def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
     a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
@@ -40,7 +41,9 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """A product inside the backward pass, which torch may be tracing: by the operator."""
+    """A product inside the backward pass, which torch may be tracing: then by the operator."""
+    if not torch.compiler.is_compiling() and is_plain(*[x for x in (a, b, bias, scale_a, scale_b) if x is not None]):
+        return gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
     return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
 
 
@@ -79,3 +82,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 gemm_operator.register_autograd(_backward, setup_context=_save)
+
+
+class GemmFunction(torch.autograd.Function):
+    """`gemm` outside of traces and transforms; arguments as of the operator, but `config` as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _save(ctx, inputs, None)
+        a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate = inputs
+        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=config,
+                    accumulate=accumulate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        return _backward(ctx, grad)

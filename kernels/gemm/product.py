@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, padded_empty, signature, storable
+from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_plain, padded_empty, signature, storable
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
@@ -52,6 +52,10 @@ def gemm(
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
         _check_config(config)
+        given = [t for t in (a, b, bias, gate, residual, scale_a, scale_b) if t is not None]
+        if not torch.compiler.is_compiling() and is_plain(*given):
+            result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
+            return result if out is None else out.copy_(result)
         chosen = None if config is None else config.to_text()
         result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
         return result if out is None else out.copy_(result)
@@ -88,6 +92,13 @@ def tune_gemm(
     """
     product = described(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
     return family.tune(product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries)
+
+
+@functools.cache
+def autograd_function() -> type[torch.autograd.Function]:
+    from tritonkittens.kernels.gemm.operator import GemmFunction  # which is made of this module
+
+    return GemmFunction
 
 
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.util import DEVICE, on_gpu_or_simulated, relative_error
+from tests.util import DEVICE, Seen, on_gpu_or_simulated, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, product
 from tritonkittens.kernels.attention.operator import AttentionFunction
 
@@ -194,18 +193,6 @@ def test_random_configurations(rng):
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, dim, value_dim, given)
         check(*leaves(1, heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)
-
-
-class Seen(TorchDispatchMode):
-    """Writes down the operators that run inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def test_eager_calls_and_the_operator_agree(rng):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, matrix, randn, scales
-from tests.util import DEVICE, relative_error
+from tests.util import DEVICE, Seen, relative_error
 from tritonkittens.kernels.gemm import gemm, gemm_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -179,3 +179,24 @@ def test_compiled_without_graph_breaks(rng, backend):
         assert relative_error(traced, eager) < 1e-2
     more = [randn(40, 32), *tensors[1:]]  # another number of rows: a trace for any
     assert torch.equal(compiled(*more), mlp(*more))
+
+
+def test_eager_calls_and_the_operator_agree(rng):
+    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give the same bits, and may be differentiated
+    again."""
+    a, b, bias = (x.requires_grad_() for x in (randn(70, 72), randn(72, 40), randn(40)))
+    grad = randn(70, 40)
+
+    def run():
+        out = gemm(a, b, bias=bias, activation="silu")
+        return out, torch.autograd.grad(out, (a, b, bias), grad)
+
+    out, found = run()
+    assert type(out.grad_fn).__name__ == "GemmFunctionBackward"
+    with Seen() as seen:
+        again, others = run()
+    assert "tritonkittens::gemm" in seen.names and torch.equal(out, again)
+    assert all(torch.equal(x, y) for x, y in zip(found, others, strict=True))
+    (d_a,) = torch.autograd.grad(gemm(a, b), (a,), grad, create_graph=True)
+    (d_b,) = torch.autograd.grad(d_a.float().sum(), (b,))
+    assert relative_error(d_b, grad.double().sum(0).expand(72, 40)) < ROUNDINGS[BF16]
