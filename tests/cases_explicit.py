@@ -548,3 +548,13 @@ def tensor_views(X, Y, COLS: tl.constexpr, PART: tl.constexpr):
         part = tk.subtile(tile, 128, PART, 0, i)
         tk.store(part, tk.load(part) * 2)
     tk.store(Y, tk.load(tile), (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def zero_and_branch(OUT, number):
+    """OUT[0] = 0, which hangs on `number`; OUT[1] = 1 where that is odd, in a branch that stays one."""
+    tl.store(OUT, tk.opaque_zero(number))
+    if number % 2 == 1:
+        tk.scheduling_barrier(number)
+        tl.store(OUT + 1, 1)

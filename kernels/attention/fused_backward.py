@@ -73,7 +73,7 @@ class AttentionBackward(AttentionBackwardKeys):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-        key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + (number >> 30)
+        key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero(number)
         s = hidden_from(ctx, s, key, block * ctx.config.cols)
         if ctx.config.cut:
             if key + ctx.config.rows > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
@@ -85,7 +85,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def _exchanged(ctx, consumer, number):
         """dS of a consumer's keys. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps descriptors of all parts in
         registers that accumulators need."""
-        return ctx.exchange.dS[(number >> 30) + consumer]
+        return ctx.exchange.dS[tk.opaque_zero(number) + consumer]
 
     @triton.jit
     def _queries(ctx, number):

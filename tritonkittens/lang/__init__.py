@@ -168,6 +168,7 @@ from tritonkittens.lang.tiles import (
     iota,
     neg_infty,
     one,
+    opaque_zero,
     pin,
     pos_infty,
     scheduling_barrier,

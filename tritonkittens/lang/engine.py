@@ -24,6 +24,7 @@ from tritonkittens.lang.roles import specialize
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_rank, cluster_sync, expect, named_arrive, named_sync, new_semaphores, publish, wait
 from tritonkittens.lang.tensor_memory import tensor_allocator
+from tritonkittens.lang.tiles import opaque_zero
 from tritonkittens.lang.types import split, st, tt, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
@@ -290,7 +291,7 @@ def _anew(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
     descriptors of all their parts once, and keeps them in registers that accumulators need."""
     if not memory.common.fields:
         return ctx
-    zero = t.method(t.scalar(number), "__rshift__", 30)
+    zero = t.call(opaque_zero, number)
     return struct(**{**ctx.fields, "common": struct(**{n: t.call(s.__getitem__, zero) for n, s in memory.common.fields.items()})})
 
 
