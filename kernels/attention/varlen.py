@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, storable_home
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_plain, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
@@ -62,7 +63,8 @@ def attention_varlen(
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         numbers = (scores.scale, softcap, left, right, deterministic)
-        result, lse = torch.ops.tritonkittens.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
+        differentiable = VarlenFunction.apply if not traced and is_plain(q, k, v, cu_seqlens_q, cu_seqlens_k) else torch.ops.tritonkittens.attention_varlen
+        result, lse = differentiable(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
@@ -207,7 +209,12 @@ def varlen_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_varlen`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    scores = Scores(scale, softcap, left, right)
+    return _computed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, Scores(scale, softcap, left, right))
+
+
+def _computed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scores: Scores,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
     _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k))), scores)
@@ -250,3 +257,25 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
 
 
 varlen_operator.register_autograd(_backward, setup_context=_save)
+
+
+class VarlenFunction(torch.autograd.Function):
+    """`attention_varlen` of operands that were checked, outside of traces and transforms; arguments as of the operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, starts_q, starts_k, longest_q, longest_k, scale, softcap, left, right, _ = inputs
+        output = _computed(q, k, v, starts_q, starts_k, longest_q, longest_k, Scores(scale, softcap, left, right))
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:  # type: ignore[override]
+        q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
+        *longest, scale, softcap, left, right, deterministic = ctx.rest
+        scores = Scores(scale, softcap, left, right)
+        features = scores.features(*_lengths(q, k, tuple(longest)))
+        grad = torch.zeros_like(out) if grad is None else grad
+        gradients = _run_backward(grad, grad_lse, q, k, v, starts_q, starts_k, out, lse, features, scores, deterministic)
+        return *gradients, *(None for _ in range(2 + len(ctx.rest)))

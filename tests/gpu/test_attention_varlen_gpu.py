@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
+from tests.util import DEVICE, Seen, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
 from tritonkittens.kernels.attention.varlen import _entries, choose
@@ -275,3 +275,21 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, sides)
         check(queries, keys, heads, kv_heads, dim, value_dim, dtype, **{**given, **({"window": sides} if "window" in given else {})})
+
+
+def test_eager_calls_and_the_operator_agree(rng):
+    """As for `attention`: an eager call is a plain autograd function, dispatch modes of torch see the operator, and both give the same bits."""
+    starts = torch.tensor([0, 40, 40, 110], dtype=torch.int32, device=DEVICE)
+    q, k, v = (torch.randn(120, heads, 64, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for heads in (2, 1, 1))
+    grad = torch.randn(120, 2, 64, device=DEVICE).to(torch.bfloat16)
+
+    def run():
+        out = attention_varlen(q, k, v, starts, starts, max_seqlen_q=70, causal=True, deterministic=True)
+        return out, torch.autograd.grad(out, (q, k, v), grad)
+
+    out, found = run()
+    assert type(out.grad_fn).__name__ == "VarlenFunctionBackward"
+    with Seen() as seen:
+        again, others = run()
+    assert {"tritonkittens::attention_varlen", "tritonkittens::attention_varlen_backward"} <= seen.names and torch.equal(out, again)
+    assert all(torch.equal(x, y) for x, y in zip(found, others, strict=True))
