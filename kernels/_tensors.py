@@ -41,10 +41,12 @@ def check_small(name: str, argument: str, x: torch.Tensor, like: torch.Tensor, d
         raise ValueError(f"{name}: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, {dtype}, on {like.device}")
 
 
-def is_plain(*tensors: torch.Tensor) -> bool:
-    """Are these torch's own tensors, outside of its dispatch modes (fake tensors, tracing, selective checkpoints) and transforms (`torch.func`)? Only operators
-    of torch.library are seen by those."""
-    own = all(type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors)
+def is_eager(*tensors: torch.Tensor | None) -> bool:
+    """Are those that are given torch's own tensors, outside of torch.compile, of dispatch modes (fake tensors, tracing, selective checkpoints) and of
+    transforms (`torch.func`)? Those see only operators of torch.library."""
+    if torch.compiler.is_compiling():
+        return False
+    own = all(x is None or type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors)
     return own and torch._C._len_torch_dispatch_stack() == 0 and not torch._C._are_functorch_transforms_active()
 
 

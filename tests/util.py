@@ -72,3 +72,13 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.add(func.name())
         return func(*args, **(kwargs or {}))
+
+
+def assert_eager_is_operator(run, function, *operators):
+    """`run()`, (result, gradients), is a call of the autograd function of this name; a dispatch mode sees these operators instead. Both give the same bits."""
+    out, found = run()
+    assert type(out.grad_fn).__name__ == f"{function}Backward"
+    with Seen() as seen:
+        again, others = run()
+    assert {f"tritonkittens::{name}" for name in operators} <= seen.names and torch.equal(out, again)
+    assert all(torch.equal(x, y) for x, y in zip(found, others, strict=True))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tritonkittens.kernels._tensors import is_eager
 from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_backward, run_forward
 
@@ -17,13 +18,13 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    return _computed(q, k, v, Scores(scale, softcap, left, right))
+    return _computed(q, k, v, scale, softcap, left, right)
 
 
-def _computed(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+def _computed(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int) -> tuple[Tensor, Tensor]:
     out = empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    run_forward(q, k, v, out, lse, scores)
+    run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right))
     return out, lse
 
 
@@ -32,13 +33,15 @@ def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-u
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
-def backward_operator(
+def _gradients(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None, left: int,
     right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
+
+
+backward_operator = torch.library.custom_op("tritonkittens::attention_backward", _gradients, mutates_args=())
 
 
 @backward_operator.register_fake
@@ -56,30 +59,25 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     q, k, v, out, lse = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
-    gradients = torch.ops.tritonkittens.attention_backward(grad, grad_lse, q, k, v, out, lse, *ctx.scores)
-    return *gradients, *(None for _ in ctx.scores)
+    once = not torch.is_grad_enabled()  # else these gradients are to be differentiated again, which the operator refuses
+    run = _gradients if once and is_eager(grad, grad_lse, q, k, v) else torch.ops.tritonkittens.attention_backward
+    return *run(grad, grad_lse, q, k, v, out, lse, *ctx.scores), *(None for _ in ctx.scores)
 
 
 attention_operator.register_autograd(_backward, setup_context=_save)
 
 
 class AttentionFunction(torch.autograd.Function):
-    """`attention` of operands that were checked, outside of traces and transforms: (output, log-sum-exp)."""
+    """`attention` of operands that were checked, in eager mode; arguments as of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scores: Scores, deterministic: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        out, lse = _computed(q, k, v, scores)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.scores, ctx.deterministic = scores, deterministic
-        ctx.set_materialize_grads(False)
-        return out, lse
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, scale, softcap, left, right, _ = inputs
+        output = _computed(q, k, v, scale, softcap, left, right)
+        _save(ctx, inputs, output)
+        return output
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:  # type: ignore[override]
-        q, k, v, out, lse = ctx.saved_tensors
-        grad = torch.zeros_like(out) if grad is None else grad
-        return *run_backward(grad, grad_lse, q, k, v, out, lse, ctx.scores, ctx.deterministic), None, None
+    backward = staticmethod(once_differentiable(_backward))
 
 
 @torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())

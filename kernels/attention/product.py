@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_plain, padded_empty, storable_home
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import LONG, Config, choose, choose_backward, choose_fused, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -90,10 +90,8 @@ def attention(
     scores = scores_of(q, scale, softcap, left, right)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        if not traced and is_plain(q, k, v):
-            result, lse = autograd_function().apply(q, k, v, scores, deterministic)
-        else:
-            result, lse = torch.ops.tritonkittens.attention(q, k, v, scores.scale, softcap, left, right, deterministic)
+        differentiable = autograd_function().apply if is_eager(q, k, v) else torch.ops.tritonkittens.attention
+        result, lse = differentiable(q, k, v, scores.scale, softcap, left, right, deterministic)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else empty_like(q, v.shape[3])

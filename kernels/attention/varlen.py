@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_plain, storable_home
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
@@ -63,7 +63,7 @@ def attention_varlen(
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         numbers = (scores.scale, softcap, left, right, deterministic)
-        differentiable = VarlenFunction.apply if not traced and is_plain(q, k, v, cu_seqlens_q, cu_seqlens_k) else torch.ops.tritonkittens.attention_varlen
+        differentiable = VarlenFunction.apply if is_eager(q, k, v, cu_seqlens_q, cu_seqlens_k) else torch.ops.tritonkittens.attention_varlen
         result, lse = differentiable(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
@@ -226,8 +226,7 @@ def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, so
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("tritonkittens::attention_varlen_backward", mutates_args=())
-def varlen_backward_operator(
+def _gradients(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
     max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float, softcap: float | None, left: int, right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -235,6 +234,9 @@ def varlen_backward_operator(
     scores = Scores(scale, softcap, left, right)
     features = scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k)))
     return _run_backward(grad, grad_lse, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, features, scores, deterministic)
+
+
+varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_varlen_backward", _gradients, mutates_args=())
 
 
 @varlen_backward_operator.register_fake
@@ -252,7 +254,9 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
-    gradients = torch.ops.tritonkittens.attention_varlen_backward(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
+    once = not torch.is_grad_enabled()  # else these gradients are to be differentiated again, which the operator refuses
+    run = _gradients if once and is_eager(grad, grad_lse, q, k, v) else torch.ops.tritonkittens.attention_varlen_backward
+    gradients = run(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
     return *gradients, *(None for _ in range(2 + len(ctx.rest)))
 
 
@@ -260,7 +264,7 @@ varlen_operator.register_autograd(_backward, setup_context=_save)
 
 
 class VarlenFunction(torch.autograd.Function):
-    """`attention_varlen` of operands that were checked, outside of traces and transforms; arguments as of the operator."""
+    """`attention_varlen` of operands that were checked, in eager mode; arguments as of the operator."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -269,13 +273,4 @@ class VarlenFunction(torch.autograd.Function):
         _save(ctx, inputs, output)
         return output
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:  # type: ignore[override]
-        q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
-        *longest, scale, softcap, left, right, deterministic = ctx.rest
-        scores = Scores(scale, softcap, left, right)
-        features = scores.features(*_lengths(q, k, tuple(longest)))
-        grad = torch.zeros_like(out) if grad is None else grad
-        gradients = _run_backward(grad, grad_lse, q, k, v, starts_q, starts_k, out, lse, features, scores, deterministic)
-        return *gradients, *(None for _ in range(2 + len(ctx.rest)))
+    backward = staticmethod(once_differentiable(_backward))

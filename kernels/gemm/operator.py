@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import is_plain
+from tritonkittens.kernels._tensors import is_eager
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.product import FP8, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
@@ -42,7 +42,7 @@ def _product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """A product inside the backward pass, which torch may be tracing: then by the operator."""
-    if not torch.compiler.is_compiling() and is_plain(*[x for x in (a, b, bias, scale_a, scale_b) if x is not None]):
+    if is_eager(a, b, bias, scale_a, scale_b):
         return gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
     return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
 
@@ -85,7 +85,7 @@ gemm_operator.register_autograd(_backward, setup_context=_save)
 
 
 class GemmFunction(torch.autograd.Function):
-    """`gemm` outside of traces and transforms; arguments as of the operator, but `config` as it is."""
+    """`gemm` in eager mode; arguments as of the operator, but `config` as it is."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -94,6 +94,4 @@ class GemmFunction(torch.autograd.Function):
         return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=config,
                     accumulate=accumulate)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        return _backward(ctx, grad)
+    backward = staticmethod(_backward)

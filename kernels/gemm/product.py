@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_plain, padded_empty, signature, storable
+from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_eager, padded_empty, signature, storable
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
@@ -52,8 +52,7 @@ def gemm(
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
         _check_config(config)
-        given = [t for t in (a, b, bias, gate, residual, scale_a, scale_b) if t is not None]
-        if not torch.compiler.is_compiling() and is_plain(*given):
+        if is_eager(a, b, bias, gate, residual, scale_a, scale_b):
             result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
             return result if out is None else out.copy_(result)
         chosen = None if config is None else config.to_text()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.util import DEVICE, Seen, on_gpu_or_simulated, poison, relative_error
+from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
 from tritonkittens.kernels.attention.varlen import _entries, choose
@@ -287,9 +287,4 @@ def test_eager_calls_and_the_operator_agree(rng):
         out = attention_varlen(q, k, v, starts, starts, max_seqlen_q=70, causal=True, deterministic=True)
         return out, torch.autograd.grad(out, (q, k, v), grad)
 
-    out, found = run()
-    assert type(out.grad_fn).__name__ == "VarlenFunctionBackward"
-    with Seen() as seen:
-        again, others = run()
-    assert {"tritonkittens::attention_varlen", "tritonkittens::attention_varlen_backward"} <= seen.names and torch.equal(out, again)
-    assert all(torch.equal(x, y) for x, y in zip(found, others, strict=True))
+    assert_eager_is_operator(run, "VarlenFunction", "attention_varlen", "attention_varlen_backward")
