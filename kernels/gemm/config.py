@@ -76,6 +76,8 @@ class Config:
     splits: int = 1
     order: str = "supergroup"
     group: int | None = None
+    lag: int = 0
+    panel: int | None = None
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):

@@ -444,5 +444,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
+                independent=config.independent, lag=config.lag, panel=config.panel, depth=config.depth_of(itemsize), schedule=config.scheduler(),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -29,6 +29,7 @@ class Gemm(tk.lcf):
     batched: bool = False
     accumulate: tl.dtype = tk.fp32
     epilogue: Epilogue = Epilogue()
+    panel: int | None = None
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
@@ -38,8 +39,12 @@ class Gemm(tk.lcf):
                                "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
-        c = tk.st(self.out_dtype, *((self.cols, self.rows) if self.c_stored_nm else (self.rows, self.cols)))
-        residual, operands, results = self.epilogue.memory(c, self.cols)
+        def result(cols):
+            return tk.st(self.out_dtype, *((cols, self.rows) if self.c_stored_nm else (self.rows, cols)))
+
+        c = result(self.panel or self.cols)
+        staged = result(2 * self.panel) if self.panel else c
+        residual, operands, results = self.epilogue.memory(staged, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
@@ -104,10 +109,33 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         row = ctx.row * ctx.config.team + ctx.consumer
-        tile = finish_tile(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), staging, row, ctx.col)
-        tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
+        sums = tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32)
+        if ctx.config.panel is None:
+            tile = finish_tile(ctx, sums, staging, row, ctx.col)
+            tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
+            tk.fence_async()
+            tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
+        else:
+            _store_panels(ctx, sums, staging, row)
+
+
+@triton.jit
+def _store_panels(ctx, sums, staging, row):
+    PANEL: tl.constexpr = ctx.config.panel
+    PANELS: tl.constexpr = ctx.config.cols // PANEL
+    parts = tk.split_cols(sums, PANEL)
+    for panel in tl.static_range(PANELS):
+        tile = finish_tile(ctx, parts[panel], staging, row, ctx.col, panel, PANELS)
+        if panel > 1:
+            tk.store_read_wait(1)
+        if ctx.config.c_stored_nm:
+            home = tk.subtile(staging.C, PANEL, ctx.config.rows, panel % 2, 0)
+            tk.store(home, tk.transpose(tile))
+        else:
+            home = tk.subtile(staging.C, ctx.config.rows, PANEL, 0, panel % 2)
+            tk.store(home, tile)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
+        tk.store_async(ctx.globals.C, home, _place(ctx, ctx.globals.C, row, ctx.col * PANELS + panel, ctx.config.c_stored_nm))
 
 
 @triton.jit

@@ -586,6 +586,21 @@ def _open_turns(t: Trace, worker: Any, T: Any) -> Any:
 
 
 @op
+def _follow(t: Trace, worker: Any, T: Any) -> Any:
+    """Wait until the consumer before is `lag` iterations ahead."""
+    if unwrap(T).lag and unwrap(worker) > 0:
+        t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
+
+
+@op
+def _lead(t: Trace, worker: Any, T: Any, i: Any, count: Any) -> Any:
+    """Let the next consumer begin where iteration `i` of `count` is the one it waits for."""
+    T = unwrap(T)
+    if T.lag and unwrap(worker) < T.consumers - 1:
+        t.call(_arrive_at, i, count, T.lag, TURN_BARRIER + unwrap(worker) + 1)
+
+
+@op
 def _take_ring(t: Trace, worker: Any) -> Any:
     t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
@@ -604,6 +619,12 @@ def _finish_if_last(ctx, state, memory):
     state, last = sum_up(ctx, settled(ctx, state))
     if last:
         _call_finish(ctx, state, memory)
+
+
+@triton.jit
+def _arrive_at(i, count, LAG: tl.constexpr, BARRIER: tl.constexpr):
+    if i == tl.minimum(LAG, count - 1):
+        named_arrive(BARRIER, 256)
 
 
 @triton.jit
@@ -801,7 +822,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
+                _follow(WORKER, T)
                 state = _first(_at(_anew(mine, memory, work.count), work.begin), state, _slot(memory, slot))
+                _lead(WORKER, T, 0, work.count)
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
@@ -809,6 +832,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                     here = _at(_anew(mine, memory, i), work.begin + i)
                     wait(memory.arrived[slot], (phases >> slot) & 1)
                     state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
+                    _lead(WORKER, T, i, work.count)
                     _release_before(memory, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)

@@ -266,12 +266,41 @@ def transpose(t: Trace, x: Any) -> Any:
     return assemble((axes[1], axes[0]), flipped)
 
 
+@triton.jit
+def _halves(x):
+    """The left and right half of the columns."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLS: tl.constexpr = x.shape[1] // 2
+    return x.reshape([ROWS, 2, COLS]).permute([0, 2, 1]).split()
+
+
+def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
+    """The parts of so many columns of one piece, side by side; an accumulator's stay where they are, in the registers of their threads."""
+    if int(unwrap(piece.shape[1])) == cols:
+        return [piece]
+    home = getattr(piece.type, "layout", None)
+    halves = t.call(_halves, piece)
+    if isinstance(home, gl.NVMMADistributedLayout) and list(home.version) == [3, 0]:
+        layout = accumulator_layout(t, int(unwrap(piece.shape[0])), int(unwrap(piece.shape[1])) // 2)
+        halves = [t.convert(h, layout) for h in halves]
+    return [part for half in halves for part in _cut(t, half, cols)]
+
+
 @op
-def split_cols(t: Trace, x: Any) -> Any:
-    """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile)."""
-    axes = axes_of(x)
+def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
+    """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile); with `cols` all cut into tiles of so many columns.
+
+    Raises `TileError` where `cols` does not divide a piece's columns into a power of two of tiles.
+    """
+    axes, cols = axes_of(x), unwrap(cols)
     pieces, across = pieces_of(x), len(axes[1])
-    return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
+    if cols is None:
+        return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
+    if not isinstance(cols, int) or cols < 1 or any(c % cols or c // cols & (c // cols - 1) for c in axes[1]):
+        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the pieces' columns, {', '.join(map(str, axes[1]))}, into a power "
+                        "of two")
+    rows = [[part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))]
+    return tuple(assemble((axes[0], (cols,)), list(column)) for column in zip(*rows, strict=True))
 
 
 @op
