@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, finish_tile, load_vectors
+from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors
 from tritonkittens.kernels.gemm.reference import BLOCK
+from tritonkittens.kernels.gemm.result import result_tiles, store_result
 
 SCALES = 16  # of B, along K, that a slot holds: the smallest vector
 
@@ -32,11 +33,12 @@ class BlockwiseGemm(tk.lcf):
     epilogue: Epilogue = Epilogue()
     batched: bool = False
     c_stored_nm: bool = False
+    panel: int | None = None
 
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
-        c = tk.st(self.out_dtype, self.rows, self.cols)
-        residual, operands, results = self.epilogue.memory(c, self.cols)
+        c, staged = result_tiles(self.out_dtype, self.rows, self.cols, self.panel, self.c_stored_nm)
+        residual, operands, results = self.epilogue.memory(staged, self.cols)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
@@ -110,10 +112,4 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, staging):
-        row = ctx.row * ctx.config.consumers + ctx.consumer
-        PANELS: tl.constexpr = ctx.config.panels
-        for panel in tl.static_range(PANELS):
-            c = tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PANELS, 0, panel)
-            tk.store(c, finish_tile(ctx, state.acc[panel], staging, row, ctx.col, panel, PANELS))
-        tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, (row, ctx.col))
+        store_result(ctx, state.acc, staging, ctx.row * ctx.config.consumers + ctx.consumer)

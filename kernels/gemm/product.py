@@ -432,7 +432,7 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
                  **types: object) -> tk.lcf:
     """The kernel of a configuration."""
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
-                 cluster=config.cluster, order=order, **types)  # fmt: skip
+                 cluster=config.cluster, order=order, panel=None if epilogue.residual else config.panel, **types)  # fmt: skip
     if blockwise:
         plain = config.schedule in ("persistent", "one_per_block") and not (config.swapped or config.independent)
         if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:
@@ -444,5 +444,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, lag=config.lag, panel=config.panel, depth=config.depth_of(itemsize), schedule=config.scheduler(),
+                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -7,14 +7,18 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, finish_tile, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.result import place, result_tiles, store_result
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
 SWIZZLE_LINE = 128  # bytes
 
 
 class Gemm(tk.lcf):
-    """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration."""
+    """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
+
+    `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
+    """
 
     dtype: tl.dtype = tk.bf16
     b_dtype: tl.dtype | None = None
@@ -33,17 +37,15 @@ class Gemm(tk.lcf):
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
+        if self.panel and self.epilogue.residual:
+            raise tk.TileError(f"Gemm(panel={self.panel}): a residual is loaded to where results are staged, which then are all")
         rows = self.team * self.rows
         if rows & (rows - 1):
             raise tk.TileError(f"Gemm(consumers={self.consumers}, rows={self.rows}): the rows that consumers share, {rows}, must be a power of two; "
                                "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
-        def result(cols):
-            return tk.st(self.out_dtype, *((cols, self.rows) if self.c_stored_nm else (self.rows, cols)))
-
-        c = result(self.panel or self.cols)
-        staged = result(2 * self.panel) if self.panel else c
+        c, staged = result_tiles(self.out_dtype, self.rows, self.cols, self.panel, self.c_stored_nm)
         residual, operands, results = self.epilogue.memory(staged, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
@@ -80,15 +82,15 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, _place(ctx, ctx.globals.A, ctx.row, ctx.iter, ctx.config.a_stored_km), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, _place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, place(ctx, ctx.globals.A, ctx.row, ctx.iter, ctx.config.a_stored_km), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
 
     @triton.jit
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
         if ctx.config.epilogue.residual:
             row = ctx.row * ctx.config.team + ctx.consumer
-            tk.load_async(staging.C, ctx.globals.residual, _place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
+            tk.load_async(staging.C, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
 
     @triton.jit
     def fetch(ctx):
@@ -108,44 +110,8 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, staging):
-        row = ctx.row * ctx.config.team + ctx.consumer
         sums = tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32)
-        if ctx.config.panel is None:
-            tile = finish_tile(ctx, sums, staging, row, ctx.col)
-            tk.store(staging.C, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
-            tk.fence_async()
-            tk.store_async(ctx.globals.C, staging.C, _place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
-        else:
-            _store_panels(ctx, sums, staging, row)
-
-
-@triton.jit
-def _store_panels(ctx, sums, staging, row):
-    PANEL: tl.constexpr = ctx.config.panel
-    PANELS: tl.constexpr = ctx.config.cols // PANEL
-    parts = tk.split_cols(sums, PANEL)
-    for panel in tl.static_range(PANELS):
-        tile = finish_tile(ctx, parts[panel], staging, row, ctx.col, panel, PANELS)
-        if panel > 1:
-            tk.store_read_wait(1)
-        if ctx.config.c_stored_nm:
-            home = tk.subtile(staging.C, PANEL, ctx.config.rows, panel % 2, 0)
-            tk.store(home, tk.transpose(tile))
-        else:
-            home = tk.subtile(staging.C, ctx.config.rows, PANEL, 0, panel % 2)
-            tk.store(home, tile)
-        tk.fence_async()
-        tk.store_async(ctx.globals.C, home, _place(ctx, ctx.globals.C, row, ctx.col * PANELS + panel, ctx.config.c_stored_nm))
-
-
-@triton.jit
-def _place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
-    """Where a tile lies in a matrix or in a batch of them; a batch of one serves all."""
-    first, second = (col, row) if TRANSPOSED else (row, col)
-    if ctx.config.batched:
-        return tl.minimum(ctx.batch, tk.extent(tensor, 0) - 1), first, second
-    else:
-        return first, second
+        store_result(ctx, (sums,), staging, ctx.row * ctx.config.team + ctx.consumer)
 
 
 @triton.jit

@@ -445,14 +445,24 @@ def _hook(what: str) -> Any:
     def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
-        if not config._plan.trailing:
-            return _state(t, ctx, what, t.call(hook, ctx, state, *inputs), state)
-        new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
-        _check_trailing(config, what, released, awaited)
+        read_before = bill().reads_shared
+        if config._plan.trailing:
+            new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
+            _check_trailing(config, what, released, awaited)
+        else:
+            new = t.call(hook, ctx, state, *inputs)
+        _note_reads(read_before)
         return _state(t, ctx, what, new, state)
 
     call.__name__ = f"_{what}"
     return op(call)
+
+
+def _note_reads(before: int) -> None:
+    """Remember whether hooks that work on ring slots read shared memory into registers. A function that is already in the module is not traced again: what was
+    read before the first of these hooks counts too."""
+    account = bill()
+    account.reads_ring = bool(account.reads_ring) or account.reads_shared > (0 if account.reads_ring is None else before)
 
 
 def _check_trailing(config: Any, what: str, released: int, awaited: int) -> None:
@@ -507,8 +517,8 @@ def copies(tiles: Any) -> int:
 
 @op
 def _release(t: Trace, finished: Any, slot: Any, T: Any) -> Any:
-    """Give a ring slot back."""
-    t.call(_give_back, t.call(finished.__getitem__, slot), T)
+    """Give a ring slot back, behind the hook that used it."""
+    t.call(_give_back, t.call(finished.__getitem__, slot), T, bill().reads_ring is False)
 
 
 @op
@@ -518,14 +528,15 @@ def _release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
 
 
 @op
-def _give_back(t: Trace, bar: Any, T: Any) -> Any:
+def _give_back(t: Trace, bar: Any, T: Any, unread: Any = False) -> Any:
     """Arrive at the semaphore of a slot, for the producers of all blocks of the cluster: each writes into the slots of all.
 
-    Scope "cta" is enough in a cluster too: what reads a slot are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences.
+    Scope "cta" is enough in a cluster too: what reads a slot are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences,
+    unless the slot is `unread` by any.
     """
     cluster = unwrap(T).cluster
     for rank in range(cluster):
-        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unwrap(T).fences_reads)
+        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unwrap(T).fences_reads or unwrap(unread))
 
 
 @op
@@ -586,21 +597,6 @@ def _open_turns(t: Trace, worker: Any, T: Any) -> Any:
 
 
 @op
-def _follow(t: Trace, worker: Any, T: Any) -> Any:
-    """Wait until the consumer before is `lag` iterations ahead."""
-    if unwrap(T).lag and unwrap(worker) > 0:
-        t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
-
-
-@op
-def _lead(t: Trace, worker: Any, T: Any, i: Any, count: Any) -> Any:
-    """Let the next consumer begin where iteration `i` of `count` is the one it waits for."""
-    T = unwrap(T)
-    if T.lag and unwrap(worker) < T.consumers - 1:
-        t.call(_arrive_at, i, count, T.lag, TURN_BARRIER + unwrap(worker) + 1)
-
-
-@op
 def _take_ring(t: Trace, worker: Any) -> Any:
     t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
@@ -619,12 +615,6 @@ def _finish_if_last(ctx, state, memory):
     state, last = sum_up(ctx, settled(ctx, state))
     if last:
         _call_finish(ctx, state, memory)
-
-
-@triton.jit
-def _arrive_at(i, count, LAG: tl.constexpr, BARRIER: tl.constexpr):
-    if i == tl.minimum(LAG, count - 1):
-        named_arrive(BARRIER, 256)
 
 
 @triton.jit
@@ -822,9 +812,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
-                _follow(WORKER, T)
                 state = _first(_at(_anew(mine, memory, work.count), work.begin), state, _slot(memory, slot))
-                _lead(WORKER, T, 0, work.count)
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
@@ -832,7 +820,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                     here = _at(_anew(mine, memory, i), work.begin + i)
                     wait(memory.arrived[slot], (phases >> slot) & 1)
                     state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
-                    _lead(WORKER, T, i, work.count)
                     _release_before(memory, previous, T)
                     previous = slot
                     slot, phases = _next_slot(slot, phases, STAGES)

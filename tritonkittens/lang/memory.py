@@ -218,7 +218,7 @@ def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
     if isinstance(src, shared):
         if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
             raise TileError(f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout")
-        bill().reads_shared = True
+        bill().reads_shared += 1
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [src.pieces[0]], tl.int32)
         place = t.method(t.scalar(coord), "__mul__", itemsize(src.dtype))
         return t.call(ptx_shared.load, t.method(address, "__add__", place), src.dtype)

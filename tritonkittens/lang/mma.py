@@ -279,7 +279,7 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
         layout = gl.DotOperandLayout(operand_index=index, parent=parent, k_width=width)
         if not isinstance(x, gl.shared_memory_descriptor):
             return t.convert(x, layout)
-        bill().reads_shared = True
+        bill().reads_shared += 1
         return t.call(x.load, layout)
 
     for i in range(len(rows)):

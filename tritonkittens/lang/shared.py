@@ -228,7 +228,7 @@ def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
 
 def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
     """Registers from shared memory, each piece in the layout asked for."""
-    bill().reads_shared = True
+    bill().reads_shared += 1
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
     if src.together:

@@ -96,7 +96,6 @@ class lcf:
     blocks_per_sm: int = 1
     cluster: int = 1
     ordered: bool = False
-    lag: int = 0
     schedule: Schedule = Persistent()
     order: Order = RowMajor()
     consumer_registers: int | None = None

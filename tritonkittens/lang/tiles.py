@@ -297,10 +297,9 @@ def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
     if cols is None:
         return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
     if not isinstance(cols, int) or cols < 1 or any(c % cols or c // cols & (c // cols - 1) for c in axes[1]):
-        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the pieces' columns, {', '.join(map(str, axes[1]))}, into a power "
-                        "of two")
+        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, {axes[1]}, into a power of two of tiles")
     rows = [[part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))]
-    return tuple(assemble((axes[0], (cols,)), list(column)) for column in zip(*rows, strict=True))
+    return tuple(assemble((axes[0], (cols,)), list(parts)) for parts in zip(*rows, strict=True))
 
 
 @op
