@@ -22,6 +22,8 @@ KINDS = {
     "cluster": Config(consumers=1, cols=64, cluster=2),
     "independent": Config(cols=64, independent=True),
     "wide": Config(consumers=1, cols=48),
+    "panels": Config(consumers=1, cols=128, panel=32),
+    "panels in turns": Config(cols=64, independent=True, panel=32),
     "swapped": Config(consumers=1, cols=32, swapped=True),
     "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
     "split_tail": Config(consumers=1, cols=64, schedule="split_tail"),

@@ -131,6 +131,8 @@ MISTAKES = {
     "tk.iota(x, axis=2)": "iota(axis=2) of shape [64, 48]: needs a tile of two axes and axis 0 or 1, or a vector",
     "tk.apply(1.0, on_stripes)": "apply to shape []: needs a register tile or vector",
     "tk.transpose(c)": "transpose of shape [64]: needs a tile of two axes",
+    "tk.split_cols(x, 48)": "split_cols(cols=48) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
+    "tk.split_cols(x, 0)": "split_cols(cols=0) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
     "tk.concat_cols(x, tk.zero((16, 16)))": "concat_cols of shapes [64, 48], [16, 16]: needs tiles of equal rows",
     "tk.store(X, x, 0)": "store of a tile of shape [64, 48]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
 }

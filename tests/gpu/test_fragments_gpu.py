@@ -93,3 +93,27 @@ def test_order_in_memory(cols, vector, rng):
     ordered_kernel[(1,)](sums, found, 64, cols)
     exact = x.double().cpu() @ y.double().cpu().T
     assert torch.equal(found.cpu().double(), 1 + exact * 3)
+
+
+@tk.kernel
+@triton.jit
+def cut_kernel(A, B, C, TILE_A: tl.constexpr, TILE_B: tl.constexpr, COLS: tl.constexpr):
+    """A · Bᵀ, its tiles of COLS columns stored in the opposite order."""
+    left, right = tk.allocate(TILE_A), tk.allocate(TILE_B)
+    tk.load_into(left, A, (0, 0))
+    tk.load_into(right, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    parts = tk.split_cols(tk.mm_ABt(left, right), COLS)
+    PARTS: tl.constexpr = len(parts)
+    for i in tl.static_range(PARTS):
+        tk.store(C, parts[i], (0, PARTS - 1 - i))
+
+
+@pytest.mark.parametrize("rows, cols, part", [(64, 256, 64), (64, 256, 256), (128, 128, 32), (64, 192, 64), (64, 112, 16), (128, 96, 32)])
+def test_columns_cut_into_tiles(rows, cols, part, rng):
+    x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (rows, cols))
+    c = poison(torch.empty(rows, cols, device=DEVICE))
+    cut_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), part)
+    exact = (x.double().cpu() @ y.double().cpu().T).reshape(rows, -1, part).flip(1).reshape(rows, cols)
+    assert torch.equal(c.cpu().double(), exact)

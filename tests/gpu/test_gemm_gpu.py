@@ -57,6 +57,20 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
         multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
 
 
+PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=112, panel=16),
+          Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k")]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", PANELS, ids=lambda c: f"{c.rows}x{c.cols} {c.panel} {c.schedule}")
+@pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP32, E4M3], [BF16, FP32]), ids=str)
+def test_results_in_panels(rng, config, dtype):
+    """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
+    a, b = matrix(200, 136), matrix(136, 400, transposed=True)
+    power = not config.cols & (config.cols - 1)
+    multiply(a, b, config, out_dtype=dtype, **(dict(bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu") if power else {}))
+    multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))  # staged whole
+
+
 @pytest.mark.parametrize("start", [16, 3])  # elements: 3 are no multiple of 16 bytes, so that operands are copied
 def test_slices_of_wider_matrices(rng, start):
     for m, n, k in [(70, 88, 72), (1, 8, 72), (70, 1, 9)]:

@@ -16,6 +16,8 @@ CASES = {
     "wide": (KINDS["wide"].__dict__, ("bias",)),
     "wide, shared by a cluster": (dict(consumers=1, cols=96, cluster=2), ()),
     "independent": (KINDS["independent"].__dict__, ("residual",)),
+    "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
+    "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),
@@ -38,7 +40,7 @@ def test_products(name, rng):
     check(out, a, b, name, **operands)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256)], ids=str)
+@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256), dict(cols=256, panel=64)], ids=str)
 def test_block_scales(knobs, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()

@@ -275,14 +275,19 @@ def _halves(x):
 
 
 def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
-    """The parts of so many columns of one piece, side by side; an accumulator's stay where they are, in the registers of their threads."""
-    if int(unwrap(piece.shape[1])) == cols:
+    """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
+    rows, whole = (int(unwrap(extent)) for extent in piece.shape)
+    if whole == cols:
         return [piece]
-    home = getattr(piece.type, "layout", None)
-    halves = t.call(_halves, piece)
-    if isinstance(home, gl.NVMMADistributedLayout) and list(home.version) == [3, 0]:
-        layout = accumulator_layout(t, int(unwrap(piece.shape[0])), int(unwrap(piece.shape[1])) // 2)
-        halves = [t.convert(h, layout) for h in halves]
+    if not t.explicit:
+        halves = t.call(_halves, piece)
+    else:
+        home = piece.type.layout
+        accumulator = isinstance(home, gl.NVMMADistributedLayout)
+        if not accumulator or home.warps_per_cta[1] > 1:
+            piece = t.convert(piece, row_layout(t, whole))
+        kind = "mma" if accumulator else "row" if home == row_layout(t, whole) else "memory"
+        halves = [t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype))) for half in t.call(_halves, piece)]
     return [part for half in halves for part in _cut(t, half, cols)]
 
 
@@ -297,7 +302,7 @@ def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
     if cols is None:
         return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
     if not isinstance(cols, int) or cols < 1 or any(c % cols or c // cols & (c // cols - 1) for c in axes[1]):
-        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, {axes[1]}, into a power of two of tiles")
+        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, {axes[1]}, into 2ⁿ tiles")
     rows = [[part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))]
     return tuple(assemble((axes[0], (cols,)), list(parts)) for parts in zip(*rows, strict=True))
 
