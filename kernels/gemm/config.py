@@ -167,7 +167,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
-    return shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
+    found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
+    return [c for c in found if c.panel and 2 * c.panel < c.cols]
 
 
 def _whole(problem: Problem, config: Config) -> bool:

@@ -57,7 +57,7 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
         multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
 
 
-PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=112, panel=16),
+PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
           Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k")]  # fmt: skip
 
 

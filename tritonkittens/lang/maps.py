@@ -86,12 +86,11 @@ def _fast_gelu_tanh(x):
 
 @triton.jit
 def _fast_gelu(x):
-    # erfc by Abramowitz and Stegun 7.1.26, |error| < 1.5e-7
-    z = tl.abs(x) * 0.7071067811865476
-    t = ptx_math.rcp(1.0 + 0.3275911 * z)
-    series = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
-    tail = series * ptx_math.ex2(z * z * -1.4426950408889634)
-    return x * tl.where(x < 0, tail, 1.0 - tail)
+    # Φ(x) is the sigmoid of an odd function; its quotient by x as a polynomial of x², fitted on |x| ≤ 6.5 so that the largest error of Φ is least (3e-8).
+    # Further out the last term keeps it positive, so that Φ goes on to 0 or 1.
+    t = x * x
+    logit = 2.3022093 + t * (0.104835122 + t * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09)))))
+    return x * ptx_math.rcp(1.0 + ptx_math.ex2(-x * logit))
 
 
 def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
@@ -148,7 +147,7 @@ relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", a
 def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
     """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`).
 
-    `fast` takes a third of the instructions, with an error of Φ below 5e-7 (fp32 inputs).
+    `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs).
     """
     fast = bool(unwrap(fast)) and not t.interpreted
     forms = {"none": _fast_gelu, "tanh": _fast_gelu_tanh} if fast else {"none": _gelu, "tanh": _gelu_tanh}
