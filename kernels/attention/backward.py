@@ -133,7 +133,8 @@ class AttentionBackwardKeys(QueryTiles):
     """dK and dV, or one of them where registers do not hold both: a task is `rows` keys of a key head for each consumer, and the blocks of `cols` queries, of
     every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
 
-    Tensors as for `AttentionBackwardQueries`, with offsets and deltas in rows that TMA can address; dK like K, dV like V.
+    Tensors as for `AttentionBackwardQueries`, with offsets and deltas in rows that TMA can address; dK like K, dV like V, or with a multiple of their heads:
+    then tasks are parts of a group's query heads, whose results are to be summed up (`parts_of_group`).
     """
 
     cols: int = 64
@@ -152,26 +153,27 @@ class AttentionBackwardKeys(QueryTiles):
         return tk.layout(globals={**input, **mine, **results}, input=input, scratch=mine, finish=results, args=(*self.numbers, "gradient"))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
-        K = shapes[self.tensors.index("K")]
-        return -(-K[2] // (self.rows * self.consumers)), K[0] * K[1]
+        of = shapes[self.tensors.index("dK" if self.of_keys else "dV")]
+        return -(-of[2] // (self.rows * self.consumers)), of[0] * of[1]
 
     @triton.jit
     def setup(ctx):
-        queries, keys, kv_heads = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2), tk.extent(ctx.globals.K, 1)
+        queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
+        results = tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
-        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * kv_heads)
-        more = batch_head < tk.extent(ctx.globals.K, 0) * kv_heads
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * results)
+        more = batch_head < tk.extent(ctx.globals.K, 0) * results
         if not ctx.config.in_pairs:
             more = more & (row >= 0) & (row < tiles)
         row = tl.where(row < tiles, tiles - 1 - row, row)  # the first keys are those that most queries see
-        batch, kv_head = tk.unravel(batch_head, kv_heads)
-        shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // kv_heads
+        batch, result = tk.unravel(batch_head, results)
+        shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // results
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
         if ctx.config.in_pairs:
             behind = tl.where(row < tiles, behind, begin)
-        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=kv_head, row=row, keys=keys, begin_block=begin,
-                       per_head=behind - begin, shift=shift, group=group)
+        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=result // (results // tk.extent(ctx.globals.K, 1)),
+                       result=result, row=row, keys=keys, begin_block=begin, per_head=behind - begin, shift=shift, group=group)
 
     @triton.jit
     def load_scratch(ctx, scratch):
@@ -182,7 +184,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def load(ctx, input):
-        head, block = ctx.kv_head * ctx.group + ctx.iter // ctx.per_head, ctx.begin_block + ctx.iter % ctx.per_head
+        head, block = ctx.result * ctx.group + ctx.iter // ctx.per_head, ctx.begin_block + ctx.iter % ctx.per_head
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.arrived)
@@ -227,7 +229,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def finish(ctx, state, staging):
-        place = (ctx.kv_batch, ctx.kv_head, ctx.row * ctx.config.consumers + ctx.consumer, 0)
+        place = (ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, 0)
         if ctx.config.of_keys:
             tk.store(staging.dK, state.dk * ctx.args.gradient)
         if ctx.config.of_values:

@@ -11,6 +11,7 @@ import tritonkittens.lang as tk
 
 C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
+ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
 LONG = 2048  # keys
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 
@@ -85,6 +86,13 @@ def worth_sums(head_dim: int, keys: int) -> bool:
     """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others
     (measured on the H200: the same at 1,024 keys and dimension 128, and at 512 and 64)."""
     return keys > 8 * head_dim
+
+
+def parts_of_group(units: int, group: int, slots: int) -> int:
+    """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
+    units of work. What it costs are results of each part, in the operands' type, and their sum."""
+    rounds = {parts: -(-units * parts // slots) / parts for parts in range(1, group + 1) if group % parts == 0}
+    return next(parts for parts in rounds if rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values()))
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:

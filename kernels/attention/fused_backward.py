@@ -53,7 +53,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-        return tk.struct(dk=dk, dv=dv, head=ctx.kv_head * ctx.group, block=ctx.begin_block)
+        return tk.struct(dk=dk, dv=dv, head=ctx.result * ctx.group, block=ctx.begin_block)
 
     @triton.jit
     def _of_queries(ctx, numbers):

@@ -12,14 +12,14 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import LONG, Config, choose, choose_backward, choose_fused, worth_sums
+from tritonkittens.kernels.attention.config import LONG, Config, choose, choose_backward, choose_fused, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.launch import multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
-TILE = 128  # queries
+TILE = 128  # queries, or keys
 
 
 @dataclass(frozen=True)
@@ -198,15 +198,36 @@ def run_backward(
                                                   value_dim, tk.from_torch(q.dtype), grad_lse is not None, ROWS * fused.head_dim if fused else 0)
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     tensors = dict(Q=q, K=k, V=v, dO=grad)
-    tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq, dK=dk, dV=dv)
+    tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq)
+    kv_heads = k.shape[1]
     if fused is not None:
-        fused(*((tensors | {"dQ": sums})[name] for name in fused.tensors), **numbers)
+        tiles = -(-keys // (fused.rows * fused.consumers))
+        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if fused.in_pairs else tiles * batch * kv_heads, heads // kv_heads)
+        fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
-        return dq, dk, dv
-    of_queries, of_keys = backward(*kind)
-    for kernel in (of_queries, *of_keys):
-        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
+    else:
+        of_queries, of_keys = backward(*kind)
+        homes = homes_of(dk, dv, -(-keys // TILE) * batch * kv_heads, heads // kv_heads)
+        for kernel in (of_queries, *of_keys):
+            kernel(*((tensors | homes)[name] for name in kernel.tensors), **numbers)
+    sum_groups(homes, dk, dv)
     return dq, dk, dv
+
+
+def homes_of(dk: torch.Tensor, dv: torch.Tensor, units: int, group: int) -> dict[str, torch.Tensor]:
+    """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
+    `units` of work for whole groups of so many query heads."""
+    parts = parts_of_group(units, group, multiprocessor_count(dk.get_device())) if group > 1 else 1
+    if parts == 1:
+        return dict(dK=dk, dV=dv)
+    return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}
+
+
+def sum_groups(homes: dict[str, torch.Tensor], dk: torch.Tensor, dv: torch.Tensor) -> None:
+    """dK and dV of what kernels left in `homes_of` them."""
+    for home, x in ((homes["dK"], dk), (homes["dV"], dv)):
+        if home is not x:
+            torch.sum(home.unflatten(1, (x.shape[1], -1)), 2, out=x)
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None, paged: bool = False) -> None:

@@ -143,8 +143,8 @@ class Packed(QueryTiles):
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
-        heads = shapes[self.tensors.index("K" if isinstance(self, AttentionBackwardKeys) else "Q")][0]
-        return shapes[-1][0] * heads
+        of = ("dK" if self.of_keys else "dV") if isinstance(self, AttentionBackwardKeys) else "Q"
+        return shapes[-1][0] * shapes[self.tensors.index(of)][0]
 
     def blocks(self, slots: int, *shapes: Any) -> int:
         return tk.lcf.blocks(self, slots, *shapes)
@@ -179,13 +179,14 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
 
     @triton.jit
     def setup(ctx):
-        kv_heads = tk.extent(ctx.globals.K, 0)
+        results = tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 0)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-        kv_head, row, batch, kv_batch, numbers = _task(ctx, kv_heads)
-        shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // kv_heads
+        result, row, batch, kv_batch, numbers = _task(ctx, results)
+        shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // results
         begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, batch.rows)
-        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, kv_head=kv_head, row=row, keys=kv_batch.rows,
-                       begin_block=begin, per_head=behind - begin, shift=shift, group=group, numbers=numbers)
+        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, result=result, row=row, keys=kv_batch.rows,
+                       kv_head=result // (results // tk.extent(ctx.globals.K, 0)), begin_block=begin, per_head=behind - begin, shift=shift, group=group,
+                       numbers=numbers)
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):

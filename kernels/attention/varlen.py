@@ -13,7 +13,7 @@ from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_ope
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
-from tritonkittens.kernels.attention.product import Scores, check_heads, check_window, scores_of, see_nothing
+from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, homes_of, scores_of, see_nothing, sum_groups
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
     FIELDS,
@@ -186,19 +186,23 @@ def _run_backward(
                                                *(tk.gl(x).plain() for x in (offsets, deltas)), value_dim, tk.from_torch(q.dtype), block // ROWS,
                                                grad_lse is not None)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq, dK=dk, dV=dv).items()} | dict(offsets=offsets, deltas=deltas)
+    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
+    kv_heads = k.shape[1]
+    homes = homes_of(dk, dv, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads, heads // kv_heads)
+    tensors |= {name: _heads_first(x) for name, x in homes.items()}
     if fused is not None:
         tensors["dQ"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         tensors["entries"] = entries(True, fused.rows * fused.consumers, block)
         fused(*(tensors[name] for name in fused.tensors), **numbers)
         gather_packed_queries[of_rows.shape[0], heads](tensors["dQ"], dq, of_rows, *dq.stride()[:2], scores.scale, 2 * blocks, fused.head_dim, dim,
                                                        block // ROWS)
-        return dq, dk, dv
-    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
-    for kernel in (of_queries, *of_keys):
-        height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
-        mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
-        kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
+    else:
+        of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
+        for kernel in (of_queries, *of_keys):
+            height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
+            mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
+            kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
+    sum_groups(homes, dk, dv)
     return dq, dk, dv
 
 
