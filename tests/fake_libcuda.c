@@ -16,7 +16,7 @@ typedef struct {
 
 Record fake_last;
 uint32_t fake_sizes[256], fake_num_sizes;
-int fake_result, fake_version = 13020, fake_encodes, fake_large_clusters;
+int fake_result, fake_version = 13020, fake_encodes, fake_large_clusters, fake_replacements, fake_replace_result;
 static _Thread_local CUcontext current;
 
 CALL cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
@@ -76,6 +76,12 @@ CALL cuTensorMapEncodeIm2col(CUtensorMap *map, CUtensorMapDataType type, cuuint3
   memcpy(map, words, sizeof words);
   ++fake_encodes;
   return (uintptr_t)map % _Alignof(CUtensorMap) || interleave ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CALL cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+  memcpy(map, &address, sizeof address);
+  ++fake_replacements;
+  return fake_replace_result ? fake_replace_result : (uintptr_t)map % _Alignof(CUtensorMap) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CALL cuCtxGetCurrent(CUcontext *context) { *context = current; return CUDA_SUCCESS; }

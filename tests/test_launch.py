@@ -421,14 +421,66 @@ def test_nothing_keeps_a_tensor_alive(fake, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_bindings_are_bounded_and_recently_used_ones_stay(fake, mode):
-    launch, hot, cold = launcher(fake, mode, capacity=8), torch.empty(1), [torch.empty(1) for _ in range(50)]
-    fake.expect([8, 8, 8])
+    launch, specs = launcher(fake, mode, capacity=8), (TILE,)
+    hot, *cold = [GlobalArg(torch.empty(64 + i, 64, dtype=torch.bfloat16), specs) for i in range(51)]
+    fake.expect([128, 4, 4, 8, 8, 8, 8])
     launch((1,), (hot,))
     for x in cold:
         launch((1,), (x,))
         launch((1,), (hot,))
-        assert unpack(fake.last, "QQQ") == [hot.data_ptr(), 0, 0]
+        assert fake.last.parameters[0] == encode(hot.tensor, TILE, driver=fake.driver)
     assert launch.num_bindings == 8 and launch.num_compiled == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_addresses_need_nothing_built(fake, mode):
+    """Natively: the launch of tensors of the same shapes gets these addresses, in pointers and in maps, and the driver encodes nothing."""
+    launch, specs, of_last = launcher(fake, mode), (TILE, TensorMapSpec((16, 32), 64)), (TILE,)
+    fake.expect([*[128, 4, 4, 8, 8] * 2, 8, 8, *[128, 4, 4, 8, 8], 8, 8])
+    tensors = [torch.empty(64, 64, dtype=torch.bfloat16) for _ in range(12)]
+
+    def launch_with(x, y, z):
+        launch((1,), (GlobalArg(x, specs), (y, x), GlobalArg(z, of_last)))
+        parameters = fake.last.parameters
+        assert [struct.unpack("<Q", p)[0] for p in (parameters[10], parameters[11])] == [y.data_ptr(), x.data_ptr()]
+        maps = [(parameters[0], x, specs[0]), (parameters[5], x, specs[1]), (parameters[12], z, TILE)]
+        return maps, fake.last.misaligned_maps
+
+    launch_with(*tensors[:3])
+    encoded, replaced = fake.num_encodes, fake.integer("fake_replacements").value
+    found = [launch_with(*tensors[i : i + 3]) for i in (0, 3, 1, 6, 9, 0)]
+    assert (fake.num_encodes == encoded, fake.integer("fake_replacements").value - replaced) == ((True, 12) if mode else (False, 0))
+    for maps, misaligned in found:
+        assert misaligned == 0 and all(data == encode(x, spec, driver=fake.driver) for data, x, spec in maps)
+    assert launch.num_compiled == 1 and launch.num_bindings == (1 if mode else 5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_alignment_is_other_code(fake, mode):
+    """What a pointer's alignment lets the compiler do holds for that alignment; TMA takes no other."""
+    launch, base, specs = launcher(fake, mode, compiled := []), torch.empty(65 * 64, dtype=torch.bfloat16), (TILE,)
+    fake.expect([])
+    even, odd = base[: 64 * 64].view(64, 64), base[1 : 1 + 64 * 64].view(64, 64)
+    for x in (even, odd, even, odd):
+        launch((1,), (x,))
+    assert [kinds[0].aligned for _, kinds, _, _ in compiled] == [True, False]
+    launch((1,), (GlobalArg(even, specs),))
+    with pytest.raises(ValueError, match=f"Q: .*address {odd.data_ptr():#x} is not a multiple of 16 bytes"):
+        launch((1,), (GlobalArg(odd, specs),))
+
+
+def test_a_driver_that_replaces_no_address_is_named(fake):
+    launch, specs = launcher(fake, True), (TILE,)
+    fake.expect([])
+    tensors = [GlobalArg(torch.empty(64, 64, dtype=torch.bfloat16), specs) for _ in range(2)]
+    launch((1,), (tensors[0],))
+    fake.integer("fake_replace_result").value = 1
+    try:
+        with pytest.raises(RuntimeError, match="cuTensorMapReplaceAddress"):
+            launch((1,), (tensors[1],))
+    finally:
+        fake.integer("fake_replace_result").value = 0
+    launch((1,), (tensors[1],))
 
 
 def test_clock_cache_gives_used_entries_a_second_chance():

@@ -188,11 +188,14 @@ SCALAR_FORMAT = {"u1": "<I", "i32": "<i", "i64": "<q", "u64": "<Q", "fp32": "<f"
 
 
 class Parameters(NamedTuple):
-    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in."""
+    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in. `places` says where
+    the addresses of the tensors are, `addresses`: (number of the tensor, offset, is it inside a tensor map?)."""
 
     block: bytes
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, str], ...]
+    places: tuple[tuple[int, int, bool], ...]
+    addresses: tuple[int, ...]
 
 
 class ParameterBlock:
@@ -201,6 +204,7 @@ class ParameterBlock:
     def __init__(self) -> None:
         self.data, self.types = bytearray(), list[str]()
         self.offsets, self.slots = list[int](), list[tuple[int, str]]()
+        self.places, self.addresses = list[tuple[int, int, bool]](), list[int]()
 
     def add(self, type: str, value: bytes, alignment: int | None = None) -> None:
         self.data += bytes(-len(self.data) % (alignment or len(value)))
@@ -212,6 +216,11 @@ class ParameterBlock:
         self.add(type, bytes(struct.calcsize(SCALAR_FORMAT[type])))
         self.slots.append((self.offsets[-1], type))
 
+    def add_pointer(self, tensor: torch.Tensor, name: str) -> None:
+        self.add("*" + element_type(tensor, name), struct.pack("<Q", tensor.data_ptr()))
+        self.places.append((len(self.addresses), self.offsets[-1], False))
+        self.addresses.append(tensor.data_ptr())
+
     def add_global(self, arg: GlobalArg, maps: Sequence[bytes], name: str) -> None:
         tensor = arg.tensor
         for extent in tensor.shape:
@@ -221,15 +230,17 @@ class ParameterBlock:
             shape, strides = mapped(tensor, spec)
             strides = addressable_strides(shape, strides, tensor.itemsize)
             self.add("nvTmaDesc", tensor_map)
+            self.places.append((len(self.addresses), self.offsets[-1], True))
             for extent in shape:
                 self.add("i32", struct.pack("<i", extent))
             for stride in strides:
                 self.add("i64", struct.pack("<q", stride))
+        self.addresses.append(tensor.data_ptr())
 
     def finish(self, scratch_pointers: int) -> Parameters:
         for _ in range(scratch_pointers):
             self.add("scratch", bytes(8))
-        return Parameters(bytes(self.data), tuple(self.offsets), tuple(self.slots))
+        return Parameters(bytes(self.data), tuple(self.offsets), tuple(self.slots), tuple(self.places), tuple(self.addresses))
 
 
 def pack(
@@ -247,7 +258,7 @@ def pack(
     block, descriptors = ParameterBlock(), 0
     for name, value in leaves(args, names):
         if isinstance(value, torch.Tensor):
-            block.add("*" + element_type(value, name), struct.pack("<Q", value.data_ptr()))
+            block.add_pointer(value, name)
         elif isinstance(value, GlobalArg):
             maps = [encode_map(value.tensor, spec, name, descriptors + i) for i, spec in enumerate(value.specs)]
             descriptors += len(maps)

@@ -1,4 +1,4 @@
-"""Tensors in, kernel launched: compiled kernels by type, prebuilt launches by address, both found by plain integers."""
+"""Tensors in, kernel launched: compiled kernels by type, prebuilt launches by shape, both found by plain integers."""
 
 import ctypes
 import operator
@@ -123,7 +123,7 @@ class Binding:
 
     def _block(self) -> tuple[Any, int, Any]:
         """A fresh copy of the parameter block at a 128-byte boundary: storage, address, array of parameter addresses."""
-        block, offsets, _ = self.parameters
+        block, offsets = self.parameters[:2]
         storage = ctypes.create_string_buffer(len(block) + _BLOCK_ALIGNMENT)
         start = (ctypes.addressof(storage) + _BLOCK_ALIGNMENT - 1) & -_BLOCK_ALIGNMENT
         ctypes.memmove(start, block, len(block))
@@ -152,7 +152,7 @@ class Binding:
 
     def native(self, module: Any, owner: Any) -> Any:
         """The same launch for native.c; ``owner`` is kept alive with it."""
-        code, (block, offsets, slots) = self.code, self.parameters
+        code, (block, offsets, slots, places, addresses) = self.code, self.parameters
         return module.Binding(
             code.function,
             code.context,
@@ -164,6 +164,8 @@ class Binding:
             block,
             struct.pack(f"<{len(offsets)}I", *offsets),
             b"".join(struct.pack("<2I", offset, struct.calcsize(SCALAR_FORMAT[type])) for offset, type in slots),
+            b"".join(struct.pack("<3I", *place) for place in places),
+            struct.pack(f"<{len(addresses)}Q", *addresses),
             owner,
         )
 
@@ -182,9 +184,9 @@ class Launcher:
     returns a ``triton.compiler.CompiledKernel`` whose signature has, in order, one entry per pointer and scalar and one ``tensordesc`` per
     spec of a GlobalArg. ``name`` and ``arg_names`` are what messages call the kernel and its arguments.
 
-    Compiled kernels are kept for ever; prebuilt launches, ``capacity`` of them, by the tensors' addresses, dtypes, and for TMA arguments
-    shapes and strides, never by the tensors. Launches may come from any thread, on any stream, in a CUDA graph capture, with tensors of
-    any device. ``native=False`` keeps to Python.
+    Compiled kernels are kept for ever; prebuilt launches, ``capacity`` of them, by dtypes, and for TMA arguments shapes and strides, never by
+    the tensors: addresses, which an allocator gives anew, are put in at the launch (without native.c they are looked up as well). Launches
+    may come from any thread, on any stream, in a CUDA graph capture, with tensors of any device. ``native=False`` keeps to Python.
     """
 
     def __init__(

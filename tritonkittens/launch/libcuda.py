@@ -47,6 +47,7 @@ class CudaDriver:
         self.launch_kernel = self._function("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         self.context_get = self._function("cuCtxGetCurrent", ctypes.c_void_p)
         self.context_set = self._function("cuCtxSetCurrent", ctypes.c_void_p)
+        self.replace_address = self._function("cuTensorMapReplaceAddress", ctypes.c_void_p, ctypes.c_void_p)
         self._encode_tiled = self._function(
             "cuTensorMapEncodeTiled", ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4
         )

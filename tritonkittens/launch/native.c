@@ -26,9 +26,12 @@ _Static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig is 56 bytes");
 #define MAX_PARAMETER_BYTES 32768
 #define MAX_SCALARS 64
 #define MAX_KEY_WORDS 512
+#define MAX_TENSORS 128
+#define POINTER_ALIGNMENT 16 // bytes: what the compiled code may count on
 #define MAX_NESTING 16
 
 typedef int (*LaunchKernelEx)(const LaunchConfig *, void *function, void **parameters, void **extra);
+typedef int (*TensorMapReplaceAddress)(void *map, void *address);
 typedef int (*ContextGetCurrent)(void **);
 typedef int (*ContextSetCurrent)(void *);
 // torch's stable C interface (aoti_torch_*): a handle is an at::Tensor *, and an at::Tensor is one pointer to its TensorImpl.
@@ -48,6 +51,11 @@ static PyObject *cdata_name, *enter_name, *exit_name, *calls_name;
 
 // ---- Binding: one prebuilt launch ------------------------------------------------------------------------------------
 
+// Where the parameters hold a tensor's address: as a pointer, or inside a tensor map.
+typedef struct {
+  uint32_t tensor, offset, is_map;
+} Place;
+
 typedef struct {
   PyObject_HEAD
   void *function, *context;
@@ -57,15 +65,16 @@ typedef struct {
   uint32_t num_ctas;
   char attributes[MAX_ATTRIBUTES * ATTRIBUTE_BYTES];
   PyObject *block, *offsets, *slots; // bytes: parameter values; uint32 offset of each parameter; (uint32 offset, uint32 bytes) of each scalar
+  PyObject *places, *addresses;      // bytes: a Place for each address among the values; uint64 addresses of the tensors that the values were made for
   char used;
 } Binding;
 
 static PyObject *Binding_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
   unsigned long long function, context;
   unsigned int num_ctas, threads, shared;
-  PyObject *device, *owner, *attributes, *block, *offsets, *slots;
-  if (!PyArg_ParseTuple(args, "KKO!IIISSSSO", &function, &context, &PyLong_Type, &device, &num_ctas, &threads, &shared, &attributes,
-                        &block, &offsets, &slots, &owner))
+  PyObject *device, *owner, *attributes, *block, *offsets, *slots, *places, *addresses;
+  if (!PyArg_ParseTuple(args, "KKO!IIISSSSSSO", &function, &context, &PyLong_Type, &device, &num_ctas, &threads, &shared, &attributes,
+                        &block, &offsets, &slots, &places, &addresses, &owner))
     return NULL;
   Py_ssize_t attribute_bytes = PyBytes_GET_SIZE(attributes);
   if (attribute_bytes % ATTRIBUTE_BYTES || attribute_bytes > (Py_ssize_t)sizeof(((Binding *)0)->attributes) ||
@@ -85,6 +94,8 @@ static PyObject *Binding_new(PyTypeObject *type, PyObject *args, PyObject *kwds)
   self->block = Py_NewRef(block);
   self->offsets = Py_NewRef(offsets);
   self->slots = Py_NewRef(slots);
+  self->places = Py_NewRef(places);
+  self->addresses = Py_NewRef(addresses);
   return (PyObject *)self;
 }
 
@@ -105,6 +116,8 @@ static void Binding_dealloc(Binding *self) {
   Py_XDECREF(self->block);
   Py_XDECREF(self->offsets);
   Py_XDECREF(self->slots);
+  Py_XDECREF(self->places);
+  Py_XDECREF(self->addresses);
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -116,7 +129,8 @@ static PyMemberDef Binding_members[] = {
 
 static PyTypeObject BindingType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tritonkittens_launch.Binding",
-    .tp_doc = "Binding(function, context, device, num_ctas, threads, shared, attributes, block, offsets, slots, owner): one prebuilt launch.",
+    .tp_doc = "Binding(function, context, device, num_ctas, threads, shared, attributes, block, offsets, slots, places, addresses, owner): one prebuilt "
+              "launch.",
     .tp_basicsize = sizeof(Binding),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = Binding_new,
@@ -133,6 +147,8 @@ typedef struct {
   int num_words;
   uint64_t scalars[MAX_SCALARS];
   int num_scalars;
+  void *addresses[MAX_TENSORS];
+  int num_addresses;
   bool has_tensor, overflow;
 } Reading;
 
@@ -158,6 +174,7 @@ static inline void put_scalar(Reading *reading, int tag, uint64_t bits) {
 typedef struct {
   PyObject_HEAD
   LaunchKernelEx launch_kernel;
+  TensorMapReplaceAddress replace_address;
   ContextGetCurrent context_get;
   ContextSetCurrent context_set;
   TensorReader tensor;
@@ -166,7 +183,8 @@ typedef struct {
   PyObject *stream_of, *runtime, *hook_chain, *raise_error, *table;
 } Dispatcher;
 
-// Adds one tensor to the key: pointer arguments by address and dtype, TMA arguments also by shape and strides.
+// Adds one tensor to the key: pointer arguments by dtype and alignment, TMA arguments also by shape and strides; never by address, for that an
+// allocator gives anew. A tensor that TMA cannot address is not for this path.
 static bool read_tensor(Dispatcher *self, PyObject *tensor, PyObject *specs, Reading *reading) {
   PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
   if (!cdata)
@@ -182,10 +200,18 @@ static bool read_tensor(Dispatcher *self, PyObject *tensor, PyObject *specs, Rea
       get->dtype(handle, &dtype) || get->data_ptr(handle, &address))
     return false;
   put(reading, (uint64_t)(specs ? TAG_DESCRIPTOR : TAG_POINTER) | (uint64_t)(uint32_t)dtype << 8 | (uint64_t)(uint32_t)device_index << 32);
-  put(reading, (uint64_t)(uintptr_t)address);
+  bool is_aligned = (uintptr_t)address % POINTER_ALIGNMENT == 0;
+  if (reading->num_addresses < MAX_TENSORS)
+    reading->addresses[reading->num_addresses++] = address;
+  else
+    reading->overflow = true;
   reading->has_tensor = true;
-  if (!specs)
+  if (!specs) {
+    put(reading, is_aligned);
     return true;
+  }
+  if (!is_aligned)
+    return false;
   int64_t dim, *sizes, *strides;
   if (get->dim(handle, &dim) || dim > 5 || get->sizes(handle, &sizes) || get->strides(handle, &strides))
     return false;
@@ -254,7 +280,7 @@ static bool read_arguments(Dispatcher *self, PyObject *args, Reading *reading, i
 
 // A tuple (key, bytes), or NULL with or without an exception set: without one, the arguments are not for this path.
 static PyObject *table_key(Dispatcher *self, PyObject *key, PyObject *args, Reading *reading) {
-  reading->num_words = reading->num_scalars = 0;
+  reading->num_words = reading->num_scalars = reading->num_addresses = 0;
   reading->has_tensor = reading->overflow = false;
   if (!PyTuple_Check(args) || !read_arguments(self, args, reading, 0) || !reading->has_tensor) {
     PyErr_Clear(); // an attribute or conversion error says "not for this path": the Python path repeats it in words
@@ -302,7 +328,28 @@ static bool read_grid(PyObject *grid, uint32_t out[3]) {
   return true;
 }
 
-static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t grid[3], void *stream, const Reading *reading) {
+// Puts the addresses of these tensors among the parameters, where they are not those that the parameters were made for.
+static int put_addresses(Dispatcher *self, Binding *binding, char *block, const Reading *reading) {
+  const Place *places = (const Place *)PyBytes_AS_STRING(binding->places);
+  const uint64_t *known = (const uint64_t *)PyBytes_AS_STRING(binding->addresses);
+  Py_ssize_t num_places = PyBytes_GET_SIZE(binding->places) / sizeof(Place);
+  for (Py_ssize_t i = 0; i < num_places; ++i) {
+    void *address = reading->addresses[places[i].tensor];
+    if ((uint64_t)(uintptr_t)address == known[places[i].tensor])
+      continue;
+    if (places[i].is_map) {
+      int code = self->replace_address(block + places[i].offset, address);
+      if (code)
+        return code;
+    } else {
+      memcpy(block + places[i].offset, &address, sizeof address);
+    }
+  }
+  return 0;
+}
+
+// The driver's code; `call` says which of its functions gave it.
+static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t grid[3], void *stream, const Reading *reading, const char **call) {
   Py_ssize_t block_bytes = PyBytes_GET_SIZE(binding->block), num_parameters = PyBytes_GET_SIZE(binding->offsets) / 4;
   uintptr_t unaligned = (uintptr_t)alloca(block_bytes + PARAMETER_ALIGNMENT);
   char *block = (char *)((unaligned + PARAMETER_ALIGNMENT - 1) & ~(uintptr_t)(PARAMETER_ALIGNMENT - 1));
@@ -328,6 +375,8 @@ static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t gri
   bool elsewhere = current != binding->context; // another device is current, or this thread has no context yet
   if (!code && elsewhere)
     code = self->context_set(binding->context);
+  if (!code && (code = put_addresses(self, binding, block, reading)))
+    *call = "cuTensorMapReplaceAddress";
   if (!code) {
     code = self->launch_kernel(&config, binding->function, parameters, NULL);
     if (elsewhere && current)
@@ -367,7 +416,8 @@ static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_s
     Py_RETURN_FALSE;
   }
   PyObject *result = NULL;
-  if ((uint64_t)grid[0] * binding->num_ctas > INT32_MAX || reading.num_scalars * 8 != PyBytes_GET_SIZE(binding->slots)) {
+  if ((uint64_t)grid[0] * binding->num_ctas > INT32_MAX || reading.num_scalars * 8 != PyBytes_GET_SIZE(binding->slots) ||
+      reading.num_addresses * 8 != PyBytes_GET_SIZE(binding->addresses)) {
     result = Py_NewRef(Py_False);
     goto done;
   }
@@ -379,12 +429,13 @@ static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_s
   if (PyErr_Occurred())
     goto done;
   binding->used = 1;
-  int code = launch_binding(self, binding, grid, stream_handle, &reading);
+  const char *call = "cuLaunchKernelEx";
+  int code = launch_binding(self, binding, grid, stream_handle, &reading, &call);
   if (code) {
-    PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, "cuLaunchKernelEx");
+    PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, call);
     Py_XDECREF(ignored);
     if (!PyErr_Occurred())
-      PyErr_Format(PyExc_RuntimeError, "cuLaunchKernelEx failed with code %d", code);
+      PyErr_Format(PyExc_RuntimeError, "%s failed with code %d", call, code);
     goto done;
   }
   result = Py_NewRef(Py_True);
@@ -409,17 +460,19 @@ static PyObject *Dispatcher_read(Dispatcher *self, PyObject *args) {
     PyErr_Clear();
     Py_RETURN_NONE;
   }
-  PyObject *words = PyTuple_New(reading.num_words);
+  PyObject *words = PyTuple_New(reading.num_words + reading.num_addresses);
   for (int i = 0; words && i < reading.num_words; ++i)
     PyTuple_SET_ITEM(words, i, PyLong_FromUnsignedLongLong(reading.words[i]));
+  for (int i = 0; words && i < reading.num_addresses; ++i)
+    PyTuple_SET_ITEM(words, reading.num_words + i, PyLong_FromVoidPtr(reading.addresses[i]));
   return words;
 }
 
 static PyObject *Dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
-  unsigned long long launch_kernel, context_get, context_set, tensor[7];
+  unsigned long long launch_kernel, context_get, context_set, replace_address, tensor[7];
   int device_type;
   PyObject *tensor_types, *global_type, *constexpr_type, *stream_of, *runtime, *hook_chain, *raise_error, *table;
-  if (!PyArg_ParseTuple(args, "(KKK)(KKKKKKK)i(O!OO)OOOOO!", &launch_kernel, &context_get, &context_set, tensor, tensor + 1, tensor + 2,
+  if (!PyArg_ParseTuple(args, "(KKKK)(KKKKKKK)i(O!OO)OOOOO!", &launch_kernel, &context_get, &context_set, &replace_address, tensor, tensor + 1, tensor + 2,
                         tensor + 3, tensor + 4, tensor + 5, tensor + 6, &device_type, &PyTuple_Type, &tensor_types, &global_type,
                         &constexpr_type, &stream_of, &runtime, &hook_chain, &raise_error, &PyDict_Type, &table))
     return NULL;
@@ -427,6 +480,7 @@ static PyObject *Dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kw
   if (!self)
     return NULL;
   self->launch_kernel = (LaunchKernelEx)(uintptr_t)launch_kernel;
+  self->replace_address = (TensorMapReplaceAddress)(uintptr_t)replace_address;
   self->context_get = (ContextGetCurrent)(uintptr_t)context_get;
   self->context_set = (ContextSetCurrent)(uintptr_t)context_set;
   self->tensor = (TensorReader){
@@ -476,7 +530,7 @@ static PyMethodDef Dispatcher_methods[] = {
      "launch(grid, args, key) -> bool: False when the Python path has to do it (nothing was launched)."},
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
-    {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, or None."},
+    {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, and the tensors' addresses, or None."},
     {NULL},
 };
 

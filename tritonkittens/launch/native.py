@@ -57,7 +57,7 @@ def address(function: Any) -> int:
 def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, table: dict) -> Any:
     """A native ``Dispatcher`` that looks prebuilt launches up in ``table``."""
     return module.Dispatcher(
-        (address(driver.launch_kernel), address(driver.context_get), address(driver.context_set)),
+        (address(driver.launch_kernel), address(driver.context_get), address(driver.context_set), address(driver.replace_address)),
         functions,
         _DEVICE_TYPE[driver.device_type],
         (_TENSOR_TYPES, GlobalArg, constexpr),
@@ -71,9 +71,9 @@ def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, 
 
 def _check(module: Any, functions: tuple[int, ...]) -> None:
     """Refuse the module unless it reads a tensor as torch does. The dispatcher made here only reads: no driver, no stream look-up."""
-    reader = module.Dispatcher((0, 0, 0), functions, 0, (_TENSOR_TYPES, GlobalArg, constexpr), id, knobs.runtime, knobs.HookChain, id, {})
-    tensor, specs = torch.empty(7, 3, 5, dtype=torch.bfloat16)[1:, :, 2:].transpose(0, 1), ("spec",)
+    reader = module.Dispatcher((0, 0, 0, 0), functions, 0, (_TENSOR_TYPES, GlobalArg, constexpr), id, knobs.runtime, knobs.HookChain, id, {})
+    tensor, specs = torch.empty(7, 3, 16, dtype=torch.bfloat16)[1:, :, 8:].transpose(0, 1), ("spec",)
     words = reader.read((GlobalArg(tensor, specs),))  # type: ignore[arg-type]
-    expected = (tensor.data_ptr(), id(specs), 3, *(x for pair in zip(tensor.shape, tensor.stride()) for x in pair))
+    expected = (id(specs), 3, *(x for pair in zip(tensor.shape, tensor.stride()) for x in pair), tensor.data_ptr())
     if words is None or words[1:] != expected:
         raise RuntimeError(f"native.c misreads tensors of torch {torch.__version__} (Triton {triton.__version__}): {words} != {expected}")
