@@ -7,6 +7,7 @@ import torch
 
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
+from tritonkittens.kernels.attention.config import parts_of_group
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -105,6 +106,18 @@ def test_too_many_rows():
 def test_a_tensor_on_no_gpu():
     with pytest.raises(ValueError, match="attention: q is on cpu; it must be on a CUDA device"):
         attention(Q, K, K)
+
+
+def test_parts_of_groups():
+    """As few as fill the multiprocessors, or nearly."""
+    assert parts_of_group(64, 4, 132) == 2 and parts_of_group(1, 8, 132) == 8 and parts_of_group(1, 7, 132) == 7
+    assert parts_of_group(128, 4, 132) == 1 and parts_of_group(1000, 8, 132) == 1 and parts_of_group(5, 1, 132) == 1
+    for units in range(1, 400, 7):
+        for group in (1, 2, 4, 6, 8):
+            parts = parts_of_group(units, group, 132)
+            rounds = {p: -(-units * p // 132) / p for p in range(1, group + 1) if group % p == 0}
+            assert group % parts == 0 and rounds[parts] <= 1.15 * min(rounds.values())
+            assert all(rounds[p] > 1.15 * min(rounds.values()) for p in rounds if p < parts)
 
 
 def test_reference():

@@ -70,10 +70,14 @@ def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     assert len(ran) == (passes == 1)
 
 
-def test_gradients_of_many_blocks(rng):
-    """Heads of a group follow each other in a task, and blocks of one head are more than slots of the ring."""
-    check(*leaves(1, 4, 2, 600, 300, 128))
-    check(*leaves(1, 4, 2, 600, 300, 64), causal=True)
+@pytest.mark.parametrize("parts, deterministic", [(1, False), (2, False), (4, False), (2, True)])
+def test_gradients_of_many_blocks(parts, deterministic, rng, monkeypatch):
+    """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than slots of the ring."""
+    asked = []
+    monkeypatch.setattr(product, "parts_of_group", lambda units, group, slots: asked.append(group) or parts)
+    check(*leaves(1, 8, 2, 300, 300, 128), causal=deterministic, deterministic=deterministic)
+    check(*leaves(1, 4, 1, 600, 300, 64), causal=True)
+    assert asked == [4, 4]
 
 
 @pytest.mark.parametrize("given", [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, varlen
+from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, product, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
 from tritonkittens.kernels.attention.varlen import _entries, choose
 
@@ -275,6 +275,12 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, sides)
         check(queries, keys, heads, kv_heads, dim, value_dim, dtype, **{**given, **({"window": sides} if "window" in given else {})})
+
+
+@pytest.mark.parametrize("parts, deterministic", [(1, False), (2, False), (4, True)])
+def test_gradients_of_parts_of_groups(parts, deterministic, rng, monkeypatch):
+    monkeypatch.setattr(product, "parts_of_group", lambda units, group, slots: parts)
+    check((70, 130), (70, 150), heads=4, kv_heads=1, causal=True, deterministic=deterministic)
 
 
 def test_eager_calls_and_the_operator_agree(rng):
