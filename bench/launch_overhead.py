@@ -9,6 +9,7 @@ measurement starts. The kernel moves one small tile per tensor, so that the GPU 
 
 import argparse
 import datetime
+import itertools
 import json
 import statistics
 import sys
@@ -58,6 +59,7 @@ def contenders() -> dict[str, Callable[[], object]]:
     small, square = [torch.randn(64, device="cuda") for _ in range(3)], [torch.randn(64, 64, device="cuda") for _ in range(3)]
     specs = (TensorMapSpec((ROWS, COLUMNS), 128),)
     kept = tuple(GlobalArg(tensor, specs) for tensor in (a, b, c))
+    elsewhere = itertools.cycle([tuple(GlobalArg(torch.empty_like(tensor), specs) for tensor in (a, b, c)) for _ in range(64)])
     native, python = Launcher(compile_touch, name="touch"), Launcher(compile_touch, name="touch", native=False)
     grid = (1,)
     native(grid, kept, 0)
@@ -89,6 +91,7 @@ def contenders() -> dict[str, Callable[[], object]]:
     return {
         "Launcher, GlobalArgs kept": lambda: native(grid, kept, 0),
         "Launcher, GlobalArgs built": lambda: native(grid, (GlobalArg(a, specs), GlobalArg(b, specs), GlobalArg(c, specs)), 0),
+        "Launcher, other addresses": lambda: native(grid, next(elsewhere), 0),
         "Launcher(native=False)": lambda: python(grid, kept, 0),
         "driver.launch, maps kept": driver_launch,
         "compiled[grid], descriptors kept": lambda: compiled[(1, 1, 1)](*descriptors),
