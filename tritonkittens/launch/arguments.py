@@ -188,8 +188,8 @@ SCALAR_FORMAT = {"u1": "<I", "i32": "<i", "i64": "<q", "u64": "<Q", "fp32": "<f"
 
 
 class Parameters(NamedTuple):
-    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in. `places` says where
-    the addresses of the tensors are, `addresses`: (number of the tensor, offset, is it inside a tensor map?)."""
+    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in. ``places`` says where
+    the tensors' ``addresses`` are: (number of the tensor, offset, is it inside a tensor map?)."""
 
     block: bytes
     offsets: tuple[int, ...]
