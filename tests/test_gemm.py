@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+import tritonkittens.lang as tk
 from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
 from tritonkittens import sim, tune
 from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
+from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import candidates, cost
+from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.product import described
 
 
@@ -112,11 +115,21 @@ def test_tensors_that_no_kernel_reaches():
     (dict(splits=2), "Config(schedule='persistent', splits=2): schedule 'split_k' takes 2 to 16 splits, the others 1"),
     (dict(schedule="split_k"), "Config(schedule='split_k', splits=1): schedule 'split_k' takes 2 to 16 splits, the others 1"),
     (dict(schedule="split_k", splits=17), "Config(schedule='split_k', splits=17): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(panel=48), "Config(panel=48, cols=256): panels must divide the columns"),
+    (dict(panel=0), "Config(panel=0, cols=256): panels must divide the columns"),
     (dict(splits=0), "Config(schedule='persistent', splits=0): schedule 'split_k' takes 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Config(**given)
+
+
+@pytest.mark.parametrize("template", [Gemm, BlockwiseGemm])
+def test_panels_that_there_cannot_be(template):
+    with pytest.raises(tk.TileError, match=rf"{template.__name__}\(panel=48\): must divide its 256 columns"):
+        template(cols=256, panel=48)
+    with pytest.raises(tk.TileError, match=rf"{template.__name__}\(panel=64\): a residual is loaded to where results are staged, which then are all"):
+        template(cols=256, panel=64, epilogue=Epilogue(residual=True))
 
 
 def test_a_tile_is_what_a_cluster_computes():

@@ -37,7 +37,7 @@ class BlockwiseGemm(tk.lcf):
 
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
-        c, staged = result_tiles(self.out_dtype, self.rows, self.cols, self.panel, self.c_stored_nm)
+        c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(staged, self.cols)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),

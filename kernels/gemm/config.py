@@ -85,6 +85,8 @@ class Config:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, field) not in known:
                 raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
+        if self.panel is not None and (self.panel <= 0 or self.cols % self.panel):
+            raise ValueError(f"Config(panel={self.panel!r}, cols={self.cols}): panels must divide the columns")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
 

@@ -1,6 +1,8 @@
 """How the tiles of C leave: through the epilogue, and staged whole or in panels of columns."""
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -8,10 +10,16 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import finish_tile
 
 
-def result_tiles(dtype: tl.dtype, rows: int, cols: int, panel: int | None, stored_nm: bool) -> tuple[tk.st, tk.st]:
-    """(what TMA stores at a time, what a consumer stages) of results of so many rows and columns: two panels of columns, or all."""
-    shape = (panel or cols, rows) if stored_nm else (rows, panel or cols)
-    return tk.st(dtype, *shape), tk.st(dtype, shape[0] * (2 if panel else 1), shape[1])
+def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
+    """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all. Raises `TileError` for panels that there
+    cannot be."""
+    cols, panel = template.cols, template.panel
+    if panel is not None and (panel <= 0 or cols % panel):
+        raise tk.TileError(f"{type(template).__name__}(panel={panel!r}): must divide its {cols} columns")
+    if panel is not None and template.epilogue.residual:
+        raise tk.TileError(f"{type(template).__name__}(panel={panel}): a residual is loaded to where results are staged, which then are all")
+    shape = (panel or cols, template.rows) if template.c_stored_nm else (template.rows, panel or cols)
+    return tk.st(template.out_dtype, *shape), tk.st(template.out_dtype, shape[0] * (2 if panel else 1), shape[1])
 
 
 @triton.jit

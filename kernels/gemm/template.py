@@ -37,15 +37,13 @@ class Gemm(tk.lcf):
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
-        if self.panel and self.epilogue.residual:
-            raise tk.TileError(f"Gemm(panel={self.panel}): a residual is loaded to where results are staged, which then are all")
         rows = self.team * self.rows
         if rows & (rows - 1):
             raise tk.TileError(f"Gemm(consumers={self.consumers}, rows={self.rows}): the rows that consumers share, {rows}, must be a power of two; "
                                "independent consumers may be any number")
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
-        c, staged = result_tiles(self.out_dtype, self.rows, self.cols, self.panel, self.c_stored_nm)
+        c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(staged, self.cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
