@@ -200,14 +200,15 @@ def run_backward(
     tensors = dict(Q=q, K=k, V=v, dO=grad)
     tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq)
     kv_heads = k.shape[1]
+    group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:
         tiles = -(-keys // (fused.rows * fused.consumers))
-        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if fused.in_pairs else tiles * batch * kv_heads, heads // kv_heads)
+        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if fused.in_pairs else tiles * batch * kv_heads, group)
         fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     else:
         of_queries, of_keys = backward(*kind)
-        homes = homes_of(dk, dv, -(-keys // TILE) * batch * kv_heads, heads // kv_heads)
+        homes = homes_of(dk, dv, -(-keys // TILE) * batch * kv_heads, group)
         for kernel in (of_queries, *of_keys):
             kernel(*((tensors | homes)[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
@@ -216,7 +217,7 @@ def run_backward(
 
 def homes_of(dk: torch.Tensor, dv: torch.Tensor, units: int, group: int) -> dict[str, torch.Tensor]:
     """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    `units` of work for whole groups of so many query heads."""
+    `units` of work for whole groups of so many query heads (1: they stay whole)."""
     parts = parts_of_group(units, group, multiprocessor_count(dk.get_device())) if group > 1 else 1
     if parts == 1:
         return dict(dK=dk, dV=dv)

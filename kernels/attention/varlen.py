@@ -188,7 +188,7 @@ def _run_backward(
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
-    homes = homes_of(dk, dv, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads, heads // kv_heads)
+    homes = homes_of(dk, dv, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads, 1 if deterministic else heads // kv_heads)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}
     if fused is not None:
         tensors["dQ"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)

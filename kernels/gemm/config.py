@@ -266,10 +266,9 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - staging) // slot))
     latency = rounds * iterations * LATENCY / stages
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
-    shown = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5  # of what lies between two tasks of a block
-    if config.independent:
-        shown = 0.2 if stages >= TURNS_STAGES else 0.4
-    synchronisation = math.ceil(rounds) * shown * TASK + TASK + stalled
+    alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5  # of what a task costs beside its iterations nothing hides so much
+    between = alone if not config.independent else 0.2 if stages >= TURNS_STAGES else 0.4
+    synchronisation = (1 + alone + (math.ceil(rounds) - 1) * between) * TASK + stalled
     if parts > 1:
         synchronisation += FIX_UP + (parts + 1) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors)
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration

@@ -176,7 +176,7 @@ def test_picture(recorded, tmp_path, monkeypatch):
     space = "{http://www.w3.org/2000/svg}"
     texts = [t.text for t in root.iter(f"{space}text")]
     of = "" if launches[0].grid[0] == 1 else f", 1 of {launches[0].grid[0]} CTAs"
-    assert texts[0] == f"template_kernel of template.py{of}: {NOTE}" and "cycles (modelled)" in texts
+    assert texts[0] == f"template_kernel of result.py{of}: {NOTE}" and "cycles (modelled)" in texts  # where so short a product spends most of its time
     assert {"consumer0", "consumer1", "producer", "TMA", "tensor core", "wait", "TMA or cp.async load"} <= set(texts)
     width = float(root.get("width"))
     boxes = [r for r in root.iter(f"{space}rect") if r.find(f"{space}title") is not None]

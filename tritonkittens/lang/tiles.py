@@ -274,6 +274,13 @@ def _halves(x):
     return x.reshape([ROWS, 2, COLS]).permute([0, 2, 1]).split()
 
 
+def _has_whole_rows(layout: Any, cols: int) -> bool:
+    """Does a thread hold all columns of its rows, as of what it loads from tensor memory?"""
+    if isinstance(layout, gl.DistributedLinearLayout):
+        return all(base[1] == 0 for base in (*layout.lane_bases, *layout.warp_bases))
+    return isinstance(layout, gl.BlockedLayout) and layout.size_per_thread[1] >= cols
+
+
 def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
     """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
     rows, whole = (int(unwrap(extent)) for extent in piece.shape)
@@ -283,10 +290,10 @@ def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
         halves = t.call(_halves, piece)
     else:
         home = piece.type.layout
-        accumulator = isinstance(home, gl.NVMMADistributedLayout)
-        if not accumulator or home.warps_per_cta[1] > 1:
+        accumulator, by_rows = isinstance(home, gl.NVMMADistributedLayout), _has_whole_rows(home, whole)
+        if not by_rows and (not accumulator or home.warps_per_cta[1] > 1):
             piece = t.convert(piece, row_layout(t, whole))
-        kind = "mma" if accumulator else "row" if home == row_layout(t, whole) else "memory"
+        kind = "mma" if accumulator else "row" if by_rows else "memory"
         halves = [t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype))) for half in t.call(_halves, piece)]
     return [part for half in halves for part in _cut(t, half, cols)]
 
