@@ -88,6 +88,7 @@ def worth_sums(head_dim: int, keys: int) -> bool:
     return keys > 8 * head_dim
 
 
+@functools.lru_cache
 def parts_of_group(units: int, group: int, slots: int) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
     units of work. What it costs are results of each part, in the operands' type, and their sum (16 causal heads in 4 groups, 4,096 tokens, dimension 128, on

@@ -103,6 +103,11 @@ class Config:
         """Rows and columns of C that the blocks of a cluster compute together."""
         return self.rows * self.cluster * (1 if self.independent else self.consumers), self.cols
 
+    @property
+    def staged(self) -> int:
+        """Columns of its results that a consumer has room for where they are staged."""
+        return 2 * self.panel if self.panel else self.cols
+
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
         return self.depth or LINE // itemsize
@@ -170,7 +175,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
-    return [c for c in found if c.panel and 2 * c.panel < c.cols]
+    return [c for c in found if c.staged < c.cols]
 
 
 def _whole(problem: Problem, config: Config) -> bool:
@@ -213,9 +218,8 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     team = 1 if config.independent else config.consumers
     slot = _padded(team * config.rows, depth, size) + _padded(config.cols, depth, size)
     vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
-    staged = 2 * config.panel if config.panel else config.cols
     turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
-    staging = config.consumers * (_padded(config.rows, staged, _itemsize(problem.out)) + vectors + turned)
+    staging = config.consumers * (_padded(config.rows, config.staged, _itemsize(problem.out)) + vectors + turned)
     over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block"))
     return max(3 * slot, staging) if over else 2 * slot + staging
 
@@ -262,11 +266,12 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
     slot = (block_rows + cols) * depth * size
-    staging = config.consumers * config.rows * (2 * config.panel if config.panel else cols) * out
+    staging = config.consumers * config.rows * config.staged * out
     stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - staging) // slot))
     latency = rounds * iterations * LATENCY / stages
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
-    alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5  # of what a task costs beside its iterations nothing hides so much
+    # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
+    alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5
     between = alone if not config.independent else 0.2 if stages >= TURNS_STAGES else 0.4
     synchronisation = (1 + alone + (math.ceil(rounds) - 1) * between) * TASK + stalled
     if parts > 1:

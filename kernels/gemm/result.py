@@ -57,8 +57,6 @@ def _store_panels(ctx, sums, staging, row):
     """Two panels take turns: one leaves while the next is computed."""
     PANEL: tl.constexpr = ctx.config.panel
     PANELS: tl.constexpr = ctx.config.cols // PANEL
-    ROWS: tl.constexpr = PANEL if ctx.config.c_stored_nm else ctx.config.rows
-    COLS: tl.constexpr = ctx.config.rows if ctx.config.c_stored_nm else PANEL
     PARTS: tl.constexpr = len(sums)
     panels = ()
     for part in tl.static_range(PARTS):
@@ -67,7 +65,7 @@ def _store_panels(ctx, sums, staging, row):
         tile = finish_tile(ctx, panels[panel], staging, row, ctx.col, panel, PANELS)
         if panel > 1:
             tk.store_read_wait(1)
-        home = tk.subtile(staging.C, ROWS, COLS, panel % 2, 0)
+        home = tk.subtile(staging.C, tk.shape(staging.C, 0) // 2, tk.shape(staging.C, 1), panel % 2, 0)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.col * PANELS + panel, ctx.config.c_stored_nm))

@@ -86,7 +86,7 @@ def _fast_gelu_tanh(x):
 
 @triton.jit
 def _fast_gelu(x):
-    # Φ(x) is the sigmoid of an odd function; its quotient by x as a polynomial of x², fitted on |x| ≤ 6.5 so that the largest error of Φ is least (3e-8).
+    # Φ(x) is the sigmoid, in base 2, of an odd function: x times a polynomial of x², fitted on |x| ≤ 6.5 so that the largest error of Φ is least (3e-8).
     # Further out the last term keeps it positive, so that Φ goes on to 0 or 1.
     t = x * x
     logit = 2.3022093 + t * (0.104835122 + t * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09)))))
