@@ -142,7 +142,7 @@ def finish_tile(ctx, tile, staging, row, col, PANEL: tl.constexpr = 0, PANELS: t
     if E.bias is not None:
         tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
     if E.activation == "gelu":
-        tile = tk.gelu(tile, fast=True)
+        tile = tk.gelu(tile, fast=ctx.config.out_dtype)
     if E.activation == "gelu_tanh":
         tile = tk.gelu(tile, "tanh", fast=True)
     if E.activation == "silu":

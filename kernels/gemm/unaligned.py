@@ -168,7 +168,7 @@ def _finish(y, C, cm, cn, m, n, inside, operands, ACTIVATION: tl.constexpr):
     if bias is not None:
         y += _values(bias, m, n, inside)
     if ACTIVATION == "gelu":
-        y = tk.gelu(y, fast=True)
+        y = tk.gelu(y, fast=C.dtype.element_ty)
     if ACTIVATION == "gelu_tanh":
         y = tk.gelu(y, "tanh", fast=True)
     if ACTIVATION == "silu":

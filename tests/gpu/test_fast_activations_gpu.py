@@ -13,6 +13,7 @@ from tests.util import DEVICE, poison
 pytestmark = pytest.mark.usefixtures("kernel_device")
 NUMBERS = 1 << 14
 PHI_ERROR = 3e-7
+SHORT_ERROR = 1.3e-4  # relative, where fp16 rounds by up to 4.9e-4
 
 
 @triton.jit
@@ -21,6 +22,8 @@ def fast_kernel(X, Y, NUMBER: tl.constexpr, WHAT: tl.constexpr):
     x = tl.load(X + i)
     if WHAT == "silu":
         y = tk.silu(x, fast=True)
+    elif WHAT == "short":
+        y = tk.gelu(x, fast=tk.fp16)
     else:
         y = tk.gelu(x, WHAT, fast=True)
     tl.store(Y + i, y)
@@ -45,7 +48,23 @@ def test_error(what):
     assert ((y.cpu().double() - exact).abs() <= PHI_ERROR * x.double().abs() + 1e-37).all()
 
 
-@pytest.mark.parametrize("what", ["none", "tanh", "silu"])
+def test_error_of_short_gelu():
+    x = torch.cat([torch.linspace(-4, 16, NUMBERS - 6), torch.tensor([0.0, 1e-30, -1e-30, 50.0, 1e18, 3e38])])
+    y = poison(torch.empty(NUMBERS, device=DEVICE))
+    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, "short")
+    exact = x.double() * weight("short", x.double())
+    assert ((y.cpu().double() - exact).abs() <= SHORT_ERROR * exact.abs()).all()
+
+
+def test_tail_of_short_gelu():
+    x = torch.cat([torch.linspace(-40, -4, NUMBERS - 3), torch.tensor([-1e4, -1e18, -3e38])])
+    y = poison(torch.empty(NUMBERS, device=DEVICE))
+    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, "short")
+    exact = x.double() * weight("short", x.double())
+    assert ((y.cpu().double() - exact).abs() <= torch.where(x >= -5, 1e-3, 1.0) * exact.abs() + torch.where(x >= -5, 0, 2e-8)).all()
+
+
+@pytest.mark.parametrize("what", ["none", "short", "tanh", "silu"])
 def test_infinities_and_nan(what):
     x = torch.full((NUMBERS,), math.nan)
     x[1], x[2] = math.inf, -math.inf
