@@ -140,6 +140,12 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64)), 32, 64)
     elif WHAT == "view of ring":
         tk.subtile(tk.allocate(TILE, stages=2), 32, 64)
+    elif WHAT == "view of no vector":
+        tk.subvector(tk.allocate(tk.st(tk.bf16, 64, 64)), 32)
+    elif WHAT == "vector view outside":
+        tk.subvector(tk.allocate(tk.sv(tk.fp32, 192)), 64, 3)
+    elif WHAT == "vector view across pieces":
+        tk.subvector(tk.allocate(tk.sv(tk.fp32, 192)), 96, 1)
     elif WHAT == "view of registers":
         tk.subtile(tk.zero(tk.rt(tk.fp32, 64, 64)), 32, 64)
     elif WHAT == "rank":
@@ -230,6 +236,9 @@ TILES = {
     "view before": VIEW.format(32, 64, -1, 0),
     "view of composite": "subtile of st(bf16, 64, 96): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
     "composite rows": "subtile of st(bf16, 96, 64): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
+    "view of no vector": "subvector of st(bf16, 64, 64): takes a shared vector",
+    "vector view outside": "subvector(64) number 3 of sv(fp32, 192) lies outside it or does not divide it",
+    "vector view across pieces": "subvector(96) number 1 of sv(fp32, 192) lies in several of its pieces, (128, 64)",
     "view of ring": "subtile of a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "rank": "load of rt(bf16, 64, 64): 3 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
     "rank of store": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",

@@ -132,6 +132,11 @@ def test_panels_that_there_cannot_be(template):
         template(cols=256, panel=64, epilogue=Epilogue(residual=True))
 
 
+def test_rows_of_a_consumer_that_are_no_power_of_two():
+    with pytest.raises(tk.TileError, match=r"Gemm\(rows=96\): a consumer's rows must be a power of two"):
+        Gemm(rows=96, consumers=1)
+
+
 def test_a_tile_is_what_a_cluster_computes():
     assert Config().tile == (128, 256) and Config(independent=True).tile == (64, 256) and Config(cluster=2, consumers=1, cols=64).tile == (128, 64)
     assert Config().depth_of(2) == 64 and Config().depth_of(1) == 128 and Config(depth=32).depth_of(2) == 32

@@ -14,6 +14,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
+from tritonkittens.lang.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -270,9 +271,20 @@ def test_tiles_that_a_cluster_cannot_load_in_parts(part, cluster):
         def layout(self):
             return tk.layout(globals=dict(A=part), input=dict(A=part), multicast=("A",))
 
-    with refused(f"Shared: {part!r} cannot be loaded in {cluster} equal parts, one by each block of the cluster: its columns must be a multiple of"):
+    with refused(f"Shared: {part!r} cannot be loaded in {cluster} parts, one by each block of the cluster: its columns must be a multiple of"):
         Shared(cluster=cluster)
     Shared()  # alone a block loads it whole
+
+
+@pytest.mark.parametrize("tile, blocks, extents", [
+    (tk.st(tk.bf16, 176, 64, contiguous=True), 2, [(80, 64), (96, 64)]),
+    (tk.st(tk.bf16, 192, 64, contiguous=True), 4, [(48, 64)] * 4),
+    (tk.st(tk.bf16, 112, 64, contiguous=True), 4, [(16, 64), (32, 64), (32, 64), (32, 64)]),
+    (tk.st(tk.bf16, 64, 256), 2, [(64, 128)] * 2),
+    (tk.st(tk.bf16, 128, 64), 4, [(32, 64)] * 4),
+])  # fmt: skip
+def test_parts_in_which_a_cluster_loads_a_tile(tile, blocks, extents):
+    assert [(part.rows, part.cols) for part in slices_of(tile, blocks, "test")] == extents
 
 
 def test_vectors_cannot_be_loaded_in_parts():
@@ -282,7 +294,7 @@ def test_vectors_cannot_be_loaded_in_parts():
         def layout(self):
             return tk.layout(globals=dict(v=vector), input=dict(v=vector), multicast=("v",))
 
-    with refused(f"Shared: {vector!r} cannot be loaded in 2 equal parts, one by each block of the cluster"):
+    with refused(f"Shared: {vector!r} cannot be loaded in 2 parts, one by each block of the cluster"):
         Shared(cluster=2)
 
 

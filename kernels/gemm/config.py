@@ -20,6 +20,7 @@ ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
 PANEL_BYTES = 128  # of a row of results that are staged in panels: a swizzled line
+TALL_COLS = ((176, 16), (192, 32))  # columns, and those of a panel, of tiles of 192 rows: four slots fit
 WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wave of multiprocessors would be left half empty
 
 # Measured on an H200 (bench/results/gemm_sweep.json): seconds from the launch to the first product and from the last to the end, of a kernel that does no more,
@@ -162,8 +163,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
               if _whole(problem, Config(cols=cols, swapped=swapped)) and _storable(problem, cols, swapped)]  # fmt: skip
     if problem.epilogue != "tile":  # a residual is staged whole
         found += _in_panels(problem)
-    found += [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS if cols % 32 == 0 for swapped in (False, True)
-              if _whole(problem, Config(cols=cols, swapped=swapped))]  # fmt: skip
+    found += [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)
+              if _whole(problem, Config(cols=cols, swapped=swapped)) and _storable(problem, cols, swapped)]  # fmt: skip
     fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
     return tuple(fits)
 
@@ -175,7 +176,16 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
+    if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for their results
+        found += [c for c in _tall() if _whole(problem, c) and _storable(problem, c.panel or c.cols, c.swapped)]
     return [c for c in found if c.staged < c.cols]
+
+
+def _tall() -> list[Config]:
+    """Tiles of 192 rows: they read less of L2 for a product, and their number may divide into even rounds where that of others does not (GEMM 4104³ on the
+    H200: 528 of them are four rounds, 217 µs; 128×176: 236)."""
+    return [Config(consumers=3, cols=cols, panel=panel, swapped=swapped, cluster=cluster)
+            for cols, panel in TALL_COLS for swapped in (False, True) for cluster in (1, 2)]  # fmt: skip
 
 
 def _whole(problem: Problem, config: Config) -> bool:

@@ -37,17 +37,22 @@ class Gemm(tk.lcf):
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
-        rows = self.team * self.rows
-        if rows & (rows - 1):
-            raise tk.TileError(f"Gemm(consumers={self.consumers}, rows={self.rows}): the rows that consumers share, {rows}, must be a power of two; "
-                               "independent consumers may be any number")
+        if self.rows & (self.rows - 1):
+            raise tk.TileError(f"Gemm(rows={self.rows}): a consumer's rows must be a power of two")
+        rows = self.team * self.rows // len(self.a_tiles)
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(staged, self.cols)
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(A=a, B=b), **results,
+        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
+
+    @property
+    def a_tiles(self) -> tuple[str, ...]:
+        """Names of A's tiles of an iteration: one for all consumers, or one for each of three, whose rows together are no power of two."""
+        rows = self.team * self.rows
+        return ("A",) if rows & (rows - 1) == 0 else tuple(f"A{consumer}" for consumer in range(self.team))
 
     @property
     def _whole(self) -> bool:
@@ -80,7 +85,10 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, place(ctx, ctx.globals.A, ctx.row, ctx.iter, ctx.config.a_stored_km), input.arrived)
+        A_TILES: tl.constexpr = ctx.config.a_tiles
+        for i in tl.static_range(len(A_TILES)):
+            row = ctx.row * len(A_TILES) + i
+            tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.arrived)
         tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
 
     @triton.jit
@@ -113,16 +121,27 @@ class Gemm(tk.lcf):
 
 
 @triton.jit
+def _rows_of_a(ctx, input):
+    """The tile of A with the rows of this consumer."""
+    A_TILES: tl.constexpr = ctx.config.a_tiles
+    if len(A_TILES) > 1:
+        return tk.field(input, A_TILES[ctx.consumer])
+    elif ctx.config.a_stored_km:
+        return tk.subtile(input.A, ctx.config.depth, ctx.config.rows, 0, ctx.consumer)
+    else:
+        return tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+
+
+@triton.jit
 def _multiply(ctx, input, acc):
     """acc + A·B for the rows of this consumer, left under way."""
+    a = _rows_of_a(ctx, input)
     if ctx.config.a_stored_km:
-        a = tk.subtile(input.A, ctx.config.depth, ctx.config.rows, 0, ctx.consumer)
         if ctx.config.b_stored_nk:
             return tk.mma_AtBt(a, input.B, acc, wait=False)
         else:
             return tk.mma_AtB(a, input.B, acc, wait=False)
     else:
-        a = tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
         if ctx.config.b_stored_nk:
             return tk.mma_ABt(a, input.B, acc, wait=False)
         else:

@@ -43,7 +43,8 @@ def test_layouts(rng, dtype, a_transposed, b_transposed):
 
 
 WIDE = [Config(consumers=1, cols=176), Config(cols=112), Config(cols=96, cluster=2), Config(cols=224, cluster=2), Config(consumers=1, cols=192, cluster=4),
-        Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True)]  # fmt: skip
+        Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True), Config(consumers=3, cols=192),
+        Config(consumers=3, cols=176, cluster=2)]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster} {c.schedule}")
@@ -58,7 +59,8 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
 
 
 PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
-          Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k")]  # fmt: skip
+          Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k"),
+          Config(consumers=3, cols=176, panel=16)]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", PANELS, ids=lambda c: f"{c.rows}x{c.cols} {c.panel} {c.schedule}")
@@ -66,8 +68,7 @@ PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=3
 def test_results_in_panels(rng, config, dtype):
     """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)
-    power = not config.cols & (config.cols - 1)
-    multiply(a, b, config, out_dtype=dtype, **(dict(bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu") if power else {}))
+    multiply(a, b, config, out_dtype=dtype, bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu")
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))  # staged whole
 
 

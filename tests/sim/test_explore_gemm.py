@@ -15,6 +15,7 @@ CASES = {
     "cluster of 2 consumers": (dict(cols=64, cluster=2), ("bias", "residual")),
     "wide": (KINDS["wide"].__dict__, ("bias",)),
     "wide, shared by a cluster": (dict(consumers=1, cols=96, cluster=2), ()),
+    "wide, three consumers, unequal parts": (dict(consumers=3, cols=112, cluster=2, panel=16, stages=2), ("bias",)),
     "independent": (KINDS["independent"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),

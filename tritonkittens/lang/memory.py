@@ -20,7 +20,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
-from tritonkittens.lang.multicast import load_by_address, load_slice, slice_of
+from tritonkittens.lang.multicast import load_by_address, load_slice, slices_of
 from tritonkittens.lang.ragged import check_sequence, dimensions, end_of, ragged_place, split_sequence
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
@@ -407,14 +407,16 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
-def _slice_maps(g: Any, tile: shared) -> list[int]:
-    """Which descriptors move the pieces of a block's part of a tile that the cluster loads together."""
-    part = slice_of(tile.spec, tile.loaders, "load_async")
+def _slice_maps(g: Any, tile: shared) -> list[list[int]]:
+    """Which descriptors move the pieces of each block's part of a tile that the cluster loads together."""
     numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
-    wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), part.piece_swizzle(cols)) for _, _, rows, cols in part.pieces()]
-    if any(w not in numbers for w in wanted):
-        raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
-    return [numbers[w] for w in wanted]
+    found = []
+    for part in slices_of(tile.spec, tile.loaders, "load_async"):
+        wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), part.piece_swizzle(cols)) for _, _, rows, cols in part.pieces()]
+        if any(w not in numbers for w in wanted):
+            raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
+        found.append([numbers[w] for w in wanted])
+    return found
 
 
 def _policy(cache_policy: Any, name: str) -> Any:

@@ -216,14 +216,20 @@ def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:
 
 @op
 def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
-    """View number `index`, of `length` elements each, of a shared vector whose length is a power of two. Both are compile-time constants."""
+    """View number `index`, of `length` elements each, of a shared vector. Both are compile-time constants; where the vector's length is no power of two, the
+    view lies in one of the powers of two that it consists of."""
     length, index = unwrap(length), unwrap(index)
-    if not isinstance(vector, shared) or len(vector.axes) != 1 or len(vector.pieces) != 1 or vector.stages is not None:
-        raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector whose length is a power of two")
+    if not isinstance(vector, shared) or len(vector.axes) != 1 or vector.stages is not None:
+        raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector")
     total = vector.shape[0]
     if not isinstance(length, int) or not isinstance(index, int) or length <= 0 or total % length or not 0 <= index < total // length:
         raise TileError(f"subvector({length!r}) number {index!r} of {vector.spec!r} lies outside it or does not divide it")
-    return shared(vector.spec, ((length,),), None, (t.call(vector.pieces[0].slice, index * length, length, 0),), vector.whole)
+    start = index * length
+    for piece, extent in zip(vector.pieces, vector.axes[0], strict=True):
+        if 0 <= start <= extent - length:
+            return shared(vector.spec, ((length,),), None, (t.call(piece.slice, start, length, 0),), vector.whole)
+        start -= extent
+    raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
 
 
 def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:

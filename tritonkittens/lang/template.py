@@ -18,7 +18,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.layout import MANY_STAGES, Placement, layout, place
-from tritonkittens.lang.multicast import slice_of
+from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
 from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
@@ -186,11 +186,11 @@ class lcf:
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
 
     def _moved(self, tiles: tuple) -> tuple:
-        """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, one block's part."""
+        """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, the blocks' parts."""
         if self.cluster == 1:
             return tiles
         together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
-        return tiles + tuple(slice_of(tile, self.cluster, type(self).__name__) for tile in tiles if tile in together)
+        return tiles + tuple(part for tile in tiles if tile in together for part in dict.fromkeys(slices_of(tile, self.cluster, type(self).__name__)))
 
     def layout(self) -> layout:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
