@@ -39,7 +39,7 @@ SMALL_RESULT, MEDIUM_RESULT = 1 << 15, 1 << 19  # elements of C up to which smal
 class Tiles:
     """How such a product is dealt out: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each class of rows, where these lie along K),
     `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by tensor cores. `wide`: is B read in words? All but `parts` are powers of two;
-    `rows` is 1 or at least 16, `cols` and `depth` are at least 16.
+    `rows` is 1 or at least 16, `cols` at least 16, and `depth` too where tensor cores multiply.
     """
 
     rows: int
@@ -321,15 +321,23 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     return split(m, n, k, strides, slots * blocks, tiles)
 
 
+# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as many loads as possible under way.
+# 1×4095×4097 on the H200: 840 blocks of 4 warps 20.1 µs, 272 of 8 warps 22.4, 408, which are a few too many to run at once, 26.2.
+ONE_ROW = {
+    "n": ((Tiles(1, 128, 16, 4, wide=True), 7), (Tiles(1, 256, 8, 4, wide=True), 7), (Tiles(1, 256, 16, 4, wide=True), 4)),
+    "k": ((Tiles(1, 16, 128, 2, wide=True), 6), (Tiles(1, 32, 128, 2, wide=True), 4)),
+    "": ((Tiles(1, 64, 128, 4), 2),),
+}
+
+
 def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[Tiles, int]:
-    """(tiles, blocks that a multiprocessor holds): what counts is that all blocks run at once and keep as many loads as possible under way. 1×4095×4097 on
-    the H200: 840 blocks of 4 warps 20.1 µs, 272 of 8 warps 22.4, 408, which are a few too many to run at once, 26.2."""
-    along = _words_along(strides)
-    if along != "n":
-        return (Tiles(1, 16, 128, 2, wide=True), 6) if along == "k" else (Tiles(1, 64, 128, 4), 2)
-    narrow = Tiles(1, 128, 16, 4, wide=True)
-    shape = _Shape(1, n, k, strides, narrow)
-    return (narrow, 7) if shape.tiles * shape.parts <= 7 * slots else (Tiles(1, 256, 16, 4, wide=True), 4)
+    """(tiles, blocks of a multiprocessor): the smallest tiles of which there is room for two parts at least."""
+    *smaller, last = ONE_ROW[_words_along(strides)]
+    for tiles, blocks in smaller:
+        shape = _Shape(1, n, k, strides, tiles)
+        if 2 * shape.tiles * shape.parts <= blocks * slots:
+            return tiles, blocks
+    return last
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
