@@ -1,0 +1,58 @@
+"""The README's table of figures, from the committed results: `python -m bench.figures`."""
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+from bench.harness import RESULTS
+
+SHAPES = {64: 32, 128: 16}  # head dimension: heads
+BATCHES = {512: 32, 1024: 16, 4096: 4, 16384: 1}  # query length: batch, together 16 K tokens
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(label, suite, case) of every row."""
+    gemm = [(f"GEMM bf16 {side}³", "gemm", f"bf16 {side}x{side}x{side} NN") for side in (512, 1024, 2048, 4096, 8192, 16384)]
+    gemm += [(f"GEMM bf16 4096×4096×{k}", "gemm", f"bf16 4096x4096x{k} NN") for k in (256, 1024)]
+    gemm += [
+        ("GEMM bf16 16×14336×4096 (Llama-3 8B, decode)", "gemm_models", "Llama-3 8B gate, up: 16x14336x4096 NT"),
+        ("GEMM bf16 1×8192×28672 (Llama-3 70B, decode)", "gemm_models", "Llama-3 70B down: 1x8192x28672 NT"),
+        ("GEMM bf16 512×2048×7168 (DeepSeek-V3, an expert)", "gemm_models", "DeepSeek-V3 expert gate, up: 512x2048x7168 NT"),
+        ("GEMM bf16 64×4095×4097 (no row at a multiple of 16 bytes)", "gemm_models", "ragged 64x4095x4097: 64x4095x4097 NN"),
+        ("GEMM e4m3 4096³, a scale a tensor", "gemm_fp8", "e4m3 4096x4096x4096 scale per tensor"),
+        ("GEMM e4m3 4096³, scales a row and column", "gemm_fp8", "e4m3 4096x4096x4096 scale per row"),
+        ("GEMM e4m3 4096³, 128-block scales", "gemm_fp8", "e4m3 4096x4096x4096 scale per block"),
+        *((f"GEMM bf16 4096³ with {what}", "gemm_epilogues", f"bf16 4096³ {what}") for what in ("bias, gelu", "bias, silu", "residual + gate · (a·b + bias)")),
+    ]
+    attention = [
+        (f"attention {backward}{causal}D {d} S {s} B {batch} H {heads}", f"attention{'_backward' if backward else ''}",
+         f"bf16 {causal}D {d} S {s} B {batch} H {heads}")
+        for backward in ("", "backward ") for d, heads in SHAPES.items() for causal in ("", "causal ") for s, batch in BATCHES.items()
+        if not backward or s > 512
+    ]  # fmt: skip
+    decode = [(f"attention decode B {b} S {s} (TB/s of K and V)", "attention_decode", f"bf16 decode B {b} S {s}") for b, s in ((8, 4096), (64, 8192))]
+    return gemm + attention + decode
+
+
+def table(folder: pathlib.Path = RESULTS) -> str:
+    """The table in Markdown. Raises KeyError for a case that the results do not have."""
+    results: dict[str, dict] = {}
+    lines = ["| TFLOP/s | tritonkittens | best of torch | ratio |", "|---|---|---|---|"]
+    for label, suite, case in rows():
+        if suite not in results:
+            results[suite] = json.loads((folder / f"{suite}.json").read_text())
+        row = {row["case"]: row for row in results[suite]["rows"]}[case]
+        ours, peer = row["contenders"]["tritonkittens"], row["contenders"][row["best_peer"]]
+        figures = [figure(x["value"], results[suite]["unit"]) for x in (ours, peer)]
+        lines.append(f"| {label} | {figures[0]} | {figures[1]} | {ours['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def figure(value: float, unit: str) -> str:
+    return f"{value:.2f}" if unit == "TB/s" else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    print(table())
+    sys.exit()
