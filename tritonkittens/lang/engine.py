@@ -14,6 +14,7 @@ from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.budget import bill
+from tritonkittens.lang.consumers import WARPS, hand_ring, meet_at_end, open_turns, take_ring
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.kernel import kernel
@@ -22,28 +23,14 @@ from tritonkittens.lang.memory import fence_async, store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.roles import specialize
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
-from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_rank, cluster_sync, expect, named_arrive, named_sync, new_semaphores, publish, wait
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_rank, cluster_sync, expect, new_semaphores, publish, wait
 from tritonkittens.lang.tensor_memory import tensor_allocator
 from tritonkittens.lang.tiles import opaque_zero
 from tritonkittens.lang.types import split, st, tt, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
 
-WARPS = 4  # of a consumer warpgroup
-GROUP = WARPS * 32  # its threads
-TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers, or what two hand over to each other
-HAND_OVER_BARRIER = 10
-EXCHANGE_BARRIER = 12
-FINISH_BARRIER = 15
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
-
-
-@op
-def my_turn(t: Trace, ctx: Any) -> Any:
-    """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
-    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
-    if config.ordered and config.consumers > 1:
-        t.call(named_sync, TURN_BARRIER + worker, 2 * GROUP)
 
 
 @op
@@ -59,64 +46,6 @@ def wait_for(t: Trace, tiles: Any) -> Any:
     """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only."""
     bill().awaited += 1
     t.call(wait, tiles.arrived, tiles.phase)
-
-
-@op
-def sync_consumers(t: Trace, ctx: Any) -> Any:
-    """All consumers of a task meet: what each wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it, the others now see.
-    Each calls it equally often."""
-    t.call(named_sync, EXCHANGE_BARRIER, unwrap(ctx.config).consumers * GROUP)
-
-
-def _of_two(ctx: Any, call: str) -> int:
-    """The number of this consumer; raises where it does not share tasks with exactly one other."""
-    config = unwrap(ctx.config)
-    if config.consumers != 2 or config.team != 2 or config.ordered:
-        raise TileError(f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and "
-                        "take no turns")
-    return unwrap(ctx.worker)
-
-
-def _tell_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
-    t.call(named_arrive, barrier + 1 - _of_two(ctx, call), 2 * GROUP)
-
-
-def _wait_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
-    t.call(named_sync, barrier + _of_two(ctx, call), 2 * GROUP)
-
-
-@op
-def hand_over(t: Trace, ctx: Any) -> Any:
-    """The other of two consumers may read what this one wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it: it does so
-    behind `tk.take_over`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
-    wrote."""
-    _tell_other(t, ctx, HAND_OVER_BARRIER, "hand_over")
-
-
-@op
-def take_over(t: Trace, ctx: Any) -> Any:
-    """Wait until the other consumer has called `tk.hand_over`."""
-    _wait_for_other(t, ctx, HAND_OVER_BARRIER, "take_over")
-
-
-@op
-def hand_back(t: Trace, ctx: Any) -> Any:
-    """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.take_back`; both equally often, in turn."""
-    _tell_other(t, ctx, TURN_BARRIER, "hand_back")
-
-
-@op
-def take_back(t: Trace, ctx: Any) -> Any:
-    """Wait until the other consumer has called `tk.hand_back`."""
-    _wait_for_other(t, ctx, TURN_BARRIER, "take_back")
-
-
-@op
-def pass_turn(t: Trace, ctx: Any) -> Any:
-    """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
-    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
-    if config.ordered and config.consumers > 1:
-        t.call(named_arrive, TURN_BARRIER + (worker + 1) % config.consumers, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- trace-time parts: memory
@@ -416,7 +345,7 @@ def _give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
 def _leave_staging(t: Trace, T: Any) -> Any:
     """All consumers' stores, results' and those from working tiles, have read shared memory, and their products are done."""
     t.call(store_read_wait, 0)
-    t.call(named_sync, FINISH_BARRIER, unwrap(T).consumers * GROUP)
+    t.call(meet_at_end, T)
 
 
 @op
@@ -558,7 +487,7 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
     if config.placement(t.arch).over_working is not None:
         t.call(_leave_staging, ctx.config)
     elif over_ring:  # one consumer too: its warps leave the last slot at different times
-        t.call(named_sync, FINISH_BARRIER, config.consumers * GROUP)
+        t.call(meet_at_end, ctx.config)
         t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
     elif config._plan.finish and not _fills_tiles(config):
         t.call(store_read_wait, 0)
@@ -586,24 +515,6 @@ def _facts(t: Trace, T: Any) -> Any:
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common))
     return tl.tuple([tl.constexpr(x) for x in facts])
-
-
-@op
-def _open_turns(t: Trace, worker: Any, T: Any) -> Any:
-    """The last consumer gives the first turn to consumer 0."""
-    T = unwrap(T)
-    if T.ordered and T.consumers > 1 and unwrap(worker) == T.consumers - 1:
-        t.call(named_arrive, TURN_BARRIER, 2 * GROUP)
-
-
-@op
-def _take_ring(t: Trace, worker: Any) -> Any:
-    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
-
-
-@op
-def _hand_ring(t: Trace, worker: Any, T: Any) -> Any:
-    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- device code
@@ -669,7 +580,7 @@ def _leave_input(ctx, A, memory, following, WORKER: tl.constexpr, T: tl.constexp
         arrive(memory.scratch_finished[WORKER], per="warp")
     if TEAMS > 1:
         if work_of(ctx, A, following).valid:
-            _hand_ring(WORKER, T)
+            hand_ring(WORKER, T)
 
 
 @triton.jit
@@ -794,7 +705,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         for _ in tl.static_range(WORKER):
             slot, phases = _skip(slot, phases, work.count, STAGES)
             unit, work = _next_work(ctx, A, unit, work)
-    _open_turns(WORKER, T)
+    open_turns(WORKER, T)
     while work.valid:
         mine = _mine(_with(ctx, work), memory, WORKER)
         if OVER_RING:
@@ -808,7 +719,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         following = next_unit(ctx, A, unit, work)
         if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
             if turn > 0 or WORKER > 0:
-                _take_ring(WORKER)
+                take_ring(WORKER)
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)

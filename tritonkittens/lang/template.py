@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import triton.language as tl
 
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
-from tritonkittens.lang.engine import GROUP, _template_kernel
+from tritonkittens.lang.consumers import GROUP
+from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
