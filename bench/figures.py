@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 
 from bench.harness import RESULTS
 
@@ -55,4 +54,3 @@ def figure(value: float, unit: str) -> str:
 
 if __name__ == "__main__":
     print(table())
-    sys.exit()
