@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import re
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_tile_is_what_a_cluster_computes():
 
 EXTENTS = st.one_of(st.sampled_from([1, 2, 8, 63, 64, 65, 512, 4096]), st.integers(1, 9000))
 EPILOGUES = st.sampled_from(["", "vector", "tile", "silu", "gelu_tanh", "gelu"])
-H200 = tune.Device.named("H200")
+H200, B200 = tune.Device.named("H200"), tune.Device.named("B200")
 
 
 @st.composite
@@ -178,6 +179,22 @@ def test_candidates_fit_and_cost_something(call):
             assert template.placement(90).stages >= 1
             predicted = cost(plan.problem, config, H200)
             assert all(0 <= seconds < 1e3 for seconds in predicted.components().values()) and predicted.total > 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(m=EXTENTS, n=EXTENTS, k=EXTENTS, epilogue=EPILOGUES, a=st.sampled_from(["mk", "km"]), b=st.sampled_from(["kn", "nk"]))
+def test_what_is_chosen_for_blackwell_fits_in_tensor_memory(m, n, k, epilogue, a, b):
+    chosen = family.choose(problem(m=m, n=n, k=k, epilogue=epilogue, a=a, b=b), device=B200)
+    assert chosen.consumers * chosen.cols <= 512
+
+
+def test_three_consumers_have_no_room_for_their_sums_in_tensor_memory():
+    it = problem(m=4104, n=4104, k=4104, b="nk")
+    tall = [config for config in candidates(it) if config.consumers == 3]
+    assert tall and all(cost(it, config, B200).total == math.inf and cost(it, config, H200).total < 1 for config in tall)
+    x = torch.empty(512, 512, dtype=BF16)
+    with pytest.raises(tk.TileError, match="tensor memory over budget: 576 columns of 512"):
+        Gemm(consumers=3, cols=192, panel=32, b_stored_nk=True).compile(x, x, x, arch="sm_100a")
 
 
 @settings(max_examples=200, deadline=None)

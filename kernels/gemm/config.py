@@ -14,11 +14,13 @@ from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import split_tail
+from tritonkittens.lang.types import MAX_TMEM_COLUMNS
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
+TENSOR_MEMORY = (10, 0)  # capability from which on sums lie there
 PANEL_BYTES = 128  # of a row of results that are staged in panels: a swizzled line
 TALL_COLS = ((176, 16), (192, 32))  # columns, and those of a panel, of tiles of 192 rows: four slots fit
 WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wave of multiprocessors would be left half empty
@@ -237,8 +239,11 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     """What the model says: every unit's time for the busiest multiprocessor, and what nothing hides.
 
-    A multiprocessor's tensor cores, shared memory and share of L2 bandwidth are used by the rounds of tasks that it works on; HBM by all together.
+    A multiprocessor's tensor cores, shared memory and share of L2 bandwidth are used by the rounds of tasks that it works on; HBM by all together. Infinite
+    where sums lie in tensor memory and it has no room for them.
     """
+    if device.capability >= TENSOR_MEMORY and config.consumers * config.cols > MAX_TMEM_COLUMNS:
+        return tune.Cost(tensor=math.inf)
     size, out = _itemsize(problem.dtype), _itemsize(problem.out)
     depth = config.depth_of(size)
     m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
