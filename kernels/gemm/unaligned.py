@@ -341,11 +341,11 @@ def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with as many parts (of several rows a power of two) as give about so many blocks, each of which has something to do."""
+    """`tiles` with as many parts as give about so many blocks: a power of two, or for one row three times one; each number is a kernel of its own."""
     shape = _Shape(m, n, k, strides, tiles)
-    steps = triton.cdiv(shape.depth, tiles.depth)
-    most = max(1, min(blocks // (shape.tiles * shape.parts), steps, MAX_PARTS // shape.parts))
-    return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, most)) if tiles.rows == 1 else 1 << most.bit_length() - 1)
+    most = max(1, min(blocks // (shape.tiles * shape.parts), triton.cdiv(shape.depth, tiles.depth), MAX_PARTS // shape.parts))
+    power = 1 << most.bit_length() - 1
+    return replace(tiles, parts=3 * power // 2 if tiles.rows == 1 and 1 < 3 * power // 2 <= most else power)
 
 
 class _Shape:
