@@ -36,12 +36,11 @@ def rows() -> list[tuple[str, str, str]]:
 
 def table(folder: pathlib.Path = RESULTS) -> str:
     """The table in Markdown. Raises KeyError for a case that the results do not have."""
-    results: dict[str, dict] = {}
+    results = {suite: json.loads((folder / f"{suite}.json").read_text()) for suite in dict.fromkeys(suite for _, suite, _ in rows())}
+    cases = {(suite, row["case"]): row for suite, result in results.items() for row in result["rows"]}
     lines = ["| TFLOP/s | tritonkittens | best of torch | ratio |", "|---|---|---|---|"]
     for label, suite, case in rows():
-        if suite not in results:
-            results[suite] = json.loads((folder / f"{suite}.json").read_text())
-        row = {row["case"]: row for row in results[suite]["rows"]}[case]
+        row = cases[suite, case]
         ours, peer = row["contenders"]["tritonkittens"], row["contenders"][row["best_peer"]]
         figures = [figure(x["value"], results[suite]["unit"]) for x in (ours, peer)]
         lines.append(f"| {label} | {figures[0]} | {figures[1]} | {ours['ratio']:.2f} |")

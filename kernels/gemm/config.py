@@ -156,17 +156,16 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     small += [Config(consumers=1, cols=128, cluster=2), Config(cols=64), Config(cols=64, depth=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
-        wide = [Config(cols=cols) for cols in WHOLE_COLS if _whole(problem, Config(cols=cols)) and _storable(problem, cols, False)]
+        wide = _possible(problem, [Config(cols=cols) for cols in WHOLE_COLS])
         found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
     if problem.m <= 64:
         found += _decode(problem, line)
-    found += [Config(cols=cols, consumers=consumers, swapped=swapped) for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)
-              if _whole(problem, Config(cols=cols, swapped=swapped)) and _storable(problem, cols, swapped)]  # fmt: skip
+    found += _possible(problem, [Config(cols=cols, consumers=consumers, swapped=swapped)
+                                 for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue != "tile":  # a residual is staged whole
         found += _in_panels(problem)
-    found += [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)
-              if _whole(problem, Config(cols=cols, swapped=swapped)) and _storable(problem, cols, swapped)]  # fmt: skip
+    found += _possible(problem, [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
     fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
     return tuple(fits)
 
@@ -179,7 +178,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for their results
-        found += [c for c in _tall() if _whole(problem, c) and _storable(problem, c.panel or c.cols, c.swapped)]
+        found += _possible(problem, _tall())
     return [c for c in found if c.staged < c.cols]
 
 
@@ -196,9 +195,9 @@ def _whole(problem: Problem, config: Config) -> bool:
     return stored_nk and config.rows == 64 and config.depth_of(_itemsize(problem.dtype)) * _itemsize(problem.dtype) == LINE
 
 
-def _storable(problem: Problem, cols: int, swapped: bool) -> bool:
-    """Has a tile of C rows of whole swizzle atoms?"""
-    return swapped or cols * _itemsize(problem.out) % 32 == 0
+def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
+    """Those, of columns that are no power of two, which one wgmma takes, and whose tile of C has rows of whole swizzle atoms."""
+    return [c for c in configs if _whole(problem, c) and (c.swapped or (c.panel or c.cols) * _itemsize(problem.out) % 32 == 0)]
 
 
 def _pitches(problem: Problem) -> tuple[int, int]:

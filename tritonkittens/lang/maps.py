@@ -69,13 +69,8 @@ def _gelu_tanh(x):
 
 
 @triton.jit
-def _fast_sigmoid(x):
-    return ptx_math.rcp(1.0 + ptx_math.ex2(x * -1.4426950408889634))
-
-
-@triton.jit
 def _fast_silu(x):
-    return x * _fast_sigmoid(x)
+    return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * -1.4426950408889634))
 
 
 @triton.jit
