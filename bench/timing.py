@@ -1,6 +1,6 @@
 """Milliseconds of one call, in four kinds. A kind takes a call that has run before and returns a function that measures one round.
 
-- device: GPU time between events around each call, with a cold L2; the round is the median of a burst.
+- device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
-from tritonkittens.launch import l2_bytes
+from tritonkittens.tune.timing import burst, flush_buffer
 
 Call = Callable[[], object]
 Round = Callable[[], float]  # one round: milliseconds of a call
@@ -25,11 +24,7 @@ GRAPH_CALLS = 20
 HOST_CALLS = 200
 HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
 
-
-@functools.cache
-def _flush_buffer(device: int) -> torch.Tensor:
-    """Zeroing twice the L2's bytes leaves none of the operands in it."""
-    return torch.empty(2 * l2_bytes(device), dtype=torch.int8, device=f"cuda:{device}")
+_flush_buffer = functools.cache(flush_buffer)
 
 
 @functools.cache
@@ -53,30 +48,12 @@ def burst_length(call_ms: float, fewest: int = FEWEST, most: int = MOST) -> int:
 def device(run: Call) -> Round:
     index = torch.cuda.current_device()
     flush = _flush_buffer(index)
-
-    def burst(calls: int, lead_ms: float) -> tuple[list[float], float, float]:
-        """Milliseconds of every call, and of the host per call until all were queued and until all were done."""
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
-        torch.cuda.synchronize()
-        if lead_ms:
-            torch.cuda._sleep(int(lead_ms * _cycles_per_ms(index)))
-        began = time.perf_counter()
-        for start, end in events:
-            flush.zero_()
-            start.record()
-            run()
-            end.record()
-        queued = time.perf_counter()
-        torch.cuda.synchronize()
-        done = time.perf_counter()
-        return [start.elapsed_time(end) for start, end in events], (queued - began) * 1e3 / calls, (done - began) * 1e3 / calls
-
-    burst(FEWEST, 0.0)
-    _, queued, done = burst(FEWEST, 0.0)
-    calls = burst_length(done)
+    burst(run, FEWEST, flush)
+    first = burst(run, FEWEST, flush)
+    calls = burst_length(first.done)
     # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host between the two events.
-    lead = calls * queued if queued > HOST_BOUND * done else 0.0
-    return lambda: statistics.median(burst(calls, lead)[0])
+    lead = int(calls * first.queued * _cycles_per_ms(index)) if first.queued > HOST_BOUND * first.done else 0
+    return lambda: burst(run, calls, flush, lead).typical
 
 
 def graph(run: Call) -> Round:

@@ -263,7 +263,25 @@ def test_device_time_flushes_before_every_call(monkeypatch):
     measure = timing.device(cuda.run)
     cuda.log.clear()
     assert measure() == pytest.approx(0.160)
-    assert cuda.log == ["flush", "event", "run", "event"] * timing.burst_length(0.2)
+    half = ["flush", "event", "run", "event"] * (timing.burst_length(0.2) // 2)
+    assert cuda.log == [*half, "sleep", *half]
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_every_burst_has_as_many_slow_launches(monkeypatch, launches):
+    """Every other launch takes 0.5 µs longer, counted from the process's first."""
+    cuda = FakeCuda(monkeypatch, host=0.001, gpu=0.160)
+    work, number = cuda.work, iter(range(1 << 20))
+
+    def turn(what):
+        cuda.cost["run"] = (0.001, 0.160 + 0.0005 * (next(number) % 2))
+        work(what)
+
+    cuda.work, sleep = turn, torch.cuda._sleep
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (next(number), sleep(cycles)))
+    measure = timing.device(lambda: [cuda.run() for _ in range(launches)])
+    for _ in range(4):
+        assert measure() == pytest.approx(launches * 0.16025, abs=1e-9)
 
 
 def test_device_time_does_not_count_a_slow_host(monkeypatch):

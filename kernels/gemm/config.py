@@ -157,6 +157,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
         wide = _possible(problem, [Config(cols=cols) for cols in WHOLE_COLS])
+        found += _possible(problem, [Config(consumers=1, cols=cols, cluster=cluster, swapped=swapped)
+                                     for cols in WHOLE_COLS for cluster in (2, 4) for swapped in (False, True)])  # fmt: skip
         found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
     if problem.m <= 64:
@@ -289,7 +291,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     between = alone if not config.independent else 0.2 if stages >= TURNS_STAGES else 0.4
     synchronisation = (1 + alone + (math.ceil(rounds) - 1) * between) * TASK + stalled
     if parts > 1:
-        synchronisation += FIX_UP + (parts + 1) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors)
+        read = 1 if parts == 2 else parts  # of two parts the last has its own
+        synchronisation += FIX_UP + (1 + read) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors)
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
     epilogue = rounds * crowd * per_task

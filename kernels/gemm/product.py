@@ -13,11 +13,11 @@ from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressabl
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
-from tritonkittens.kernels.gemm.measure import seconds
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
 from tritonkittens.kernels.gemm.unaligned import Unaligned, takes
 from tritonkittens.launch import l2_bytes, simulated_facts
+from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

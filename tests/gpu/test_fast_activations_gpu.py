@@ -13,7 +13,8 @@ from tests.util import DEVICE, poison
 pytestmark = pytest.mark.usefixtures("kernel_device")
 NUMBERS = 1 << 14
 PHI_ERROR = 3e-7
-SHORT_ERROR = 1.3e-4  # relative, where fp16 rounds by up to 4.9e-4
+# Of the forms for 16-bit results, by element type: relative error, a quarter of a rounding, from where on; relative error from there to −5, absolute beyond.
+SHORT = {"fp16": (1.3e-4, -4.0, 1e-3, 2e-8), "bf16": (4.9e-4, -3.5, 0.3, 4e-7), "e4m3": (4.9e-4, -3.5, 0.3, 4e-7)}
 
 
 @triton.jit
@@ -22,8 +23,12 @@ def fast_kernel(X, Y, NUMBER: tl.constexpr, WHAT: tl.constexpr):
     x = tl.load(X + i)
     if WHAT == "silu":
         y = tk.silu(x, fast=True)
-    elif WHAT == "short":
+    elif WHAT == "fp16":
         y = tk.gelu(x, fast=tk.fp16)
+    elif WHAT == "bf16":
+        y = tk.gelu(x, fast=tk.bf16)
+    elif WHAT == "e4m3":
+        y = tk.gelu(x, fast=tk.fp8e4m3)
     else:
         y = tk.gelu(x, WHAT, fast=True)
     tl.store(Y + i, y)
@@ -48,23 +53,27 @@ def test_error(what):
     assert ((y.cpu().double() - exact).abs() <= PHI_ERROR * x.double().abs() + 1e-37).all()
 
 
-def test_error_of_short_gelu():
-    x = torch.cat([torch.linspace(-4, 16, NUMBERS - 6), torch.tensor([0.0, 1e-30, -1e-30, 50.0, 1e18, 3e38])])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_error_of_short_gelu(dtype):
+    error, least, _, _ = SHORT[dtype]
+    x = torch.cat([torch.linspace(least, 16, NUMBERS - 6), torch.tensor([0.0, 1e-30, -1e-30, 50.0, 1e18, 3e38])])
     y = poison(torch.empty(NUMBERS, device=DEVICE))
-    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, "short")
-    exact = x.double() * weight("short", x.double())
-    assert ((y.cpu().double() - exact).abs() <= SHORT_ERROR * exact.abs()).all()
+    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, dtype)
+    exact = x.double() * weight("none", x.double())
+    assert ((y.cpu().double() - exact).abs() <= error * exact.abs()).all()
 
 
-def test_tail_of_short_gelu():
-    x = torch.cat([torch.linspace(-40, -4, NUMBERS - 3), torch.tensor([-1e4, -1e18, -3e38])])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_tail_of_short_gelu(dtype):
+    _, least, relative, absolute = SHORT[dtype]
+    x = torch.cat([torch.linspace(-40, least, NUMBERS - 3), torch.tensor([-1e4, -1e18, -3e38])])
     y = poison(torch.empty(NUMBERS, device=DEVICE))
-    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, "short")
-    exact = x.double() * weight("short", x.double())
-    assert ((y.cpu().double() - exact).abs() <= torch.where(x >= -5, 1e-3, 1.0) * exact.abs() + torch.where(x >= -5, 0, 2e-8)).all()
+    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, dtype)
+    exact = x.double() * weight("none", x.double())
+    assert ((y.cpu().double() - exact).abs() <= torch.where(x >= -5, relative, 1.0) * exact.abs() + torch.where(x >= -5, 0, absolute)).all()
 
 
-@pytest.mark.parametrize("what", ["none", "short", "tanh", "silu"])
+@pytest.mark.parametrize("what", ["none", "fp16", "bf16", "tanh", "silu"])
 def test_infinities_and_nan(what):
     x = torch.full((NUMBERS,), math.nan)
     x[1], x[2] = math.inf, -math.inf

@@ -141,11 +141,6 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
     return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
 
 
-def tile_pointers(t: Trace, g: Any, tile: Any) -> list[Any]:
-    """For every piece of a register tile its pointers into a tensor of the tile's shape."""
-    return [pointers for pointers, _ in _access(t, g, tile, [0] * len(shape_of(tile)))]
-
-
 def _frame(t: Trace, dst: shared) -> Any:
     """An int32 tile of the shape of a shared one, laid out for coalesced access to elements of its type."""
     if len(dst.axes) == 1:

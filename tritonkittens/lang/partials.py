@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.memory import load, tile_pointers
+from tritonkittens.lang.memory import load
 from tritonkittens.lang.mma import mma_wait
 from tritonkittens.lang.sync import sync
 from tritonkittens.lang.types import unwrap
@@ -36,35 +36,68 @@ def settled(t: Trace, ctx: Any, state: Any) -> Any:
     return struct(**tiles)
 
 
-def _places(t: Trace, ctx: Any, slot: Any, state: Any) -> dict[str, list[Any]]:
-    """Pointers to where slot number `slot` keeps each tile of this consumer."""
+def _order(t: Trace, piece: Any) -> list[int]:
+    """The bits of an element's place in a piece, the rows' before the columns', each from the highest, in another order: last those of a thread's first four
+    registers, before them those of threads, so that neighbouring threads have 16 bytes each side by side.
+
+    Every bit of a register's, lane's and warp's number in an accumulator is a bit of the place, or none.
+    """
+    layout = unwrap(t.call(gl.to_linear_layout, piece.type.layout, [unwrap(n) for n in piece.shape]))
+    rows, cols = (unwrap(n).bit_length() - 1 for n in piece.shape)
+    registers = [base for base in layout.reg_bases if any(base)]
+    bases = [*registers[:2], *layout.lane_bases, *layout.warp_bases, *registers[2:]]
+    places = [rows - row.bit_length() if row else rows + cols - col.bit_length() for row, col in bases if row or col]
+    assert sorted(places) == list(range(rows + cols)), layout
+    return places[::-1]
+
+
+def _by_thread(t: Trace, piece: Any) -> Any:
+    """A piece as a vector in the order of its registers: no register moves, and memory is accessed in whole lines, whatever the layout."""
+    order = _order(t, piece)
+    bits = t.method(t.method(piece, "reshape", [2] * len(order)), "permute", order)
+    return t.method(bits, "reshape", [2 ** len(order)])
+
+
+def _as_before(t: Trace, vector: Any, piece: Any) -> Any:
+    """The inverse of `_by_thread`, laid out as `piece`."""
+    order = _order(t, piece)
+    bits = t.method(t.method(vector, "reshape", [2] * len(order)), "permute", [order.index(i) for i in range(len(order))])
+    return t.call(gl.convert_layout, t.method(bits, "reshape", piece.shape), piece.type.layout, assert_trivial=True)
+
+
+def _place(t: Trace, ctx: Any, slot: Any) -> Any:
+    """Where slot number `slot` keeps what this consumer has summed up."""
     config = unwrap(ctx.config)
     place = t.method(t.method(t.method(slot, "to", tl.int64), "__mul__", config.cluster), "__add__", ctx.rank)
     place = t.method(t.method(place, "__mul__", config.team), "__add__", unwrap(ctx.consumer))
-    base = t.method(ctx.partials, "__add__", t.method(place, "__mul__", elements(config._plan)))
-    found = {}
-    for name, tile in state.fields.items():
-        rows, cols = shape_of(tile)
-        home = struct(maps=tl.tuple([]), pointer=base, shape=tl.tuple([t.scalar(rows), t.scalar(cols)]), strides=tl.tuple([t.scalar(cols), tl.constexpr(1)]))
-        found[name] = tile_pointers(t, home, tile)
-        base = t.method(base, "__add__", rows * cols)
-    return found
+    return t.method(ctx.partials, "__add__", t.method(place, "__mul__", elements(config._plan)))
+
+
+def _pointers(t: Trace, base: Any, vector: Any) -> Any:
+    return t.method(base, "__add__", t.call(gl.arange, 0, vector.numel, vector.type.layout))
 
 
 @op
 def _put(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
-    for name, pointers in _places(t, ctx, slot, state).items():
-        for pointer, piece in zip(pointers, pieces_of(getattr(state, name)), strict=True):
-            t.call(gl.store, pointer, piece)
+    base = _place(t, ctx, slot)
+    for tile in state.fields.values():
+        for piece in pieces_of(tile):
+            vector = _by_thread(t, piece)
+            t.call(gl.store, _pointers(t, base, vector), vector)
+            base = t.method(base, "__add__", vector.numel)
 
 
 @op
 def _plus(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
     """The state plus what lies in a slot."""
-    out = {}
-    for name, pointers in _places(t, ctx, slot, state).items():
-        tile = getattr(state, name)
-        sums = [t.method(piece, "__add__", t.call(gl.load, pointer)) for pointer, piece in zip(pointers, pieces_of(tile), strict=True)]
+    out, base = {}, _place(t, ctx, slot)
+    for name, tile in state.fields.items():
+        sums = []
+        for piece in pieces_of(tile):
+            vector = _by_thread(t, piece)
+            vector = t.method(vector, "__add__", t.call(gl.load, _pointers(t, base, vector)))
+            sums.append(_as_before(t, vector, piece))
+            base = t.method(base, "__add__", vector.numel)
         out[name] = assemble(axes_of(tile), sums)
     return struct(**out)
 
@@ -93,12 +126,15 @@ def sum_up(ctx, state):
         counter = ctx.counters + (ctx.task * CLUSTER + ctx.rank) * TEAM + ctx.consumer
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
-            state = _zeros(state)
             PARTS: tl.constexpr = ctx.config.fixed_parts
-            if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+            if PARTS == 2:  # of two summands the order says nothing: mine need not be read again
+                state = _plus(ctx, _slot_of(ctx, 1 - ctx.part), state)
+            elif PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+                state = _zeros(state)
                 for part in tl.static_range(PARTS):
                     state = _plus(ctx, _slot_of(ctx, part), state)
             else:
+                state = _zeros(state)
                 for part in range(ctx.parts):
                     state = _plus(ctx, _slot_of(ctx, part), state)
             tl.store(counter, 0)
