@@ -38,7 +38,7 @@ class BlockwiseGemm(tk.lcf):
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(staged, self.cols)
+        residual, operands, results = self.epilogue.memory(c, staged, self.cols)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
@@ -83,7 +83,7 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
-        if ctx.config.epilogue.residual:
+        if ctx.config.epilogue.residual and ctx.config.panel is None:
             tk.load_async(staging.C, ctx.globals.residual, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col), staging.arrived)
 
     @triton.jit

@@ -64,7 +64,7 @@ class Config:
 
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
-    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual is added.
+    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual is added and no other consumer's products would hide that.
 
     Raises ValueError for values that no kernel has.
     """
@@ -110,6 +110,10 @@ class Config:
     def staged(self) -> int:
         """Columns of its results that a consumer has room for where they are staged."""
         return 2 * self.panel if self.panel else self.cols
+
+    def panels_take(self, residual: bool) -> bool:
+        """Are results staged in panels? A residual comes panel by panel, which only the products of another consumer hide, and in an even number of them."""
+        return self.panel is not None and (not residual or (self.independent and self.cols // self.panel % 2 == 0))
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
@@ -165,8 +169,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
         found += _decode(problem, line)
     found += _possible(problem, [Config(cols=cols, consumers=consumers, swapped=swapped)
                                  for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)])  # fmt: skip
-    if problem.epilogue != "tile":  # a residual is staged whole
-        found += _in_panels(problem)
+    in_panels = _in_panels(problem)
+    found += [c for c in in_panels if problem.epilogue != "tile" or c.panels_take(True)]
     found += _possible(problem, [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
     fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
     return tuple(fits)
@@ -178,8 +182,9 @@ def _in_panels(problem: Problem) -> list[Config]:
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
-    found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2), replace(turns, schedule="split_tail")]
-    if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for their results
+    found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
+    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
+    if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
         found += _possible(problem, _tall())
     return [c for c in found if c.staged < c.cols]
 

@@ -38,14 +38,16 @@ class Epilogue(tk.Knob):
     gate: Operand | None = None
     residual: bool = False
 
-    def memory(self, result: tk.st, cols: int) -> tuple[dict, dict, dict]:
-        """What a template's layout holds for it, where C is stored in tiles of type `result`: (`globals` of the residual, `globals` of the operands, and what
-        `finish` and `preload` say). A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
+    def memory(self, result: tk.st, staged: tk.st, cols: int) -> tuple[dict, dict, dict]:
+        """What a template's layout holds for it, where C is stored in tiles of type `result` and staged in `staged`: (`globals` of the residual, those of the
+        operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are staged: ahead, or panel by panel where they leave so.
+        A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        return residual, operands, dict(finish=dict(C=result, **vectors), preload=(*(("C",) if residual else ()), *vectors))
+        ahead, later = (residual, {}) if staged == result else ({}, residual)
+        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*(("C",) if ahead else ()), *vectors), refill=("C",) if later else ())
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""
@@ -131,9 +133,9 @@ def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTI
 
 
 @triton.jit
-def finish_tile(ctx, tile, staging, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
-    """The results of a tile of sums, still in fp32; `staging` holds the residual's tile and vectors. `row`, `col`: which tile, in tiles; `tile` may be one
-    panel of columns of several."""
+def finish_tile(ctx, tile, staging, residual, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
+    """The results of a tile of sums, still in fp32; `staging` holds vectors, `residual` the tile that is added. `row`, `col`: which tile, in tiles; `tile` may
+    be one panel of columns of several."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
         tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
@@ -151,8 +153,7 @@ def finish_tile(ctx, tile, staging, row, col, PANEL: tl.constexpr = 0, PANELS: t
         tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
     if E.residual:
         if ctx.config.c_stored_nm:
-            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(staging.C)), tk.fp32))
+            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(residual)), tk.fp32))
         else:
-            residual = staging.C if PANELS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PANELS, 0, PANEL)
             tile = tile + tk.cast(tk.load(residual, like=tile), tk.fp32)
     return tile

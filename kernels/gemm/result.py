@@ -16,8 +16,8 @@ def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
     cols, panel = template.cols, template.panel
     if panel is not None and (panel <= 0 or cols % panel):
         raise tk.TileError(f"{type(template).__name__}(panel={panel!r}): must divide its {cols} columns")
-    if panel is not None and template.epilogue.residual:
-        raise tk.TileError(f"{type(template).__name__}(panel={panel}): a residual is loaded to where results are staged, which then are all")
+    if panel is not None and template.epilogue.residual and cols // panel % 2:
+        raise tk.TileError(f"{type(template).__name__}(panel={panel!r}): a residual comes in an even number of panels; {cols} columns have {cols // panel}")
     shape = (panel or cols, template.rows) if template.c_stored_nm else (template.rows, panel or cols)
     return tk.st(template.out_dtype, *shape), tk.st(template.out_dtype, shape[0] * (2 if panel else 1), shape[1])
 
@@ -45,8 +45,8 @@ def store_result(ctx, sums, staging, row):
 def _store_whole(ctx, sums, staging, row):
     PARTS: tl.constexpr = len(sums)
     for part in tl.static_range(PARTS):
-        tile = finish_tile(ctx, sums[part], staging, row, ctx.col, part, PARTS)
         home = staging.C if PARTS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PARTS, 0, part)
+        tile = finish_tile(ctx, sums[part], staging, home, row, ctx.col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
     tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
@@ -54,18 +54,41 @@ def _store_whole(ctx, sums, staging, row):
 
 @triton.jit
 def _store_panels(ctx, sums, staging, row):
-    """Two panels take turns: one leaves while the next is computed."""
+    """Two panels take turns: one leaves while the next is computed. A residual's panel comes to where the results will be, while those before leave: where
+    consumers take turns, the other's products hide that too."""
+    RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.panel
     PANELS: tl.constexpr = ctx.config.cols // PANEL
     PARTS: tl.constexpr = len(sums)
     panels = ()
     for part in tl.static_range(PARTS):
         panels = panels + tk.split_cols(sums[part], PANEL)
+    if RESIDUAL:
+        _fill_panel(ctx, staging, row, 0, PANELS)
     for panel in tl.static_range(PANELS):
-        tile = finish_tile(ctx, panels[panel], staging, row, ctx.col, panel, PANELS)
-        if panel > 1:
+        home = _panel_home(staging, panel)
+        if RESIDUAL:
+            tk.wait(staging.filled, panel % 2)
+        tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.col, panel, PANELS)
+        if panel > 1 and not RESIDUAL:
             tk.store_read_wait(1)
-        home = tk.subtile(staging.C, tk.shape(staging.C, 0) // 2, tk.shape(staging.C, 1), panel % 2, 0)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.col * PANELS + panel, ctx.config.c_stored_nm))
+        if RESIDUAL and panel + 1 < PANELS:
+            if panel > 0:
+                tk.store_read_wait(1)
+            _fill_panel(ctx, staging, row, panel + 1, PANELS)
+
+
+@triton.jit
+def _panel_home(staging, PANEL: tl.constexpr):
+    return tk.subtile(staging.C, tk.shape(staging.C, 0) // 2, tk.shape(staging.C, 1), PANEL % 2, 0)
+
+
+@triton.jit
+def _fill_panel(ctx, staging, row, PANEL: tl.constexpr, PANELS: tl.constexpr):
+    """Ask for a panel of the residual."""
+    home = _panel_home(staging, PANEL)
+    tk.expect(staging.filled, home)
+    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.col * PANELS + PANEL, ctx.config.c_stored_nm), staging.filled)

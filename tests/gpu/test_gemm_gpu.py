@@ -60,7 +60,7 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
 
 PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
           Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k"),
-          Config(consumers=3, cols=192, panel=32)]  # fmt: skip
+          Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16)]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", PANELS, ids=lambda c: f"{c.rows}x{c.cols} {c.panel} {c.schedule}")

@@ -19,6 +19,8 @@ CASES = {
     "independent": (KINDS["independent"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
+    "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
+    "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),

@@ -96,6 +96,8 @@ def _allocate(t: Trace, T: Any) -> Any:
     if plan.preload:
         fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
+    if plan.refill:
+        fields["filled"] = new_semaphores(t, T.consumers, 1)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= 100:
@@ -472,8 +474,12 @@ def _give_back(t: Trace, bar: Any, T: Any, unread: Any = False) -> Any:
 @op
 def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     hook = getattr(type(unwrap(ctx.config)), "finish", None)
-    if hook is not None:
-        t.call(hook, ctx, state, t.call(_staging, ctx, memory, ctx.worker))
+    if hook is None:
+        return
+    staging = t.call(_staging, ctx, memory, ctx.worker)
+    if unwrap(ctx.config)._plan.refill:
+        staging = struct(**staging.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
+    t.call(hook, ctx, state, staging)
 
 
 @op

@@ -18,7 +18,8 @@ ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
 SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
-SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore"}
+SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore",
+              "filled": "the semaphore that `finish` fills tiles on"}
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
 ENOUGH_STAGES = 3
@@ -49,6 +50,8 @@ class layout:
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
+    - `refill`: names of finish tiles that hook `finish` fills itself, on the semaphore `staging.filled`, an even number of times (so that its parity is 0 at
+      the beginning of each);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
@@ -64,6 +67,7 @@ class layout:
     args: tuple[str, ...] = ()
     multicast: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    refill: tuple[str, ...] = ()
     output: Any = field(default_factory=dict)
     trailing: Any = field(default_factory=dict)
     common: Any = field(default_factory=dict)
@@ -90,7 +94,7 @@ class layout:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
         if both := [n for n, _ in self.working if n in dict(self.exchange)]:
             raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
-        for name, tiles in (("multicast", self.ring), ("preload", self.finish)):
+        for name, tiles in (("multicast", self.ring), ("preload", self.finish), ("refill", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
                 where = "input" if name == "multicast" else "finish"

@@ -31,6 +31,7 @@ MAX_REGISTERS = 255  # of a thread
 WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
+MOST_TAIL_PARTS = 4  # the last of a task's parts reads them all: beyond that it takes longer than what more parts spare
 _new = tuple.__new__
 DEBUG_MODES = (False, True, "report")
 KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class attributes of these types are knobs
@@ -255,7 +256,7 @@ class lcf:
         """Stages and shared-memory placement on an architecture (compute capability as an integer)."""
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
-            together = not (self.independent or self.splits or self.cluster > 1 or self._plan.preload or self._plan.output)
+            together = not (self.independent or self.splits or self.cluster > 1 or self._plan.preload or self._plan.refill or self._plan.output)
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together)
         return self._placements[arch]
@@ -344,7 +345,7 @@ class lcsf(lcf):
 def split_tail(tasks: int, slots: int) -> tuple[int, int]:
     """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once."""
     whole = tasks // slots * slots
-    return whole, max(1, slots // max(1, tasks - whole))
+    return whole, min(MOST_TAIL_PARTS, max(1, slots // max(1, tasks - whole)))
 
 
 class Call:
