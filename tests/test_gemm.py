@@ -211,7 +211,7 @@ def test_more_work_costs_no_less(m, n, k, more, epilogue, dtype):
 
 
 def test_the_model_prefers_what_it_should():
-    """Blocks that have much of a large product, in one tile or one for each consumer; parts of a task on several blocks where there are few tasks and each is long."""
+    """Blocks that have much of a large product, in one tile or two; parts of a task on several blocks where there are few tasks and each is long."""
     def best(**extents):
         it = problem(b="nk", **extents)
         return min(candidates(it), key=lambda config: cost(it, config, H200).total)
