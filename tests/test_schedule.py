@@ -207,9 +207,9 @@ def test_split_tail_splits_only_the_last_round(simulated, lengths, slots):
         if task < whole:
             assert set(blocks) <= {task % slots}
         else:
-            parts = min(MOST_TAIL_PARTS, slots // (len(lengths) - whole))
+            parts = min(MOST_TAIL_PARTS if whole else slots, slots // (len(lengths) - whole))
             sizes = [n for _, n in runs(blocks)]
-            assert len(sizes) == min(parts, len(blocks)), "as many parts as there is room for, up to a limit, each by another block"
+            assert len(sizes) == min(parts, len(blocks)), "as many parts as there is room for, behind whole rounds up to a limit, each by another block"
             assert not sizes or max(sizes) - min(sizes) <= 1
 
 
