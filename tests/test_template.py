@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tests.cases_split import Product
 from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 from tritonkittens.lang.multicast import slices_of
 
@@ -226,6 +227,16 @@ def test_split_tasks_need_accumulators_to_sum_up():
         with refused(f"Copy(schedule={schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout"):
             Copy(schedule=schedule)
     Copy(schedule=tk.SplitK(1))  # is not split
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.SplitK(3), tk.StreamK()], ids=str)
+def test_parts_of_a_task_are_read_and_written_in_whole_lines(schedule, arch):
+    """Sixteen bytes a thread, in whatever layout the architecture has its accumulators."""
+    a, b, c = (torch.empty(64, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
+    ptx = Product(schedule=schedule).compile(a, b, c, arch=arch).asm["ptx"]
+    widths = {kind: re.findall(rf"{kind}\.global\S*?\.v(\d)", ptx) for kind in ("ld", "st")}
+    assert all(found and set(found) == {"4"} for found in widths.values()), widths
 
 
 def test_output_tiles_and_stores_go_together():

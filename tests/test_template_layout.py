@@ -40,6 +40,7 @@ def plan(input=None, scratch=None, finish=None):
         (dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")), "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y"),
         (dict(globals={}, input=dict(X=tile), finish=dict(Y=tile), preload=("X",)), "layout(preload=('X',)): 'X' is no finish tile; there are Y"),
         (dict(globals={}, input=dict(X=tile), preload=("Y",)), "layout(preload=('Y',)): 'Y' is no finish tile; there are none"),
+        (dict(globals={}, input=dict(X=tile), finish=dict(Y=tile), refill=("X",)), "layout(refill=('X',)): 'X' is no finish tile; there are Y"),
     ],
 )
 def test_layout_refuses(arguments, message):
