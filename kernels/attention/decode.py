@@ -10,6 +10,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.forward import AttentionForward, nothing_seen
+from tritonkittens.launch import plain_kernel
 
 ZEROED = tl.constexpr(16)  # keys
 
@@ -148,11 +149,12 @@ class AttentionDecodePaged(AttentionDecode):
             tk.load_async(tk.subtile(trailing.V, ROWS, ctx.config.value_dim, i, 0), ctx.globals.V, (page, ctx.kv_head, part, 0), trailing.arrived)
 
 
+@plain_kernel(launch_pdl=True)
 @triton.jit
 def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, parts, rows, queries, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,  # noqa: E741
             HAS_LSE: tl.constexpr):  # fmt: skip
     """One query of one head: the parts' results, weighed by their sums of exponentials. Grid: rows, key heads, batch. O, L contiguous as `AttentionDecode`
-    leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous. Launched with `launch_pdl`, which lets it start early and wait."""
+    leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous. `launch_pdl` lets it start early and wait."""
     tk.dependency_wait()
     row, kv_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part, col = tl.arange(0, PARTS), tl.arange(0, COLS)

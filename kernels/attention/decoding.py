@@ -5,7 +5,6 @@ import functools
 from typing import Any, cast
 
 import torch
-import triton
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import as_addressable, check_small, storable
@@ -31,6 +30,12 @@ def decode(
     return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
 
 
+def _power_of_two(n: int) -> int:
+    """The smallest that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+@functools.lru_cache(maxsize=4096)
 def parts_of(tasks: int, blocks: int, slots: int) -> int:
     """In how many parts to deal out sequences of so many blocks: what takes the fewest rounds of blocks, a task's start and end counted as two of them."""
     def rounds(parts: int) -> int:
@@ -99,7 +104,7 @@ def attention_decode(
     tensors |= dict(O=some, L=sums)
     kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                   triton.next_power_of_2(parts), triton.next_power_of_2(value_dim), lse is not None, launch_pdl=True)
+                                   _power_of_two(parts), _power_of_two(value_dim), lse is not None)
     return result if lse is None else (result, lse)
 
 

@@ -13,6 +13,7 @@ from tritonkittens.kernels._tensors import check_operands, check_small
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.product import check_shapes, check_window, launch_forward, scores_of, see_nothing
+from tritonkittens.launch import plain_kernel
 
 HEAD_DIMS = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32
 OUT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -57,6 +58,7 @@ class AttentionForwardFp8(AttentionForward):
         return tk.mma_ABt(tk.byte_operand(state.p), tiles.V, state.o, wait=False)
 
 
+@plain_kernel
 @triton.jit
 def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM: tl.constexpr):
     """V transposed, keys in the order of `tk.byte_operand`, with zeros behind the last. Grid: parts of 128 keys, key heads, batch. V: (B, H_kv, keys, DIM) with

@@ -9,6 +9,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys
 from tritonkittens.kernels.attention.masks import hidden_from, squashed
+from tritonkittens.launch import plain_kernel
 
 HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 
@@ -177,6 +178,7 @@ def write_half(sums, half, dQ, stride_s, first, behind, begin_col, factor, WIDTH
     tl.store(dQ + row.to(tl.int64) * stride_s + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 
+@plain_kernel
 @triton.jit
 def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """dQ = factor · its sums. Grid: halves of all blocks, heads, batch. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, H, queries, WIDTH),

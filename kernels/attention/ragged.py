@@ -17,6 +17,7 @@ from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.masks import edges_of, keys_of, queries_of
 from tritonkittens.kernels.attention.tiles import QueryTiles
+from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
 ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
@@ -38,6 +39,7 @@ def _bounds(starts, sequence, sequences, total):
     return begin, tl.minimum(tl.maximum(end, begin), total) - begin
 
 
+@plain_kernel
 @triton.jit
 def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
     """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
@@ -112,6 +114,7 @@ def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr,
         tk.store(offsets, offset, (0, tl.program_id(1), block * TILES + tile))
 
 
+@plain_kernel
 @triton.jit
 def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves, DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
     """`gather_queries` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, 2, 4096) as `PackedBackward` leaves

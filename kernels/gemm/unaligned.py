@@ -6,7 +6,6 @@ rows is a matrix of aligned words, its columns shifted by less than a word.
 """
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
 from tritonkittens.lang.kernel import target_number
-from tritonkittens.launch import Launcher, capability, multiprocessor_count, workspace
+from tritonkittens.launch import multiprocessor_count, plain_kernel, specialization, workspace
 from tritonkittens.launch.arguments import argument_types
 
 WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
@@ -180,6 +177,7 @@ def _finish(y, C, cm, cn, m, n, inside, operands, ACTIVATION: tl.constexpr):
     tl.store(C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside)
 
 
+@plain_kernel(num_stages=1)
 @triton.jit
 def unaligned_product(
     A, B, C, operands, partials, counters, M, N, K, chunk, am, ak, bk, bn, cm, cn, START: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -247,51 +245,7 @@ def unaligned_product(
         _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, ACTIVATION)
 
 
-NAMES = unaligned_product.arg_names
-RUNTIME = NAMES.index("START")  # parameters before it are the launch's, unless they are compiled in
-
-
-class _Key:
-    """What the code depends on beside the types of arguments: parameters that are compiled in, by name, those that are multiples of a word, and the warps. One
-    object for equal ones, which is found by its identity."""
-
-    def __init__(self, constants: tuple[tuple[str, Any], ...], multiples: tuple[str, ...], warps: int):
-        self.constants, self.multiples, self.warps = dict(constants), multiples, warps
-
-
-_key = functools.lru_cache(maxsize=None)(_Key)
-
-
-def _compile(key: Any, types: tuple, device: int) -> Any:
-    """For the launcher."""
-    major, minor = capability(device)
-    return _compiled(key, types, 10 * major + minor)
-
-
-def _compiled(key: _Key, types: tuple, arch: int) -> Any:
-    fixed = key.constants
-    signature: dict[str, Any] = dict.fromkeys(NAMES, "constexpr")
-    constexprs: dict[tuple[int, ...], Any] = {(NAMES.index(name),): value for name, value in fixed.items()}
-    attributes: dict[tuple[int, ...], Any] = {(NAMES.index(name),): [["tt.divisibility", WORD.value]] for name in key.multiples}
-
-    def visit(kind: Any, path: tuple[int, ...]) -> Any:
-        if not hasattr(kind, "kind"):
-            return tuple(visit(inner, (*path, i)) for i, inner in enumerate(kind))
-        if kind.kind == "constexpr":
-            constexprs[path] = None
-        elif kind.kind == "pointer" and kind.aligned:
-            attributes[path] = [["tt.divisibility", TMA_BYTES]]
-        return kind.type
-
-    runtime = [name for name in NAMES[:RUNTIME] if name not in fixed]
-    for name, kind in zip(runtime, types, strict=True):
-        signature[name] = visit(kind, (NAMES.index(name),))
-    options = dict(num_warps=key.warps, num_stages=1, enable_fp_fusion=True)
-    return triton.compile(ASTSource(unaligned_product, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=options)
-
-
 NO_OPERANDS, NO_SUMS = (None,) * 5, (None, None)
-_launch = Launcher(_compile, name="unaligned_product", arg_names=NAMES[:RUNTIME])
 
 
 # ---------------------------------------------------------------- the plan
@@ -396,8 +350,9 @@ class Unaligned:
         numbers = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
         constants |= {name: 1 for name in strides if numbers[name] == 1}
         self.numbers = tuple(value for name, value in numbers.items() if name not in constants)
-        multiples = tuple(name for name, value in numbers.items() if name not in constants and value % WORD.value == 0)
-        self.key = _key(tuple(constants.items()), multiples, self.tiles.warps)
+        multiples = tuple((name, WORD.value) for name, value in numbers.items() if name not in constants and value % WORD.value == 0)
+        options = {**unaligned_product.options, "num_warps": self.tiles.warps}
+        self.key = specialization(tuple(constants.items()), multiples, tuple(options.items()))
 
     def _strides_of(self, x: Tensor, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
@@ -414,12 +369,12 @@ class Unaligned:
     def compile(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a") -> Any:
         """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
         sums = NO_SUMS if self.room is None else (torch.empty(1), torch.empty(1, dtype=torch.int32))
-        types = argument_types(self._arguments(a, b, operands, out, sums), NAMES[:RUNTIME])
-        return _compiled(self.key, types, target_number(arch))
+        types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
+        return unaligned_product.compile(self.key, types, target_number(arch))
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
             out = a.new_empty(self.shape) if self.is_same else a.new_empty(self.shape, dtype=self.dtype)
         sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
-        _launch(self.grid, self._arguments(a, b, operands, out, sums), self.key)
+        unaligned_product.launcher(self.grid, self._arguments(a, b, operands, out, sums), self.key)
         return out

@@ -1,10 +1,11 @@
-"""From tensors to a running kernel: TMA descriptors built on the host and reused, launches that cost microseconds."""
+"""From tensors to a running kernel: TMA descriptors built on the host and reused, launches that cost microseconds, of plain `@triton.jit` kernels too."""
 
 from .arguments import ArgType, GlobalArg
 from .device import Device, capability, device_facts, l2_bytes, multiprocessor_count, shared_memory_per_block
 from .im2col import Im2colSpec, check_im2col
 from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
+from .plain import PlainKernel, plain_kernel, specialization
 from .target import is_reachable, simulated_facts, simulator
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
 from .workspace import workspace
@@ -16,6 +17,7 @@ __all__ = [
     "GlobalArg",
     "Im2colSpec",
     "Launcher",
+    "PlainKernel",
     "TensorMapSpec",
     "capability",
     "check_im2col",
@@ -27,8 +29,10 @@ __all__ = [
     "is_reachable",
     "l2_bytes",
     "multiprocessor_count",
+    "plain_kernel",
     "shared_memory_per_block",
     "simulated_facts",
     "simulator",
+    "specialization",
     "workspace",
 ]

@@ -1,0 +1,111 @@
+"""Plain `@triton.jit` kernels on our launch path, which takes a fifth of the host time of Triton's own."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
+
+from .arguments import POINTER_ALIGNMENT
+from .device import capability
+from .launcher import Launcher
+
+MULTIPLE = 16  # of numbers that Triton compiles for as such: a row of so many elements is a multiple of any vector access
+
+
+class Specialization:
+    """What the code depends on beside the types of arguments: values that are compiled in, by parameter, parameters that are multiples of `MULTIPLE` or of 8,
+    and Triton's options. Compiled kernels are found by its identity: keep one object for equal ones (`specialization` does).
+    """
+
+    def __init__(self, constants: tuple[tuple[str, Any], ...], multiples: tuple[tuple[str, int], ...], options: tuple[tuple[str, Any], ...]):
+        self.constants, self.multiples, self.options = dict(constants), dict(multiples), dict(options)
+
+
+specialization = functools.lru_cache(maxsize=None)(Specialization)
+
+
+class PlainKernel:
+    """A `@triton.jit` kernel; `kernel[grid](*args)` launches it as Triton does.
+
+    Numbers are specialised as Triton's are: 1 is compiled in, a multiple of 16 is known to be one. Those in tuples are not. Arguments by position: tensors,
+    numbers, None, tuples of these; where the parameter is a `tl.constexpr`, any hashable value. `options` are Triton's (num_warps, num_stages, launch_pdl …).
+    With TRITON_INTERPRET=1 it is Triton's own launch.
+    """
+
+    def __init__(self, fn: Any, **options: Any):
+        self.fn, self.options = fn, {"num_warps": 4, "enable_fp_fusion": True, **options}
+        functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
+        if isinstance(fn, JITFunction):
+            self.names = fn.arg_names
+            self._is_constant = [p.is_constexpr for p in fn.params]
+            self.runtime = [name for name, constant in zip(self.names, self._is_constant, strict=True) if not constant]
+            self.launcher = Launcher(self._compile_for_launch, name=fn.__name__, arg_names=self.runtime)
+            self._found: dict[tuple, Specialization] = {}
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return functools.partial(self.launch, grid) if isinstance(self.fn, JITFunction) else self.fn[grid]
+
+    def launch(self, grid: Any, *args: Any) -> None:
+        """Launch on the current stream of the tensors' device. Raises TypeError for a wrong number of arguments, and what a `Launcher` raises."""
+        if len(args) != len(self._is_constant):
+            raise TypeError(f"{self.fn.__name__}: {len(args)} arguments; it takes {len(self._is_constant)} ({', '.join(self.names)})")
+        runtime: list[Any] = []
+        kinds: list[Any] = []
+        for value, constant in zip(args, self._is_constant, strict=True):
+            if constant:
+                kinds.append((value.__class__, value))  # True is not 1, nor is 1.0
+            elif value.__class__ is int and value == 1:
+                kinds.append("one")
+            else:
+                runtime.append(value)
+                kinds.append("multiple" if value.__class__ is int and value % MULTIPLE == 0 else "value")
+        key = self._found.get(found := tuple(kinds))
+        if key is None:
+            key = self._found[found] = self._specialization(args)
+        self.launcher(grid, tuple(runtime), key)
+
+    def _specialization(self, args: tuple) -> Specialization:
+        constants, multiples = [], []
+        for name, value, constant in zip(self.names, args, self._is_constant, strict=True):
+            if constant or (type(value) is int and value == 1):
+                constants.append((name, value.value if isinstance(value, constexpr) else value))
+            elif type(value) is int and value % MULTIPLE == 0:
+                multiples.append((name, MULTIPLE))
+        return Specialization(tuple(constants), tuple(multiples), tuple(self.options.items()))
+
+    def _compile_for_launch(self, key: Any, types: tuple, device: int) -> Any:
+        major, minor = capability(device)
+        return self.compile(key, types, 10 * major + minor)
+
+    def compile(self, key: Specialization, types: tuple, arch: int) -> Any:
+        """Compile for an architecture (compute capability as an integer) and arguments of these types, those that `key` has compiled in left out. Returns
+        Triton's CompiledKernel."""
+        place = {name: i for i, name in enumerate(self.names)}
+        signature: dict[str, Any] = dict.fromkeys(self.names, "constexpr")
+        constexprs: dict[tuple[int, ...], Any] = {(place[name],): value for name, value in key.constants.items()}
+        attributes: dict[tuple[int, ...], Any] = {(place[name],): [["tt.divisibility", n]] for name, n in key.multiples.items()}
+
+        def visit(kind: Any, path: tuple[int, ...]) -> Any:
+            if not hasattr(kind, "kind"):
+                nested = tuple(visit(inner, (*path, i)) for i, inner in enumerate(kind))
+                return type(kind)(*nested) if hasattr(kind, "_fields") else nested
+            if kind.kind == "constexpr":
+                constexprs[path] = None
+            elif kind.kind == "pointer" and kind.aligned:
+                attributes[path] = [["tt.divisibility", POINTER_ALIGNMENT]]
+            return kind.type
+
+        for name, kind in zip([name for name in self.runtime if name not in key.constants], types, strict=True):
+            signature[name] = visit(kind, (place[name],))
+        return triton.compile(ASTSource(self.fn, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=key.options)
+
+
+def plain_kernel(fn: Any = None, **options: Any) -> Any:
+    """Launch a `@triton.jit` function by our path: `@plain_kernel` or `@plain_kernel(launch_pdl=True)` over `@triton.jit`."""
+    return functools.partial(plain_kernel, **options) if fn is None else PlainKernel(fn, **options)
