@@ -64,9 +64,13 @@ def signature(*tensors: torch.Tensor) -> tuple:
 
 def addressable(x: torch.Tensor) -> bool:
     """Can TMA address this tensor (last stride 1, the others and the address multiples of 16 bytes)?"""
-    size = x.element_size()
-    rows = all(stride * size % TMA_BYTES == 0 or extent == 1 for stride, extent in zip(x.stride()[:-1], x.shape[:-1], strict=True))
-    return rows and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % TMA_BYTES == 0
+    shape, strides, unit = x.shape, x.stride(), TMA_BYTES // x.element_size()
+    if x.data_ptr() % TMA_BYTES or (strides[-1] != 1 and shape[-1] != 1):
+        return False
+    for extent, stride in zip(shape[:-1], strides, strict=False):  # a loop: this is asked of every operand of every call
+        if stride % unit and extent != 1:
+            return False
+    return True
 
 
 def storable(x: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_its_name_and_text_are_those_of_the_function():
 
 
 TRITON_SCRIPT = """
-import sys, torch, triton
+import sys, time, torch, triton
 from pathlib import Path
 
 from tests.fake_libcuda import FakeCuda
@@ -119,14 +120,32 @@ for kernel, grid, args, options, sizes in calls:
     (code,) = kernel.launcher._codes.values()
     assert code.compiled.asm["ptx"] == theirs.asm["ptx"], kernel.__name__
 print("identical")
+
+times = []
+for launch in (lambda: combine.fn[grid](*args, **options), lambda: combine[grid](*args)):
+    begun = time.perf_counter()
+    for _ in range(int(sys.argv[2])):
+        launch()
+    times.append((time.perf_counter() - begun) / int(sys.argv[2]) * 1e6)
+print("microseconds of the host a launch of combine: Triton %.1f, ours %.1f" % tuple(times))
 """
 
 
-def test_identical_to_tritons_own_launch(tmp_path):
-    """The same code, and the driver gets the same bytes and attributes. In a process of its own, where Triton's driver is the stand-in."""
-    library, script = build(tmp_path, "libcuda.so.1"), tmp_path / "script.py"
+def beside_triton(folder, launches):
+    """Run the script, in a process of its own, where Triton's driver is the stand-in."""
+    library, script = build(folder, "libcuda.so.1"), folder / "script.py"
     script.write_text(TRITON_SCRIPT)
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ, TRITON_LIBCUDA_PATH=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=paths)
-    done = subprocess.run([sys.executable, str(script), str(library)], env=environment, capture_output=True, text=True)
+    environment = dict(os.environ, TRITON_LIBCUDA_PATH=str(folder), LD_LIBRARY_PATH=str(folder), TRITON_CACHE_DIR=str(folder / "cache"), PYTHONPATH=paths)
+    return subprocess.run([sys.executable, str(script), str(library), str(launches)], env=environment, capture_output=True, text=True)
+
+
+def test_identical_to_tritons_own_launch(tmp_path):
+    """The same code, and the driver gets the same bytes and attributes."""
+    done = beside_triton(tmp_path, 1)
     assert done.returncode == 0 and "identical" in done.stdout, done.stdout + done.stderr
+
+
+if __name__ == "__main__":  # python -m tests.test_plain_kernel: the times
+    with tempfile.TemporaryDirectory() as folder:
+        print(beside_triton(Path(folder), 5000).stdout)
