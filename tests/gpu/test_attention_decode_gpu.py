@@ -161,4 +161,5 @@ def test_refused():
 def test_parts_fill_the_device():
     assert parts_of(132, 100, 132) == 1
     assert 10 <= parts_of(8, 400, 132) <= 17, "about a part for every multiprocessor"
+    assert [parts_of(64, blocks, 132) for blocks in (8, 32, 256)] == [1, 1, 2], "half of the multiprocessors read as fast as memory gives"
     assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
