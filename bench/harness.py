@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import pathlib
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,15 +83,17 @@ def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) ->
 
 
 def interleaved(contenders: Mapping[str, Round], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of every contender in every round; the order alternates.
+    """Milliseconds of every contender in every round. Two rounds are an order and its reverse, the next two another order, the same in every run.
 
-    On the H200 every other burst is up to 0.6 µs a call slower: alternating gives a contender as many of both kinds where rounds are even.
-    In one order throughout, with an even number of contenders, each would keep its kind: 6 % of a GEMM of 1024³.
+    A card at its power limit is slower behind a burst that has drawn much (H200: 4 % of a GEMM of 4096³): nobody should always follow the same contender.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    order, shuffle = list(contenders), random.Random(0).shuffle
     for i in range(rounds):
-        for name, measure in list(contenders.items())[:: -1 if i % 2 else 1]:
-            times[name].append(measure())
+        if i % 2 == 0:
+            shuffle(order)
+        for name in order[:: -1 if i % 2 else 1]:
+            times[name].append(contenders[name]())
     return times
 
 

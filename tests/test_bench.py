@@ -71,10 +71,22 @@ def row_of(prepared, kinds=None, rounds=4, unit="TFLOP/s", facts=()):
     return harness.measure(case, unit, rounds, kinds or {"device": fake_kind()})
 
 
+def test_nobody_always_follows_the_same():
+    log = []
+    measures = {name: lambda name=name: log.append(name) or 1.0 for name in "abcd"}
+    assert {name: len(times) for name, times in harness.interleaved(measures, 10).items()} == dict.fromkeys("abcd", 10)
+    before = {name: {log[i - 1] for i in range(1, 40) if log[i] == name} for name in "abcd"}
+    assert all(len(others) >= 3 for others in before.values()), before
+    again, log[:] = list(log), []
+    harness.interleaved(measures, 10)
+    assert log == again, "the same in every run"
+
+
 def test_rounds_alternate_and_medians_are_compared():
     log = []
     row = row_of(trial(mine=constant(1.0)), {"device": fake_kind(log)})
-    assert log == [1, 2, 3, 3, 2, 1, 1, 2, 3, 3, 2, 1]
+    rounds = [log[i : i + 3] for i in range(0, 12, 3)]
+    assert all(sorted(order) == [1, 2, 3] for order in rounds) and rounds[1] == rounds[0][::-1] and rounds[3] == rounds[2][::-1]
     mine, peer = row["contenders"]["mine"], row["contenders"]["slow peer"]
     assert peer["ms"] == [1, 1.125, 1.25, 1.375]
     assert peer["value"] == pytest.approx(2 / statistics.median(peer["ms"])) and peer["high"] == 2 and peer["low"] == pytest.approx(2 / 1.375)
