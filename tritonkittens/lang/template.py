@@ -60,7 +60,8 @@ class lcf:
       global memory, which takes as long as many products;
     - `start(ctx)` → state (consumer, once a task), a `tk.struct`; without it the state is empty;
     - `compute(ctx, state, input)` → state (consumer, once an iteration);
-    - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles.
+    - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
+      first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
