@@ -111,8 +111,8 @@ class Config:
         """Columns of its results that a consumer has room for where they are staged."""
         return 2 * self.panel if self.panel else self.cols
 
-    def panels_take(self, residual: bool) -> bool:
-        """Are results staged in panels? A residual comes panel by panel, which only the products of another consumer hide, and in an even number of them."""
+    def stages_panels(self, residual: bool) -> bool:
+        """Are results staged in panels? A residual then comes panel by panel, which only the products of another consumer hide, and in an even number."""
         return self.panel is not None and (not residual or (self.independent and self.cols // self.panel % 2 == 0))
 
     def depth_of(self, itemsize: int) -> int:
@@ -169,8 +169,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
         found += _decode(problem, line)
     found += _possible(problem, [Config(cols=cols, consumers=consumers, swapped=swapped)
                                  for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)])  # fmt: skip
-    in_panels = _in_panels(problem)
-    found += [c for c in in_panels if problem.epilogue != "tile" or c.panels_take(True)]
+    found += [c for c in _in_panels(problem) if problem.epilogue != "tile" or c.stages_panels(residual=True)]
     found += _possible(problem, [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
     fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
     return tuple(fits)

@@ -37,10 +37,10 @@ def settled(t: Trace, ctx: Any, state: Any) -> Any:
 
 
 def _order(t: Trace, piece: Any) -> list[int]:
-    """The bits of an element's place in a piece, the rows' before the columns', each from the highest, in another order: last those of a thread's first four
-    registers, before them those of threads, so that neighbouring threads have 16 bytes each side by side.
+    """A permutation of the bits of an element's place in a piece (the row's, then the column's, each from the highest) that puts those of a thread's first four
+    registers last and those of threads before them: in this order a thread has 16 bytes side by side, and neighbouring threads are neighbours.
 
-    Every bit of a register's, lane's and warp's number in an accumulator is a bit of the place, or none.
+    Each bit of a register's, lane's and warp's number in an accumulator is one bit of the place, or stands for copies.
     """
     layout = unwrap(t.call(gl.to_linear_layout, piece.type.layout, [unwrap(n) for n in piece.shape]))
     rows, cols = (unwrap(n).bit_length() - 1 for n in piece.shape)
