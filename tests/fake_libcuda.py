@@ -1,8 +1,10 @@
 """Builds tests/fake_libcuda.c and reads what it recorded; nothing here needs a GPU."""
 
 import ctypes
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,3 +78,12 @@ class FakeCuda:
             parameters=parameters,
             misaligned_maps=record.misaligned_maps,
         )
+
+
+def run_beside_triton(folder: Path, text: str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a script, in a process of its own, where Triton's driver is the stand-in, which is the script's first argument."""
+    library, script = build(folder, "libcuda.so.1"), folder / "script.py"
+    script.write_text(text)
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = dict(os.environ, TRITON_LIBCUDA_PATH=str(folder), LD_LIBRARY_PATH=str(folder), TRITON_CACHE_DIR=str(folder / "cache"), PYTHONPATH=paths)
+    return subprocess.run([sys.executable, str(script), str(library), *map(str, arguments)], env=environment, capture_output=True, text=True)

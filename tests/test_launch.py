@@ -2,14 +2,10 @@
 
 import ctypes
 import gc
-import os
 import struct
-import subprocess
-import sys
 import threading
 import weakref
 from collections import namedtuple
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +15,7 @@ from hypothesis import strategies as st
 from triton import knobs
 from triton.language import constexpr
 
-from tests.fake_libcuda import FakeCuda, build
+from tests.fake_libcuda import FakeCuda, build, run_beside_triton
 from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native
 from tritonkittens.launch.arguments import fingerprint
 from tritonkittens.launch.clock_cache import ClockCache
@@ -390,16 +386,8 @@ print("identical")
 
 
 def test_identical_to_tritons_own_launcher(tmp_path):
-    """Triton's driver.c, built against the stand-in, and this launcher hand the driver the same bytes. In a process of its own."""
-    library = build(tmp_path, "libcuda.so.1")
-    environment = dict(
-        os.environ, TRITON_LIBCUDA_PATH=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path / "cache")
-    )
-    script = tmp_path / "script.py"
-    script.write_text(TRITON_SCRIPT)
-    command = [sys.executable, str(script), str(library)]
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    """Triton's driver.c, built against the stand-in, and this launcher hand the driver the same bytes."""
+    done = run_beside_triton(tmp_path, TRITON_SCRIPT)
     assert done.returncode == 0 and "identical" in done.stdout, done.stdout + done.stderr
 
 

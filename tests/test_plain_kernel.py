@@ -1,9 +1,6 @@
 """Plain `@triton.jit` kernels on our launch path: the same results, and the same specialisation, as Triton's own."""
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.fake_libcuda import build
+from tests.fake_libcuda import run_beside_triton
 from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.launch import plain_kernel
@@ -131,21 +128,12 @@ print("microseconds of the host a launch of combine: Triton %.1f, ours %.1f" % t
 """
 
 
-def beside_triton(folder, launches):
-    """Run the script, in a process of its own, where Triton's driver is the stand-in."""
-    library, script = build(folder, "libcuda.so.1"), folder / "script.py"
-    script.write_text(TRITON_SCRIPT)
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ, TRITON_LIBCUDA_PATH=str(folder), LD_LIBRARY_PATH=str(folder), TRITON_CACHE_DIR=str(folder / "cache"), PYTHONPATH=paths)
-    return subprocess.run([sys.executable, str(script), str(library), str(launches)], env=environment, capture_output=True, text=True)
-
-
 def test_identical_to_tritons_own_launch(tmp_path):
     """The same code, and the driver gets the same bytes and attributes."""
-    done = beside_triton(tmp_path, 1)
+    done = run_beside_triton(tmp_path, TRITON_SCRIPT, 1)
     assert done.returncode == 0 and "identical" in done.stdout, done.stdout + done.stderr
 
 
 if __name__ == "__main__":  # python -m tests.test_plain_kernel: the times
     with tempfile.TemporaryDirectory() as folder:
-        print(beside_triton(Path(folder), 5000).stdout)
+        print(run_beside_triton(Path(folder), TRITON_SCRIPT, 5000).stdout)

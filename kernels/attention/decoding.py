@@ -5,6 +5,7 @@ import functools
 from typing import Any, cast
 
 import torch
+import triton
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import as_addressable, check_small, storable
@@ -31,9 +32,7 @@ def decode(
     return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
 
 
-def _power_of_two(n: int) -> int:
-    """The smallest that is at least n."""
-    return 1 << (n - 1).bit_length()
+_power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 
 
 @functools.lru_cache(maxsize=4096)

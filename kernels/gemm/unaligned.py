@@ -374,7 +374,7 @@ class Unaligned:
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
-            out = a.new_empty(self.shape) if self.is_same else a.new_empty(self.shape, dtype=self.dtype)
+            out = a.new_empty(*self.shape) if self.is_same else a.new_empty(*self.shape, dtype=self.dtype)
         sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
         unaligned_product.launcher(self.grid, self._arguments(a, b, operands, out, sums), self.key)
         return out

@@ -29,9 +29,8 @@ from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map
-from tritonkittens.launch.arguments import ArgType, argument_types
+from tritonkittens.launch.arguments import ArgType, argument_types, signature_of
 
-ALIGNED = [["tt.divisibility", 16]]  # Triton's attribute of a pointer whose address is a multiple of 16
 OPTIONS = {"num_warps", "debug", "maxnreg", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
 
@@ -121,7 +120,7 @@ class Kernel:
             constexprs[(i,)] = value
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
-            signature[parameter.name] = "constexpr" if i in self.constants else _signature(kinds[i], (i,), attributes, constexprs)
+            signature[parameter.name] = "constexpr" if i in self.constants else signature_of(kinds[i], (i,), attributes, constexprs, _descriptor)
         descriptors = [kinds[i] if i in kinds else "constexpr" for i in range(len(self.parameters))]
         constexprs.update(_parameter_numbers(descriptors))
         for (i, *inner), fixed in static:
@@ -191,20 +190,6 @@ def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:
 def _flat(kinds: Any) -> Iterator[str]:
     for kind in kinds:
         yield from (kind,) if isinstance(kind, str) else _flat(kind)
-
-
-def _signature(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: dict) -> Any:
-    """Triton's type string(s) for an argument; a descriptor argument becomes the tuple of its maps."""
-    if isinstance(kind, ArgType):
-        if kind.kind == "descriptor":
-            return tuple(_descriptor(kind.type, spec) for spec in kind.specs)
-        if kind.kind == "constexpr":
-            constexprs[path] = None
-        elif kind.kind == "pointer" and kind.aligned:
-            attributes[path] = ALIGNED
-        return kind.type
-    nested = tuple(_signature(k, (*path, j), attributes, constexprs) for j, k in enumerate(kind))
-    return type(kind)(*nested) if hasattr(kind, "_fields") else nested
 
 
 _ELEMENT = {

@@ -129,14 +129,14 @@ def sum_up(ctx, state):
             PARTS: tl.constexpr = ctx.config.fixed_parts
             if PARTS == 2:  # of two summands the order says nothing: mine need not be read again
                 state = _plus(ctx, _slot_of(ctx, 1 - ctx.part), state)
-            elif PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
-                state = _zeros(state)
-                for part in tl.static_range(PARTS):
-                    state = _plus(ctx, _slot_of(ctx, part), state)
             else:
                 state = _zeros(state)
-                for part in range(ctx.parts):
-                    state = _plus(ctx, _slot_of(ctx, part), state)
+                if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+                    for part in tl.static_range(PARTS):
+                        state = _plus(ctx, _slot_of(ctx, part), state)
+                else:
+                    for part in range(ctx.parts):
+                        state = _plus(ctx, _slot_of(ctx, part), state)
             tl.store(counter, 0)
     return state, last
 

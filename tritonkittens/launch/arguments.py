@@ -12,6 +12,7 @@ from triton.language import constexpr
 from .tensormap import MapSpec, addressable_strides, mapped
 
 POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
+ALIGNED = [["tt.divisibility", POINTER_ALIGNMENT]]  # Triton's attribute of a pointer whose address is a multiple of it
 
 
 class GlobalArg(NamedTuple):
@@ -129,6 +130,24 @@ def argument_types(args: Sequence[Any], names: Sequence[str] = ()) -> tuple:
                 "and tuples of these"
             )
     return tuple(out)
+
+
+def signature_of(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: dict, descriptor: Callable[[str, MapSpec], str] | None = None) -> Any:
+    """Triton's type of an argument of this :class:`ArgType`, nested as the argument is; its place among the kernel's parameters is ``path``.
+
+    What is known of pointers is put into ``attributes``, arguments that take no parameter into ``constexprs``. ``descriptor``: the type of a tensor map of an
+    element type; a descriptor argument becomes the tuple of its maps.
+    """
+    if not isinstance(kind, ArgType):
+        nested = tuple(signature_of(inner, (*path, i), attributes, constexprs, descriptor) for i, inner in enumerate(kind))
+        return type(kind)(*nested) if hasattr(kind, "_fields") else nested
+    if kind.kind == "descriptor" and descriptor is not None:
+        return tuple(descriptor(kind.type, spec) for spec in kind.specs)
+    if kind.kind == "constexpr":
+        constexprs[path] = None
+    elif kind.kind == "pointer" and kind.aligned:
+        attributes[path] = ALIGNED
+    return kind.type
 
 
 def element_type(tensor: torch.Tensor, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Plain `@triton.jit` kernels on our launch path, which takes a fifth of the host time of Triton's own."""
+"""Plain `@triton.jit` kernels on our launch path, which takes a third of the host time of Triton's own (`python -m tests.test_plain_kernel`)."""
 from __future__ import annotations
 
 import functools
@@ -11,15 +11,16 @@ from triton.compiler import ASTSource
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
-from .arguments import POINTER_ALIGNMENT
+from .arguments import signature_of
 from .device import capability
 from .launcher import Launcher
 
-MULTIPLE = 16  # of numbers that Triton compiles for as such: a row of so many elements is a multiple of any vector access
+MULTIPLE = 16  # numbers that Triton compiles for as multiples of it: a row of so many elements is a multiple of any vector access
+ONE, A_MULTIPLE, ANY = "one", "multiple", "any"  # what the code knows of an argument that is no constant
 
 
 class Specialization:
-    """What the code depends on beside the types of arguments: values that are compiled in, by parameter, parameters that are multiples of `MULTIPLE` or of 8,
+    """What the code depends on beside the types of arguments: values that are compiled in, by parameter, parameters that are multiples of a number,
     and Triton's options. Compiled kernels are found by its identity: keep one object for equal ones (`specialization` does).
     """
 
@@ -61,21 +62,23 @@ class PlainKernel:
             if constant:
                 kinds.append((value.__class__, value))  # True is not 1, nor is 1.0
             elif value.__class__ is int and value == 1:
-                kinds.append("one")
+                kinds.append(ONE)
             else:
                 runtime.append(value)
-                kinds.append("multiple" if value.__class__ is int and value % MULTIPLE == 0 else "value")
+                kinds.append(A_MULTIPLE if value.__class__ is int and value % MULTIPLE == 0 else ANY)
         key = self._found.get(found := tuple(kinds))
         if key is None:
-            key = self._found[found] = self._specialization(args)
+            key = self._found[found] = self._specialization(found)
         self.launcher(grid, tuple(runtime), key)
 
-    def _specialization(self, args: tuple) -> Specialization:
+    def _specialization(self, kinds: tuple) -> Specialization:
         constants, multiples = [], []
-        for name, value, constant in zip(self.names, args, self._is_constant, strict=True):
-            if constant or (type(value) is int and value == 1):
-                constants.append((name, value.value if isinstance(value, constexpr) else value))
-            elif type(value) is int and value % MULTIPLE == 0:
+        for name, kind in zip(self.names, kinds, strict=True):
+            if isinstance(kind, tuple):
+                constants.append((name, kind[1].value if isinstance(kind[1], constexpr) else kind[1]))
+            elif kind is ONE:
+                constants.append((name, 1))
+            elif kind is A_MULTIPLE:
                 multiples.append((name, MULTIPLE))
         return Specialization(tuple(constants), tuple(multiples), tuple(self.options.items()))
 
@@ -91,18 +94,8 @@ class PlainKernel:
         constexprs: dict[tuple[int, ...], Any] = {(place[name],): value for name, value in key.constants.items()}
         attributes: dict[tuple[int, ...], Any] = {(place[name],): [["tt.divisibility", n]] for name, n in key.multiples.items()}
 
-        def visit(kind: Any, path: tuple[int, ...]) -> Any:
-            if not hasattr(kind, "kind"):
-                nested = tuple(visit(inner, (*path, i)) for i, inner in enumerate(kind))
-                return type(kind)(*nested) if hasattr(kind, "_fields") else nested
-            if kind.kind == "constexpr":
-                constexprs[path] = None
-            elif kind.kind == "pointer" and kind.aligned:
-                attributes[path] = [["tt.divisibility", POINTER_ALIGNMENT]]
-            return kind.type
-
         for name, kind in zip([name for name in self.runtime if name not in key.constants], types, strict=True):
-            signature[name] = visit(kind, (place[name],))
+            signature[name] = signature_of(kind, (place[name],), attributes, constexprs)
         return triton.compile(ASTSource(self.fn, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=key.options)
 
 
