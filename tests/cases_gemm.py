@@ -26,6 +26,7 @@ KINDS = {
     "panels in turns": Config(cols=64, independent=True, panel=32),
     "swapped": Config(consumers=1, cols=32, swapped=True),
     "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
+    "cluster_split_k": Config(consumers=1, cols=64, schedule="cluster_split_k", splits=2),
     "split_tail": Config(consumers=1, cols=64, schedule="split_tail"),
     "stream_k": Config(consumers=1, cols=64, schedule="stream_k"),
     "one_per_block": Config(consumers=1, cols=64, schedule="one_per_block"),

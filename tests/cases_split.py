@@ -7,12 +7,13 @@ import tritonkittens.lang as tk
 
 
 class Product(tk.lcf):
-    """C = A·B (+ R): M × K, K × N, M × N in bf16, bf16, fp32. A task is `team` · `cluster` tiles of 64 rows, one below the other, and 64 columns."""
+    """C = A·B (+ R): M × K, K × N, M × N in bf16, bf16, fp32. A task is `team` · `cluster` tiles of 64 rows, one below the other, and 64 columns, of which each
+    block that shares its iterations finishes some."""
 
     residual: bool = False
 
     def layout(self):
-        a, b, c = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64)
+        a, b, c = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
         return tk.layout(
             globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})), input=dict(A=a, B=b), finish=dict(C=c),
             accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)), multicast=("B",) if self.cluster > 1 else (), preload=("C",) if self.residual else ())
@@ -29,7 +30,8 @@ class Product(tk.lcf):
         rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows), tk.ceil_div(tk.extent(ctx.globals.C, 1), 64)
         row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
         depth = tk.ceil_div(tk.extent(ctx.globals.A, 1), 64)
-        return tk.task(depth, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col)
+        result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
+        return tk.task(depth, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
 
     @triton.jit
     def load(ctx, input):
@@ -38,7 +40,7 @@ class Product(tk.lcf):
 
     @triton.jit
     def load_finish(ctx, staging):
-        tk.load_async(staging.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.col), staging.arrived)
+        tk.load_async(staging.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col), staging.arrived)
 
     @triton.jit
     def start(ctx):
@@ -60,7 +62,7 @@ class Product(tk.lcf):
             acc += tk.load(staging.C, like=acc)
         tk.store(staging.C, acc)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.col))
+        tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col))
 
 
 class Walk(tk.lcf):

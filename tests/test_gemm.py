@@ -111,18 +111,30 @@ def test_tensors_that_no_kernel_reaches():
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    (dict(schedule="fast"), "Config(schedule='fast'): must be one of 'persistent', 'one_per_block', 'split_k', 'split_tail', 'stream_k'"),
+    (dict(schedule="fast"), "Config(schedule='fast'): must be one of 'persistent', 'one_per_block', 'split_k', 'cluster_split_k', 'split_tail', 'stream_k'"),
     (dict(order="hilbert"), "Config(order='hilbert'): must be one of 'supergroup', 'row_major', 'column_major'"),
-    (dict(splits=2), "Config(schedule='persistent', splits=2): schedule 'split_k' takes 2 to 16 splits, the others 1"),
-    (dict(schedule="split_k"), "Config(schedule='split_k', splits=1): schedule 'split_k' takes 2 to 16 splits, the others 1"),
-    (dict(schedule="split_k", splits=17), "Config(schedule='split_k', splits=17): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(splits=2), "Config(schedule='persistent', splits=2): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
+    (dict(schedule="split_k"), "Config(schedule='split_k', splits=1): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
+    (dict(schedule="split_k", splits=17), "Config(schedule='split_k', splits=17): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
+    *((dict(schedule="cluster_split_k", splits=splits, **knobs),
+       f"Config(schedule='cluster_split_k', splits={splits}, cols={knobs.get('cols', 256)}, cluster={knobs.get('cluster', 1)}, "
+       f"independent={knobs.get('independent', False)}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and ")
+      for splits, knobs in ((3, {}), (16, {}), (4, dict(cols=32)), (2, dict(cluster=2)), (2, dict(independent=True)))),
+    (dict(schedule="cluster_split_k", splits=4, panel=48), "Config(panel=48, cols=64): panels must divide the columns"),
     (dict(panel=48), "Config(panel=48, cols=256): panels must divide the columns"),
     (dict(panel=0), "Config(panel=0, cols=256): panels must divide the columns"),
-    (dict(splits=0), "Config(schedule='persistent', splits=0): schedule 'split_k' takes 2 to 16 splits, the others 1"),
+    (dict(splits=0), "Config(schedule='persistent', splits=0): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Config(**given)
+
+
+def test_tiles_that_run_all_at_once_have_no_order():
+    """What a kernel computes before its first copy takes as long as some of its products."""
+    small, large = problem(m=1024, n=1024, k=1024), problem(m=4096, n=4096, k=1024)
+    assert Config(cols=64).ordering(small, 50 << 20) == tk.RowMajor() and Config(cols=64, group=2).ordering(small, 50 << 20) == tk.Supergroup(2)
+    assert Config(cols=64).ordering(large, 50 << 20) == tk.Supergroup(8) and Config(cols=64, order="column_major").ordering(small, 50 << 20) == tk.ColumnMajor()
 
 
 @pytest.mark.parametrize("template", [Gemm, BlockwiseGemm])
@@ -200,13 +212,13 @@ def test_three_consumers_have_no_room_for_their_sums_in_tensor_memory():
 @settings(max_examples=200, deadline=None)
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, more=st.integers(1, 5000), epilogue=EPILOGUES, dtype=st.sampled_from(["bf16", "fp8e4nv"]))
 def test_more_work_costs_no_less(m, n, k, more, epilogue, dtype):
-    """Of one configuration. Not so for more rows or columns where the last tasks are split: fewer of them are split into more parts, which are summed up."""
+    """Of one configuration. Not so for more rows or columns where the last tasks are split or dealt out: fewer of them have more parts, which are summed up."""
     m, n, k, more = (128 * -(-x // 128) for x in (m, n, k, more))  # rows that begin inside a cache line cost more than a few elements
     before = problem(m=m, n=n, k=k, b="nk", epilogue=epilogue, dtype=dtype)
     for config in (*candidates(before), Config(schedule="stream_k")):
         known = cost(before, config, H200).total
         for extent in ("m", "n", "k", "batch"):
-            if extent == "k" or config.schedule != "split_tail":
+            if extent == "k" or config.schedule not in ("split_tail", "stream_k"):
                 assert cost(before._replace(**{extent: getattr(before, extent) + more}), config, H200).total >= known * (1 - 1e-9), (config, extent)
 
 

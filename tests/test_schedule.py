@@ -196,7 +196,7 @@ def test_split_k_makes_equal_parts(simulated, lengths, slots, parts):
     for task, blocks in enumerate(walk(tk.SplitK(parts), lengths, slots)):
         cuts = [part * len(blocks) // parts for part in range(parts + 1)]
         assert max(b - a for a, b in itertools.pairwise(cuts)) <= -(-len(blocks) // parts), "the reference's parts are even"
-        assert blocks == [(task * parts + part) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
+        assert blocks == [(part * len(lengths) + task) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
 
 
 @few

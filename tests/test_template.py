@@ -199,6 +199,12 @@ def test_impossible_parts(parts):
         tk.SplitK(parts)
 
 
+@pytest.mark.parametrize("parts", [0, 1, 3, 16, None])
+def test_impossible_parts_of_a_cluster(parts):
+    with refused(f"ClusterSplitK(parts={parts!r}): must be 2, 4 or 8, the blocks of a cluster"):
+        tk.ClusterSplitK(parts)
+
+
 @pytest.mark.parametrize("rows", [0, -3, 1.5, None])
 def test_impossible_supergroups(rows):
     with refused(f"Supergroup(rows={rows!r}): must be at least 1"):
@@ -223,10 +229,41 @@ def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for
 
 
 def test_split_tasks_need_accumulators_to_sum_up():
-    for schedule in (tk.SplitK(2), tk.SplitTail(), tk.StreamK()):
+    for schedule in (tk.SplitK(2), tk.SplitTail(), tk.StreamK(), tk.ClusterSplitK(2)):
         with refused(f"Copy(schedule={schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout"):
             Copy(schedule=schedule)
     Copy(schedule=tk.SplitK(1))  # is not split
+
+
+@pytest.mark.parametrize("knobs", [dict(cluster=2), dict(independent=True, consumers=2)], ids=str)
+def test_a_cluster_that_shares_iterations_shares_nothing_else(knobs):
+    given = f"cluster={knobs.get('cluster', 1)}, independent={knobs.get('independent', False)}"
+    with refused(f"Product(schedule=ClusterSplitK(parts=2), {given}): the blocks of a cluster share a task's iterations and all their consumers its rows; "
+                 "that needs cluster=1 and independent=False"):
+        Product(schedule=tk.ClusterSplitK(2), **knobs)
+
+
+def test_columns_that_no_cluster_can_share():
+    class Narrow(Copy):
+        def layout(self):
+            return tk.layout(globals=dict(A=tile, B=tile), input=dict(A=tile, B=tile), accumulators=dict(acc=tk.rt(tk.fp32, 64, 32)))
+
+    Narrow(schedule=tk.ClusterSplitK(4))
+    with refused("Narrow(schedule=ClusterSplitK(parts=8)): the columns of accumulator 'acc', rt(fp32, 64, 32), are dealt to 8 blocks: it must be of fp32 and "
+                 "its columns a multiple of 64"):
+        Narrow(schedule=tk.ClusterSplitK(8))
+
+
+def test_what_is_said_of_a_cluster_that_shares_iterations():
+    said = Product(schedule=tk.ClusterSplitK(4), consumers=2).explain()
+    assert "clusters of 4 blocks share a task's iterations; 24576 bytes for the sums that they send each other" in said
+
+
+def test_sums_for_the_other_blocks_of_a_cluster_go_in_whole_lines():
+    a, b, c = (torch.empty(64, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
+    ptx = Product(schedule=tk.ClusterSplitK(2), consumers=1).compile(a, b, c).asm["ptx"]
+    assert len(re.findall(r"st\.async\S*\.v4\.f32", ptx)) == 2 * 64 * 32 // (4 * 128), "each of two blocks may be the one that sends"
+    assert not re.findall(r"(ld|st)\.global\.v4", ptx), "no sums go through global memory"
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
@@ -256,7 +293,7 @@ def test_impossible_output_stages(stages):
         Prefix(output_stages=stages)
 
 
-@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
+@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
 def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
     with refused(f"Prefix(schedule={schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"):
         Prefix(schedule=schedule)

@@ -38,7 +38,7 @@ class BlockwiseGemm(tk.lcf):
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, staged, self.cols)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
@@ -55,6 +55,10 @@ class BlockwiseGemm(tk.lcf):
         return tuple(f"scales_b{panel}" for panel in range(self.panels))
 
     @property
+    def result_cols(self) -> int:
+        return self.cols
+
+    @property
     def task_rows(self) -> int:
         return self.cluster * self.consumers * self.rows
 
@@ -67,7 +71,7 @@ class BlockwiseGemm(tk.lcf):
         cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.cols)
         row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), 128)
-        return tk.task(iterations, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col)
+        return tk.task(iterations, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=col)
 
     @triton.jit
     def load(ctx, input):

@@ -13,10 +13,11 @@ from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
-from tritonkittens.lang.template import split_tail
+from tritonkittens.lang.template import cluster_slots, split_tail
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
 
-SCHEDULES = ("persistent", "one_per_block", "split_k", "split_tail", "stream_k")
+SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
+SPLIT = ("split_k", "cluster_split_k")  # whose parts `splits` counts
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
@@ -28,15 +29,18 @@ WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wav
 # Measured on an H200 (bench/results/gemm_sweep.json): seconds from the launch to the first product and from the last to the end, of a kernel that does no more,
 # and what a task costs beside its iterations.
 LAUNCH = 4.6e-6
-TASK = 1.1e-6
-FIX_UP = 2e-6  # of a task that parts are summed up for, beside writing a part and reading all
-MERGED = 0.75  # of what blocks ask L2 for reaches it: neighbours ask for the same lines at the same time (ncu: half of the bytes that arrive)
+TASK = 1.6e-6
+FIX_UP = 3.2e-6  # of a task that parts are summed up for, beside writing a part and reading all
+SUM_IN_CLUSTER = 0.7e-6  # of a task whose sums the blocks of a cluster exchange, beside their bytes at a quarter of shared memory's rate
+CLUSTER_LAUNCH = 1.5e-6  # more than LAUNCH where blocks meet before their first copy
+NEIGHBOURS = 16  # blocks of a GPC, one behind the other in the grid: what several of them read comes from L2 once
+L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers: 5 TB/s of the H200
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
 STRADDLING = 1.7  # L2 time of rows that begin inside a cache line: a tile's line lies in two
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
-LATENCY = 1.1e-6  # from a copy's issue to its arrival while many are under way
+LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are under way
 
 
 class Problem(NamedTuple):
@@ -88,10 +92,16 @@ class Config:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, field) not in known:
                 raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
-        if self.panel is not None and (self.panel <= 0 or self.cols % self.panel):
-            raise ValueError(f"Config(panel={self.panel!r}, cols={self.cols}): panels must divide the columns")
-        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule == "split_k"):
-            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedule 'split_k' takes 2 to {MAX_SPLITS} splits, the others 1")
+        shared = self.splits in (2, 4, 8) and self.cols % (16 * self.splits) == 0 and self.cluster == 1 and not self.independent
+        if self.schedule == "cluster_split_k" and not shared:
+            raise ValueError(f"Config(schedule='cluster_split_k', splits={self.splits}, cols={self.cols}, cluster={self.cluster}, "
+                             f"independent={self.independent}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and "
+                             "independent=False")
+        if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
+            raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
+        if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
+            raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
+                             "splits, the others 1")
 
     def to_text(self) -> str:
         """For where only plain values pass; see `from_text`."""
@@ -107,13 +117,23 @@ class Config:
         return self.rows * self.cluster * (1 if self.independent else self.consumers), self.cols
 
     @property
+    def sharers(self) -> int:
+        """Blocks of a cluster that share a task's iterations, and then its columns."""
+        return self.splits if self.schedule == "cluster_split_k" else 1
+
+    @property
+    def result_cols(self) -> int:
+        """Columns that a block finishes of a task."""
+        return self.cols // self.sharers
+
+    @property
     def staged(self) -> int:
         """Columns of its results that a consumer has room for where they are staged."""
-        return 2 * self.panel if self.panel else self.cols
+        return 2 * self.panel if self.panel else self.result_cols
 
     def stages_panels(self, residual: bool) -> bool:
         """Are results staged in panels? A residual then comes panel by panel, which only the products of another consumer hide, and in an even number."""
-        return self.panel is not None and (not residual or (self.independent and self.cols // self.panel % 2 == 0))
+        return self.panel is not None and (not residual or (self.independent and self.result_cols // self.panel % 2 == 0))
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
@@ -121,19 +141,46 @@ class Config:
 
     def scheduler(self) -> tk.Schedule:
         made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
-        return tk.SplitK(self.splits) if self.schedule == "split_k" else made[self.schedule]()
+        if self.schedule in SPLIT:
+            return tk.SplitK(self.splits) if self.schedule == "split_k" else tk.ClusterSplitK(self.splits)
+        return made[self.schedule]()
 
     def ordering(self, problem: Problem, l2_bytes: int) -> tk.Order:
-        """The order of tasks; a supergroup's height is chosen so that its rows of A stay in L2 while B passes."""
+        """The order of tasks. A supergroup's height is chosen so that its rows of A stay in L2 while B passes. Tiles that run all at once are in the order in
+        which neighbours have most in common, and of such in one that is soon computed."""
         if self.order != "supergroup":
             return tk.RowMajor() if self.order == "row_major" else tk.ColumnMajor()
+        if self.group is None and math.prod(self.tiles(problem)) <= AT_ONCE:
+            simple = min((tk.RowMajor(), tk.ColumnMajor()), key=lambda order: self.shared_lines(problem, order))
+            bands = min((tk.Supergroup(2), tk.Supergroup(4)), key=lambda order: self.shared_lines(problem, order))
+            return bands if problem.k >= LONG and self.shared_lines(problem, bands) < MUCH_LESS * self.shared_lines(problem, simple) else simple
         return tk.Supergroup(self.group or self._group(problem, l2_bytes))
+
+    def tiles(self, problem: Problem) -> tuple[int, int]:
+        """Tiles of C, or of its transpose where that is computed, down and across."""
+        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
+        return -(-m // self.tile[0]), -(-n // self.tile[1])
+
+    def shared_lines(self, problem: Problem, order: tk.Order, weights: tuple[float, float] = (1.0, 1.0)) -> float:
+        """Rows of A plus columns of B, times `weights`, that the blocks of a GPC read together in an iteration."""
+        down, across = self.tiles(problem)
+        near = max(1, NEIGHBOURS // (self.cluster * self.sharers))
+        if isinstance(order, tk.RowMajor):
+            cols: float = min(near, across)
+            rows = min(down, near / cols)
+        else:
+            rows = min(near, down, order.rows if isinstance(order, tk.Supergroup) else near)
+            cols = min(across, near / rows)
+            rows = min(down, max(rows, near / cols))
+        return self.sharers * (rows * self.tile[0] * weights[0] + cols * self.tile[1] * weights[1])
 
     def _group(self, problem: Problem, l2_bytes: int) -> int:
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         return min(GROUP, supergroup_rows(max(m, 1), max(n, 1), max(problem.k, 1), self.tile, _itemsize(problem.dtype), l2_bytes))
 
 
+AT_ONCE = 128  # tiles: a supergroup's divisions take 0.2 µs (GEMM 1024³ on the H200: 9.4 → 9.2 µs)
+LONG, MUCH_LESS = 2048, 0.85  # K from which that is little beside reading so many times the lines
 GROUP = 8  # tiles of a supergroup at most: more leave the blocks that run at once with too few columns of B in common
 
 
@@ -165,6 +212,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
                                      for cols in WHOLE_COLS for cluster in (2, 4) for swapped in (False, True)])  # fmt: skip
         found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
+        found += _shared_by_clusters(problem, [*small, Config(cols=128), Config(), Config(consumers=1)])
     if problem.m <= 64:
         found += _decode(problem, line)
     found += _possible(problem, [Config(cols=cols, consumers=consumers, swapped=swapped)
@@ -218,7 +266,17 @@ def _decode(problem: Problem, line: int) -> list[Config]:
             for depth in (2 * line, 4 * line) for consumers in (1, 2) for blocks in (1, 2) if depth == 2 * line or blocks == 1]  # fmt: skip
     split = [replace(c, schedule="split_k", splits=parts) for c in wide for parts in (2, 4, 8) if parts * (c.depth or 1) <= problem.k]
     tails = [replace(c, schedule="split_tail") for c in wide]
-    return [*wide, *split, *tails]
+    return [*wide, *split, *_shared_by_clusters(problem, [replace(c, cols=extent) for c in wide for extent in {cols, 32, 64} if extent >= cols]), *tails]
+
+
+def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]:
+    """Those whose blocks can share the iterations of a task with others of a cluster, so that each has some, and columns whose rows TMA stores."""
+    def possible(c: Config, parts: int) -> bool:
+        cols = c.cols // parts
+        fit = c.cols % (16 * parts) == 0 and (c.swapped or cols * _itemsize(problem.out) % 32 == 0)
+        return fit and c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k
+
+    return [replace(c, schedule="cluster_split_k", splits=parts) for c in configs for parts in (2, 4, 8) if possible(c, parts)]
 
 
 def _limit(config: Config) -> int:
@@ -237,14 +295,16 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
     turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
     staging = config.consumers * (_padded(config.rows, config.staged, _itemsize(problem.out)) + vectors + turned)
+    received = config.consumers * config.rows * (config.cols - config.result_cols) * 4
     over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block"))
-    return max(3 * slot, staging) if over else 2 * slot + staging
+    return max(3 * slot, staging) if over else 2 * slot + staging + received
 
 
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     """What the model says: every unit's time for the busiest multiprocessor, and what nothing hides.
 
-    A multiprocessor's tensor cores, shared memory and share of L2 bandwidth are used by the rounds of tasks that it works on; HBM by all together. Infinite
+    A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 by those of the blocks of a GPC, which get what
+    several of them read at the same time once (H200: 512×1536×7168 takes 24.6 µs where these are 8 × 2 tiles, 31.1 where 1 × 16); HBM by all together. Infinite
     where sums lie in tensor memory and it has no room for them.
     """
     if device.capability >= TENSOR_MEMORY and config.consumers * config.cols > MAX_TMEM_COLUMNS:
@@ -254,23 +314,25 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
     rows, cols = config.tile
     tasks = problem.batch * -(-m // rows) * -(-n // cols)
-    slots = max(1, device.multiprocessors * config.blocks_per_sm // config.cluster)
+    slots = max(1, cluster_slots(device.multiprocessors, config.cluster * config.sharers) * config.blocks_per_sm)
     iterations = max(1, -(-problem.k // depth))
-    parts = 1
-    if config.schedule == "split_k":
+    parts, turns = 1, -(-tasks // slots)  # units of work that a block does one after the other, and how many tasks these are
+    rounds: float = turns
+    if config.sharers > 1:
+        rounds = turns / config.sharers
+    elif config.schedule == "split_k":
         parts = config.splits
-        rounds = -(-tasks * parts // slots) / parts
+        turns = -(-tasks * parts // slots)
+        rounds = turns / parts
     elif config.schedule == "split_tail":
         whole, parts = split_tail(tasks, slots)
         rounds = whole // slots + (1 / parts if tasks > whole else 0)
         parts = parts if tasks > whole else 1
     elif config.schedule == "stream_k":
         rounds = tasks / slots * 1.1  # blocks at different depths share nothing in L2
-        parts = 2
-    else:
-        rounds = -(-tasks // slots)
+        parts = 1 + -(-slots // tasks)
     # Blocks of one multiprocessor share its units; where they are not all there, the others have more
-    crowd = min(config.blocks_per_sm, max(1.0, tasks * parts * config.cluster / device.multiprocessors))
+    crowd = min(config.blocks_per_sm, max(1.0, tasks * parts * config.cluster * config.sharers / device.multiprocessors))
     steps = rounds * iterations * crowd
     block_rows = rows // config.cluster
     mma = 2 * block_rows * cols * depth
@@ -281,7 +343,9 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     straddle_a, straddle_b = (STRADDLING if extent * size % LINE else 1.0 for extent in _pitches(problem))
     if config.swapped:
         straddle_a, straddle_b = straddle_b, straddle_a
-    l2 = MERGED * steps * (block_rows * straddle_a + cols / config.cluster * straddle_b) * depth * size / (device.l2_bytes_per_second / device.multiprocessors)
+    lines = config.shared_lines(problem, config.ordering(problem, device.l2_bytes), (straddle_a, straddle_b)) / NEIGHBOURS
+    busy = min(1.0, tasks * parts * config.cluster * config.sharers / device.multiprocessors)
+    l2 = busy * steps * lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second / device.multiprocessors)
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
@@ -293,17 +357,22 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
     alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5
     between = alone if not config.independent else 0.2 if stages >= TURNS_STAGES else 0.4
-    synchronisation = (1 + alone + (math.ceil(rounds) - 1) * between) * TASK + stalled
+    synchronisation = (1 + alone + (turns - 1) * between) * TASK + stalled
     if parts > 1:
         read = 1 if parts == 2 else parts  # of two parts the last has its own
-        synchronisation += FIX_UP + (1 + read) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors)
+        summed = turns if config.schedule == "split_k" else 1
+        synchronisation += summed * (FIX_UP + (1 + read) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors))
+    if config.sharers > 1:
+        sent = block_rows * (cols - config.result_cols) * 4
+        synchronisation += turns * (SUM_IN_CLUSTER + sent / (device.shared_bytes_per_second / device.multiprocessors / 4))
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
     epilogue = rounds * crowd * per_task
     hidden = config.independent or crowd > 1.5
     alu = (epilogue if hidden else 0.0) + (device.seconds(steps * block_rows * cols * 4 / 128) if problem.scales else 0.0)
     synchronisation += per_task if hidden else epilogue
-    return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=alu, setup=LAUNCH + (1e-6 if config.cluster > 1 else 0), synchronisation=synchronisation)
+    setup = LAUNCH + (CLUSTER_LAUNCH if config.cluster > 1 else 0)
+    return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=alu, setup=setup, synchronisation=synchronisation)
 
 
 family: tune.Family[Problem, Config] = tune.register(

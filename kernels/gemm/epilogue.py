@@ -78,7 +78,7 @@ def load_vectors(ctx, staging):
 @triton.jit
 def _load_vector(ctx, staging, NAME: tl.constexpr, PLACE: tl.constexpr):
     if PLACE == "col":
-        tk.load_async(tk.field(staging, NAME), tk.field(ctx.globals, NAME), (ctx.col,), staging.arrived)
+        tk.load_async(tk.field(staging, NAME), tk.field(ctx.globals, NAME), (ctx.result_col,), staging.arrived)
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
     if PLACE == "scalar":
         return tk.with_field(values, NAME, tl.load(tensor.pointer))
     elif PLACE == "row":
-        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols), ELEMENT), (row,)))
+        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.result_cols), ELEMENT), (row,)))
     else:
         return values
 
@@ -112,7 +112,7 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
 @triton.jit
 def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """The tile times or plus an operand."""
-    COLS: tl.constexpr = ctx.config.cols // PANELS
+    COLS: tl.constexpr = ctx.config.result_cols // PANELS
     TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, COLS)
     tensor = tk.field(ctx.globals, NAME)
     ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty

@@ -13,7 +13,7 @@ from tritonkittens.kernels.gemm.epilogue import finish_tile
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
     """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all. Raises `TileError` for panels that there
     cannot be."""
-    cols, panel = template.cols, template.panel
+    cols, panel = template.result_cols, template.panel
     if panel is not None and (panel <= 0 or cols % panel):
         raise tk.TileError(f"{type(template).__name__}(panel={panel!r}): must divide its {cols} columns")
     if panel is not None and template.epilogue.residual and cols // panel % 2:
@@ -45,11 +45,11 @@ def store_result(ctx, sums, staging, row):
 def _store_whole(ctx, sums, staging, row):
     PARTS: tl.constexpr = len(sums)
     for part in tl.static_range(PARTS):
-        home = staging.C if PARTS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.cols // PARTS, 0, part)
-        tile = finish_tile(ctx, sums[part], staging, home, row, ctx.col, part, PARTS)
+        home = staging.C if PARTS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.result_cols // PARTS, 0, part)
+        tile = finish_tile(ctx, sums[part], staging, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
-    tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.col, ctx.config.c_stored_nm))
+    tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm))
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _store_panels(ctx, sums, staging, row):
     consumers take turns, the other's products hide that too."""
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.panel
-    PANELS: tl.constexpr = ctx.config.cols // PANEL
+    PANELS: tl.constexpr = ctx.config.result_cols // PANEL
     PARTS: tl.constexpr = len(sums)
     panels = ()
     for part in tl.static_range(PARTS):
@@ -69,12 +69,12 @@ def _store_panels(ctx, sums, staging, row):
         home = _panel_home(staging, panel)
         if RESIDUAL:
             tk.wait(staging.filled, panel % 2)
-        tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.col, panel, PANELS)
+        tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.result_col, panel, PANELS)
         if panel > 1 and not RESIDUAL:
             tk.store_read_wait(1)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.col * PANELS + panel, ctx.config.c_stored_nm))
+        tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm))
         if RESIDUAL and panel + 1 < PANELS:
             if panel > 0:
                 tk.store_read_wait(1)
@@ -91,4 +91,4 @@ def _fill_panel(ctx, staging, row, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """Ask for a panel of the residual."""
     home = _panel_home(staging, PANEL)
     tk.expect(staging.filled, home)
-    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.col * PANELS + PANEL, ctx.config.c_stored_nm), staging.filled)
+    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm), staging.filled)

@@ -43,7 +43,7 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, staged, self.cols)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
@@ -59,6 +59,11 @@ class Gemm(tk.lcf):
         """Does one wgmma take the columns, though they are no power of two?"""
         line = self.depth * tk.to_torch(self.b_dtype or self.dtype).itemsize == SWIZZLE_LINE
         return bool(self.cols & (self.cols - 1)) and self.b_stored_nk and self.rows == 64 and line
+
+    @property
+    def result_cols(self) -> int:
+        """Columns that a block finishes of a task."""
+        return self.cols // self.sharers
 
     @property
     def task_rows(self) -> int:
@@ -81,7 +86,8 @@ class Gemm(tk.lcf):
         batches = tk.extent(ctx.globals.C, 0) if ctx.config.batched else 1
         row, col = tk.tile_at(ctx.config.order, ctx.task - batch * rows * cols, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.depth)
-        return tk.task(iterations, when=ctx.task < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col)
+        result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
+        return tk.task(iterations, when=ctx.task < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
 
     @triton.jit
     def load(ctx, input):
@@ -96,7 +102,7 @@ class Gemm(tk.lcf):
         load_vectors(ctx, staging)
         if ctx.config.epilogue.residual and ctx.config.panel is None:
             row = ctx.row * ctx.config.team + ctx.consumer
-            tk.load_async(staging.C, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.col, ctx.config.c_stored_nm), staging.arrived)
+            tk.load_async(staging.C, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm), staging.arrived)
 
     @triton.jit
     def fetch(ctx):

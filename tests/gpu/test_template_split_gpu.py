@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(mu
 
 GUARD = 64  # rows before and behind the result that nothing may write to
 SPLITS = [tk.SplitK(3), tk.SplitTail(), tk.StreamK()]
+IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [
     dict(consumers=1, order=tk.RowMajor()),
     dict(consumers=2, order=tk.Supergroup(2), schedule=tk.SplitK(3), residual=True),
@@ -23,6 +24,9 @@ CASES = [
     dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2),
     dict(consumers=1, order=tk.Supergroup(3), schedule=tk.OnePerBlock(), cluster=4, stages=2),
     dict(consumers=2, order=tk.Supergroup(8), independent=True, schedule=tk.StreamK(), stages=3),
+    dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2),
+    dict(consumers=1, order=tk.RowMajor(), schedule=tk.ClusterSplitK(4), residual=True),
+    dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2)),
     dict(consumers=4, order=tk.LongestFirst(), independent=True, cluster=2, stages=2),
 ]
 
@@ -57,7 +61,7 @@ def test_products(knobs, rng):
         assert not tiles, f"{rows} × {depth} × {cols}: tiles {tiles[:10]} are wrong"
 
 
-@pytest.mark.parametrize("schedule", SPLITS, ids=str)
+@pytest.mark.parametrize("schedule", SPLITS + IN_CLUSTERS, ids=str)
 def test_sums_of_parts_are_the_same_in_every_run(schedule, rng):
     """Numbers that round: the order of a sum shows. In the simulator the order of blocks, warps and copies is another in every run."""
     template = Product(consumers=2, schedule=schedule)

@@ -14,6 +14,7 @@ from tritonkittens.inline_ptx._meaning import Instruction, Machine, data_bytes, 
 from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
 
 _AXES = ("x", "y", "z")
+QUAD_STEP = 16 * 128  # bytes that the threads of a warpgroup move at a time, 16 each
 
 
 @constexpr_function
@@ -45,6 +46,25 @@ def st_async_text(dtype, issuer, sm):
 def st_async_constraints(dtype):
     # st.async has bit types only; "f" and "d" registers are of another type but of the right width, which PTX allows for .b operands
     return f"r,{register_class(dtype)[1]},r"
+
+
+def _quads(instruction, registers, address, bar=""):
+    """An instruction on 16 bytes for every four registers."""
+    if len(registers) % 4:
+        raise OperandError(f"a tile of {len(registers)} registers a thread: 16 bytes at a time take a multiple of 4")
+    four = [", ".join(registers[at : at + 4]) for at in range(0, len(registers), 4)]
+    return " ".join(instruction.format(registers=f"{{{r}}}", address=f"[{address} + {QUAD_STEP * quad}]", bar=bar) for quad, r in enumerate(four))
+
+
+@constexpr_function
+def st_async_tile_text(outputs, inputs):
+    (address,), registers, (bar,) = inputs
+    return _quads("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 {address}, {registers}, [{bar}];", registers, address, bar)
+
+
+@constexpr_function
+def ld_tile_text(outputs, inputs):
+    return _quads("ld.shared.v4.f32 {registers}, {address};", outputs[0], inputs[0][0])
 
 
 @triton.jit
@@ -131,6 +151,23 @@ def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexp
     asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])
 
 
+@triton.jit
+def st_async_tile(remote, tile, remote_bar):
+    """`st.async.v4`: every thread of a warpgroup writes its registers of a tile of fp32, 16 bytes at a time, to the remote addresses `remote`, `remote` + 2048,
+    … (an i32 that differs between threads, a multiple of 16), and counts them on `remote_bar`. Explicit kernels; sm_90. PTX ISA "st.async".
+    """
+    require("st.async", 90)
+    asm(st_async_tile_text, ("r", "f", "r"), [remote, tile, remote_bar])
+
+
+@triton.jit
+def ld_tile(address, like):
+    """`ld.shared.v4`: a tile of fp32 of the type of `like`, read by every thread of a warpgroup from where `st_async_tile` of the thread of the same number has
+    written it. Explicit kernels. PTX ISA "ld".
+    """
+    return asm(ld_tile_text, ("=f", "r"), [address], like.type)
+
+
 # --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
 
 
@@ -157,6 +194,8 @@ def _getctarank(t: Machine, i: Instruction, address):
     return unsigned(address, 32) >> np.uint32(24)
 
 
-@meaning("st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{type:b32|b64|u32|u64|s32|s64|f32|f64}", destinations=0)
-def _st_async(t: Machine, i: Instruction, addresses, value, barriers):
-    t.store_async(addresses, data_bytes(value, int((i.fields["type"] or "")[1:]), i.active), barriers, i.active)
+@meaning("st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{vector:v2|v4}?.{type:b32|b64|u32|u64|s32|s64|f32|f64}", destinations=0)
+def _st_async(t: Machine, i: Instruction, addresses, values, barriers):
+    words = values if isinstance(values, tuple) else (values,)
+    data = np.concatenate([data_bytes(word, int((i.fields["type"] or "")[1:]), i.active) for word in words], axis=1)
+    t.store_async(addresses, data, barriers, i.active)

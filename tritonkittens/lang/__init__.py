@@ -113,6 +113,7 @@ from tritonkittens.lang.reductions import (
 )
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
 from tritonkittens.lang.schedule import (
+    ClusterSplitK,
     ColumnMajor,
     Knob,
     LongAndShort,

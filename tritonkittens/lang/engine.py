@@ -10,10 +10,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import cluster as ptx_cluster
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.budget import bill
+from tritonkittens.lang.cluster_sums import new_mailboxes, sum_in_cluster
 from tritonkittens.lang.consumers import WARPS, hand_ring, meet_at_end, open_turns, take_ring
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
@@ -98,12 +101,16 @@ def _allocate(t: Trace, T: Any) -> Any:
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
     if plan.refill:
         fields["filled"] = new_semaphores(t, T.consumers, 1)
+    if T.sharers > 1:
+        fields |= new_mailboxes(t, T)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= 100:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+    if T.cluster_size > 1:
+        t.call(ptx_mbarrier.fence_init)
     publish(t)
     t.call(gl.barrier)
     for name, field in fields.items():
@@ -121,7 +128,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     if config._plan.output:
         roles.append((_storer, (G, A, memory, T)))
         warps.append(1)
-    if config.cluster > 1:
+    if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((_bystander, (T,)))
             warps.append(idle)
@@ -130,9 +137,26 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
 
 
 @op
-def _meet(t: Trace, T: Any) -> Any:
-    """All warps of the cluster meet: before the first copy, so that no block is written to whose semaphores are not there yet, and behind the last, so that
-    none leaves while others still write to its memory."""
+def _open(t: Trace, T: Any) -> Any:
+    """Before the first copy all warps of a cluster meet, so that no block is written to whose semaphores are not there yet. Blocks that share a task's
+    iterations only say that they are there: they send each other nothing before its end, see `_opened`. Semaphores are all that was written, and fenced."""
+    if unwrap(T).cluster_size > 1:
+        t.call(ptx_cluster.arrive, "relaxed")
+    if unwrap(T).cluster > 1:
+        t.call(ptx_cluster.wait)
+
+
+@op
+def _opened(t: Trace, T: Any) -> Any:
+    """The other half of `_open`, where that is not all."""
+    if unwrap(T).sharers > 1:
+        t.call(ptx_cluster.wait)
+
+
+@op
+def _close(t: Trace, T: Any) -> Any:
+    """Behind the last copy all warps of the cluster meet, so that no block leaves while others still write to its memory. Blocks that share a task have waited
+    for all that is sent to them."""
     if unwrap(T).cluster > 1:
         t.call(cluster_sync)
 
@@ -203,6 +227,8 @@ def _context(t: Trace, G: Any, A: Any, T: Any) -> Any:
                                                    **({"ragged": None} if name in plan.ragged else {}))
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
     split = dict(zip(("partials", "counters"), extra(T, A), strict=False)) if unwrap(T).splits else {}
+    if unwrap(T).sharers > 1:
+        split["part"] = t.call(cluster_rank)
     return struct(globals=struct(**tensors), args=struct(**args), config=T, rank=rank, **split)
 
 
@@ -483,11 +509,11 @@ def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
 
 
 @op
-def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, more: Any) -> Any:
     """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
     `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
-    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other.
+    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: see `_another`.
     """
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
@@ -502,6 +528,8 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
         t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
+    elif config.sharers > 1:
+        t.call(_call_finish, ctx, t.call(sum_in_cluster, ctx, t.call(settled, ctx, state), memory, turn, more), memory)
     else:
         t.call(_call_finish, ctx, state, memory)
     if over_ring:
@@ -578,6 +606,12 @@ def _next_work(ctx, A, unit, work):
     return following, work_of(ctx, A, following)
 
 
+@op
+def _another(t: Trace, ctx: Any, A: Any, following: Any) -> Any:
+    """Does this block begin another task, for which others wait to send it their sums?"""
+    return t.call(work_of, ctx, A, following).valid if unwrap(ctx.config).sharers > 1 else tl.constexpr(False)
+
+
 @triton.jit
 def _leave_input(ctx, A, memory, following, WORKER: tl.constexpr, T: tl.constexpr):
     """A consumer has seen all input of its unit: the scratch tiles are free, and the ring is that of the consumer of the next unit, where there is one."""
@@ -650,7 +684,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     turn = 0
     begun = 0
     previous = 0
-    _meet(T)
+    _open(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     if EARLY > 0:
@@ -697,7 +731,8 @@ def _producer(G, A, memory, T: tl.constexpr):
         turn += 1
         begun = 0
         unit, work = _next_work(ctx, A, unit, work)
-    _meet(T)
+    _opened(T)
+    _close(T)
 
 
 @triton.jit
@@ -714,7 +749,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     turn = 0
     out = 0
     out_phases = -1
-    _meet(T)
+    _open(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     if TEAMS > 1:
@@ -773,7 +808,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             _leave_input(ctx, A, memory, following, WORKER, T)
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
-        _finish(_without(mine, "scratch", "common"), state, memory, turn)
+        _finish(_without(mine, "scratch", "common"), state, memory, turn, _another(ctx, A, following))
         turn += 1
         unit = following
         work = work_of(ctx, A, unit)
@@ -782,7 +817,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot, phases = _skip(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
-    _meet(T)
+    if turn == 0:
+        _opened(T)
+    _close(T)
 
 
 @triton.jit
@@ -792,7 +829,7 @@ def _storer(G, A, memory, T: tl.constexpr):
     slot = 0
     phases = 0
     stores = 0
-    _meet(T)
+    _open(T)
     ctx = _context(G, A, T)
     unit, work = _first_work(ctx, A)
     while work.valid:
@@ -811,14 +848,15 @@ def _storer(G, A, memory, T: tl.constexpr):
             slot, phases = _next_slot(slot, phases, STAGES)
         unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
-    _meet(T)
+    _close(T)
 
 
 @triton.jit
 def _bystander(T: tl.constexpr):
     """The warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
-    _meet(T)
-    _meet(T)
+    _open(T)
+    _opened(T)
+    _close(T)
 
 
 @kernel(num_warps=WARPS)

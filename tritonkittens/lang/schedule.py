@@ -48,6 +48,21 @@ class SplitK(Schedule):
 
 
 @dataclass(frozen=True)
+class ClusterSplitK(Schedule):
+    """Every task's iterations in `parts` equal parts, one for each block of a cluster. Behind them each block sends the others their share of the columns of
+    its accumulators, through distributed shared memory, and finishes its own: `finish` gets those of number `ctx.part` of `ctx.config.sharers` only.
+
+    For few tasks of many iterations. Unlike `SplitK` it needs no memory, no counters and no second pass through L2. The sum is always taken in the same order.
+    """
+
+    parts: int = 2
+
+    def __post_init__(self) -> None:
+        if self.parts not in (2, 4, 8):
+            raise TileError(f"ClusterSplitK(parts={self.parts!r}): must be 2, 4 or 8, the blocks of a cluster")
+
+
+@dataclass(frozen=True)
 class SplitTail(Schedule):
     """Whole tasks while they fill the device; each of the last, incomplete round in as many equal parts (see `SplitK`) as the device has room for.
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import triton.language as tl
 
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
+from tritonkittens.lang.cluster_sums import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.errors import TileError
@@ -22,7 +23,7 @@ from tritonkittens.lang.layout import MANY_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule import ClusterSplitK, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 
@@ -32,6 +33,7 @@ WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
 MOST_TAIL_PARTS = 4
+CLUSTERED = 0.92  # of a device's multiprocessors that clusters of more than two blocks fill
 _new = tuple.__new__
 DEBUG_MODES = (False, True, "report")
 KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class attributes of these types are knobs
@@ -75,7 +77,8 @@ class lcf:
     function and its argument types.
     In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
 
-    `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster);
+    `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
+    `part` (of the task, where blocks share it);
     where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `working`, `exchange`,
     `accumulators`.
 
@@ -85,7 +88,8 @@ class lcf:
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1);
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `StreamK()`; `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
+    - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
+    - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: by table).
 
     With `fences_reads = True` in its class a template promises that hooks which read input or common tiles into registers call `tk.fence_async` between the
@@ -127,6 +131,8 @@ class lcf:
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
+        self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
+        self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
         self._check_plan()
         self._key = self._make_key()
@@ -140,8 +146,8 @@ class lcf:
         threads = (self.consumers + self._helpers) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
         self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
-        if self.cluster > 1:
-            self._options = (*self._options, ("cluster_size", self.cluster))
+        if self.cluster_size > 1:
+            self._options = (*self._options, ("cluster_size", self.cluster_size))
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
         held = elements(self._plan) // GROUP
@@ -167,6 +173,9 @@ class lcf:
         for name, kind in (("schedule", Schedule), ("order", Order)):
             if not isinstance(getattr(self, name), kind):
                 raise self._error(f"({name}={getattr(self, name)!r}): must be a tk.{kind.__name__}")
+        if isinstance(self.schedule, ClusterSplitK) and (self.cluster > 1 or self.independent):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): the blocks of a cluster share a task's "
+                              "iterations and all their consumers its rows; that needs cluster=1 and independent=False")
         if self.independent and self.ordered:
             raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
 
@@ -183,8 +192,9 @@ class lcf:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
-        if self.splits and not plan.accumulators:
+        if (self.splits or self.sharers > 1) and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
+        self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         if bool(plan.output) != isinstance(self, lcsf):
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
 
@@ -257,9 +267,9 @@ class lcf:
         """Stages and shared-memory placement on an architecture (compute capability as an integer)."""
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
-            together = not (self.independent or self.splits or self.cluster > 1 or self._plan.preload or self._plan.refill or self._plan.output)
+            together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.refill or self._plan.output)
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together)
+                                           getattr(self, "output_stages", 0), together, self.received)
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
@@ -289,6 +299,8 @@ class lcf:
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
+        if self.sharers > 1:
+            lines.append(f"  clusters of {self.sharers} blocks share a task's iterations; {self.received} bytes for the sums that they send each other")
         return "\n".join(lines)
 
     def call(self, *tensors: Any) -> Call:
@@ -339,8 +351,14 @@ class lcsf(lcf):
         super()._check_knobs()
         if not isinstance(self.output_stages, int) or not 1 <= self.output_stages <= 32:
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
-        if isinstance(self.schedule, (SplitK, SplitTail, StreamK)):
+        if isinstance(self.schedule, (SplitK, ClusterSplitK, SplitTail, StreamK)):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
+
+
+def cluster_slots(multiprocessors: int, size: int) -> int:
+    """Clusters of `size` blocks, one a multiprocessor, that run at once: those of more than two do not use up the GPCs, which differ in multiprocessors (an
+    H200 of 132, by cuOccupancyMaxActiveClusters: 66 of 2, 30 of 4, 15 of 8)."""
+    return int(multiprocessors * (CLUSTERED if size > 2 else 1)) // size
 
 
 def split_tail(tasks: int, slots: int) -> tuple[int, int]:
@@ -363,22 +381,24 @@ class Call:
         self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
-        slots = max(1, multiprocessor_count(device) * template.blocks_per_sm // template.cluster) if on_device else 1
+        slots = max(1, cluster_slots(multiprocessor_count(device), template.cluster_size) * template.blocks_per_sm) if on_device else 1
         shapes = [t.shape for t in tensors]
         self.grid = (template.blocks(slots, *shapes),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
         self.plain = all(self.specs) and not plan.args and not template.splits
-        if isinstance(template.schedule, (OnePerBlock, SplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
+        if isinstance(template.schedule, (OnePerBlock, SplitK, ClusterSplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
             raise TileError(f"{name}(schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         if self.splits:
             tasks, copies = template.tasks(*shapes), template.cluster * template.team
             self.numbers: tuple[int, ...] = ()
             if isinstance(template.schedule, SplitK):
+                self.numbers = (0, tasks)
                 parts = template.schedule.parts * tasks
             elif isinstance(template.schedule, SplitTail):
-                self.numbers = split_tail(tasks, slots)
-                parts = (tasks - self.numbers[0]) * self.numbers[1]
+                whole, each = split_tail(tasks, slots)
+                self.numbers = (whole, tasks, each)
+                parts = (tasks - whole) * each
             else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
                 blocks = max(1, self.grid[0])
                 whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.schedule import SplitK, SplitTail, StreamK, deal
+from tritonkittens.lang.schedule import ClusterSplitK, SplitK, SplitTail, StreamK, deal
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
@@ -38,7 +38,7 @@ def _setup(t: Trace, ctx: Any, index: Any) -> Any:
 
 
 def extra(T: Any, A: Any) -> list[Any]:
-    """What the host adds to the arguments where tasks are split: (partial sums, counters), whole tasks, and all tasks (stream-K) or parts."""
+    """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails)."""
     return list(A)[len(unwrap(T)._plan.args):]
 
 
@@ -102,16 +102,19 @@ def _steps(tasks, whole, iterations):
 
 
 @triton.jit
-def _tail_part(unit, whole, parts):
-    """(task, parts, part, first slot) of a unit: a whole task below `whole`."""
+def _tail_part(unit, whole, tasks, parts):
+    """(task, parts, part, first slot, valid) of a unit: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
+    by side work on neighbouring tiles at the same depth, and L2 answers them together."""
     is_part = unit >= whole
     tail = tl.maximum(unit - whole, 0)
-    return tl.where(is_part, whole + tail // parts, unit), tl.where(is_part, parts, 1), tl.where(is_part, tail % parts, 0), tail // parts * parts
+    split = tl.maximum(tasks - whole, 1)
+    part = tl.where(is_part, tail // split, 0)
+    return tl.where(is_part, whole + tail % split, unit), tl.where(is_part, parts, 1), part, tail % split * parts, part < parts
 
 
 def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
     """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
-    cluster = unwrap(ctx.config).cluster
+    cluster = unwrap(ctx.config).cluster_size
     whole, tasks = extra(ctx.config, A)[2:4]
     iterations = _setup(t, ctx, t.scalar(0)).iterations
     steps = t.call(_steps, tasks, whole, iterations)
@@ -125,7 +128,7 @@ def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_first, block, blocks, whole, steps)
-    return t.call(_block, config.cluster)
+    return t.call(_block, config.cluster_size)
 
 
 @op
@@ -135,7 +138,7 @@ def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
-    return t.method(unit, "__add__", t.call(_blocks, config.cluster))
+    return t.method(unit, "__add__", t.call(_blocks, config.cluster_size))
 
 
 @op
@@ -148,11 +151,14 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
         return struct(**{**info.fields, "valid": valid, "task": index, **shared})
     if isinstance(schedule, (SplitK, SplitTail)):
-        whole, parts = extra(ctx.config, A)[2:4] if isinstance(schedule, SplitTail) else (t.scalar(0), t.scalar(schedule.parts))
-        index, parts, part, slot = t.call(_tail_part, unit, whole, parts)
+        whole, tasks, *each = extra(ctx.config, A)[2:]
+        index, parts, part, slot, valid = t.call(_tail_part, unit, whole, tasks, t.scalar(schedule.parts) if isinstance(schedule, SplitK) else each[0])
         info = _setup(t, ctx, index)
         begin, count = t.call(_iterations_of, part, parts, info.iterations)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
-        return struct(**{**info.fields, "task": index, **shared})
+        return struct(**{**info.fields, "valid": t.method(info.valid, "__and__", valid), "task": index, **shared})
     info = _setup(t, ctx, unit)
-    return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})
+    begin, count = t.scalar(0), info.iterations
+    if isinstance(schedule, ClusterSplitK):
+        begin, count = t.call(_iterations_of, ctx.part, t.scalar(schedule.parts), info.iterations)
+    return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
