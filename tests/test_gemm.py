@@ -130,6 +130,13 @@ def test_configurations_that_are_none(given, message):
         Config(**given)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_products_that_clusters_share_fit(parts, arch):
+    x = torch.empty(512, 512, dtype=BF16)
+    Gemm(cols=128, schedule=tk.ClusterSplitK(parts), b_stored_nk=True).compile(x, x, x, arch=arch)
+
+
 def test_tiles_that_run_all_at_once_have_no_order():
     """What a kernel computes before its first copy takes as long as some of its products."""
     small, large = problem(m=1024, n=1024, k=1024), problem(m=4096, n=4096, k=1024)

@@ -33,6 +33,8 @@ WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
 MOST_TAIL_PARTS = 4
+TENSOR_MEMORY = 100  # architecture from which on accumulators lie there
+CUTTING = 4096  # bytes that the compiler takes of a consumer to cut the columns of an accumulator
 CLUSTERED = 0.92  # of a device's multiprocessors that clusters of more than two blocks fill
 _new = tuple.__new__
 DEBUG_MODES = (False, True, "report")
@@ -268,8 +270,10 @@ class lcf:
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.refill or self._plan.output)
+            # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
+            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch)
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
