@@ -316,8 +316,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     tasks = problem.batch * -(-m // rows) * -(-n // cols)
     slots = max(1, cluster_slots(device.multiprocessors, config.cluster * config.sharers) * config.blocks_per_sm)
     iterations = max(1, -(-problem.k // depth))
-    parts, turns = 1, -(-tasks // slots)  # units of work that a block does one after the other, and how many tasks these are
-    rounds: float = turns
+    parts, turns = 1, -(-tasks // slots)  # turns: units of work, tasks or parts of them, that a block does one after the other
+    rounds: float = turns  # as many tasks' worth of iterations
     if config.sharers > 1:
         rounds = turns / config.sharers
     elif config.schedule == "split_k":
