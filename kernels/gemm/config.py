@@ -303,8 +303,8 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     """What the model says: every unit's time for the busiest multiprocessor, and what nothing hides.
 
-    A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 by those of the blocks of a GPC, which get what
-    several of them read at the same time once (H200: 512×1536×7168 takes 24.6 µs where these are 8 × 2 tiles, 31.1 where 1 × 16); HBM by all together. Infinite
+    A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 and HBM by all together. What several blocks of a GPC
+    read at the same time they get from L2 once (H200: 512×1536×7168 takes 24.6 µs where these are 8 × 2 tiles, 31.1 where they are 1 × 16). Infinite
     where sums lie in tensor memory and it has no room for them.
     """
     if device.capability >= TENSOR_MEMORY and config.consumers * config.cols > MAX_TMEM_COLUMNS:
@@ -343,9 +343,9 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     straddle_a, straddle_b = (STRADDLING if extent * size % LINE else 1.0 for extent in _pitches(problem))
     if config.swapped:
         straddle_a, straddle_b = straddle_b, straddle_a
-    lines = config.shared_lines(problem, config.ordering(problem, device.l2_bytes), (straddle_a, straddle_b)) / NEIGHBOURS
-    busy = min(1.0, tasks * parts * config.cluster * config.sharers / device.multiprocessors)
-    l2 = busy * steps * lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second / device.multiprocessors)
+    order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)
+    lines = tasks * config.cluster * iterations * config.shared_lines(problem, order, (straddle_a, straddle_b)) / NEIGHBOURS
+    l2 = lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second)
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies

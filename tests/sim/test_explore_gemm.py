@@ -24,6 +24,7 @@ CASES = {
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
     "cluster_split_k of 2 consumers, 4 parts": (dict(cols=128, schedule="cluster_split_k", splits=4, panel=16, stages=2), ("gate",)),
+    "cluster_split_k of 8 parts, some empty": (dict(consumers=1, cols=128, schedule="cluster_split_k", splits=8, stages=2), ()),
     "cluster_split_k, swapped": (dict(KINDS["swapped"].__dict__, schedule="cluster_split_k", splits=2), ("bias", "residual")),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),
