@@ -130,6 +130,19 @@ def test_configurations_that_are_none(given, message):
         Config(**given)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_candidates_fit_where_a_residual_comes_with_an_activation(activation, scaled):
+    """Results in fp32 take most; the problem does not say that there is a residual, for which only consumers that take turns stage panels."""
+    a, b = (empty(512, 512, dtype=E4M3 if scaled else BF16) for _ in range(2))
+    scaling = dict(scale_a=empty(512, 4, dtype=FP32), scale_b=empty(4, 4, dtype=FP32)) if scaled else {}
+    with sim.device("sm_90a"):
+        vectors = dict(bias=empty(512, dtype=FP32), gate=empty(1, 512, dtype=FP32))
+        plan = described(a, b.T, activation=activation, residual=empty(512, 512, dtype=FP32), out_dtype=FP32, **vectors, **scaling)
+        for config in candidates(plan.problem):
+            assert plan._template(config, torch.device("cpu")).placement(90).stages >= 1
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_products_that_clusters_share_fit(parts, arch):

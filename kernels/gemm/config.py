@@ -196,7 +196,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
                  for consumers, cols in ((1, BLOCK), (2, BLOCK), (2, 2 * BLOCK), (1, 2 * BLOCK)) for cluster in (1, 2)
                  for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
         found += [replace(c, panel=PANEL_BYTES // _itemsize(problem.out)) for c in found if c.cols == 2 * BLOCK and problem.epilogue != "tile"]
-        return tuple(c for c in found if shared_bytes(problem, c) <= _limit(c))
+        return tuple(c for c in found if _fits(problem, c))
     found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
              Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
              Config(rows=128, cols=128, independent=True, schedule="split_tail"), Config(schedule="stream_k"), Config(cols=128, schedule="stream_k"),
@@ -219,8 +219,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
                                  for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)])  # fmt: skip
     found += [c for c in _in_panels(problem) if problem.epilogue != "tile" or c.stages_panels(residual=True)]
     found += _possible(problem, [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
-    fits = [c for c in dict.fromkeys(found) if shared_bytes(problem, c, least=True) <= _limit(c)]
-    return tuple(fits)
+    return tuple(c for c in dict.fromkeys(found) if _fits(problem, c, least=True))
 
 
 def _in_panels(problem: Problem) -> list[Config]:
@@ -277,6 +276,12 @@ def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]
         return fit and c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k
 
     return [replace(c, schedule="cluster_split_k", splits=parts) for c in configs for parts in (2, 4, 8) if possible(c, parts)]
+
+
+def _fits(problem: Problem, config: Config, least: bool = False) -> bool:
+    """Has a block room for it, also with a residual, which may come with an activation and for which most do not stage panels?"""
+    known = problem.epilogue in ("", "vector") or config.panel is None or config.stages_panels(residual=True)
+    return shared_bytes(problem, config if known else replace(config, panel=None), least) <= _limit(config)
 
 
 def _limit(config: Config) -> int:
