@@ -17,7 +17,8 @@ from tritonkittens.lang.template import cluster_slots, split_tail
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
-SPLIT = ("split_k", "cluster_split_k")  # whose parts `splits` counts
+UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
+SPLIT = ("split_k", "cluster_split_k")  # those whose parts `splits` counts
 ORDERS = ("supergroup", "row_major", "column_major")
 LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
@@ -301,7 +302,7 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
     staging = config.consumers * (_padded(config.rows, config.staged, _itemsize(problem.out)) + vectors + turned)
     received = config.consumers * config.rows * (config.cols - config.result_cols) * 4
-    over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in ("persistent", "one_per_block"))
+    over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in UNSPLIT)
     return max(3 * slot, staging) if over else 2 * slot + staging + received
 
 

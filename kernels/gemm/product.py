@@ -11,7 +11,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_eager, padded_empty, signature, storable
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.config import Config, Problem, family
+from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
@@ -24,7 +24,6 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
-UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
 MAX_PLANS = 4096  # kinds of calls that are remembered
 
 
@@ -285,6 +284,7 @@ class _Product:
                  accumulate: str = "fp32"):
         shape = result_shape(a, b)
         self.shape, self.dtype, self.places = shape, dtype, places
+        self._templates: dict[Config, tk.lcf] = {}
         self.batch = shape[:-2]
         # Rows of all of a batch against one matrix are the rows of one product
         self.flat = b.ndim == 2 and a.ndim > 2 and "tile" not in places.values() and places.get("gate") != "row" and a.is_contiguous()
@@ -363,10 +363,13 @@ class _Product:
         return self.config
 
     def _template(self, config: Config, device: torch.device) -> tk.lcf:
-        index = device.index if device.type == "cuda" else None
-        order = config.ordering(self.problem, l2_bytes(index))
-        return _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue, "block" in self.places.values(), self.accumulate,
-                            **self.types)
+        """The kernel of a configuration; looked for once, since every call asks for it."""
+        template = self._templates.get(config)
+        if template is None:
+            order = config.ordering(self.problem, l2_bytes(device.index if device.type == "cuda" else None))
+            template = self._templates[config] = _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue,
+                                                              "block" in self.places.values(), self.accumulate, **self.types)  # fmt: skip
+        return template
 
     def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, residual: Tensor | None, extras: list[Tensor]) -> None:
         tensors = (b, a, c) if config.swapped else (a, b, c)
@@ -434,7 +437,7 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
                  cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None, **types)  # fmt: skip
     if blockwise:
-        plain = config.schedule in ("persistent", "one_per_block") and not (config.swapped or config.independent)
+        plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
         if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:
             raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, and tasks are neither swapped, independent nor split")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)

@@ -33,6 +33,7 @@ from tritonkittens.lang.types import split, st, tt, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.lang.work import extra, first_unit, next_unit, work_of
 
+TENSOR_MEMORY = 100  # architecture from which on accumulators lie there
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
 PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
@@ -105,7 +106,7 @@ def _allocate(t: Trace, T: Any) -> Any:
         fields |= new_mailboxes(t, T)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
-    if t.arch >= 100:
+    if t.arch >= TENSOR_MEMORY:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))

@@ -15,7 +15,7 @@ import triton.language as tl
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
 from tritonkittens.lang.cluster_sums import received_bytes
 from tritonkittens.lang.consumers import GROUP
-from tritonkittens.lang.engine import _template_kernel
+from tritonkittens.lang.engine import TENSOR_MEMORY, _template_kernel
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
@@ -33,7 +33,6 @@ WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
 MOST_TAIL_PARTS = 4
-TENSOR_MEMORY = 100  # architecture from which on accumulators lie there
 CUTTING = 4096  # bytes that the compiler takes of a consumer to cut the columns of an accumulator
 CLUSTERED = 0.92  # of a device's multiprocessors that clusters of more than two blocks fill
 _new = tuple.__new__
