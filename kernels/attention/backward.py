@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squashed
+from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squashed, whole_from
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
 ROWS = 64  # queries of a program of `statistics`
@@ -97,8 +97,9 @@ class AttentionBackwardQueries(QueryTiles):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-        if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
-            s = ctx.config._hidden(ctx, s)
+        if ctx.edge:
+            if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
+                s = ctx.config._hidden(ctx, s)
         return tk.exp2_row(s, ctx.args.scale, ctx.fetched.offset), slope
 
     @triton.jit
@@ -129,6 +130,34 @@ class AttentionBackwardQueries(QueryTiles):
         tk.store_async(ctx.globals.dQ, staging.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
 
 
+@triton.jit
+def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
+    """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group, first of
+    every head the `edge_blocks`, in which a query does not see all of its keys, then, of the last head first, the others."""
+    HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+    behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
+    begin, end = queries_of(ctx, row * HEIGHT, behind, shift, queries)
+    edge_blocks, edges = 0, None if ctx.config.window else 0
+    if ctx.config.cut and not ctx.config.window:
+        edge_blocks = tl.where(behind > keys, end - begin, 0)
+    if ctx.config.causal:
+        edge_blocks = tl.maximum(whole_from(ctx, behind, shift, begin, end) - begin, edge_blocks)
+    if (ctx.config.cut and not ctx.config.window) or ctx.config.causal:
+        edges = edge_blocks * group
+    return tk.task((end - begin) * group, when=when, edges=edges, batch=batch, kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result,
+                   row=row, keys=keys, begin_block=begin, per_head=end - begin, edge_blocks=edge_blocks, shift=shift, group=group)
+
+
+@triton.jit
+def place_of(ctx):
+    """(head, block of queries) of this iteration, see `task_of_keys`."""
+    edges = ctx.edge_blocks * ctx.group
+    edge = ctx.iter < edges
+    number, each = tl.where(edge, ctx.iter, ctx.iter - edges), tl.where(edge, ctx.edge_blocks, ctx.per_head - ctx.edge_blocks)
+    head, block = number // each, number % each
+    return ctx.result * ctx.group + tl.where(edge, head, ctx.group - 1 - head), ctx.begin_block + tl.where(edge, block, ctx.edge_blocks + block)
+
+
 class AttentionBackwardKeys(QueryTiles):
     """dK and dV, or one of them where registers do not hold both: a task is `rows` keys of a key head for each consumer, and the blocks of `cols` queries, of
     every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
@@ -140,6 +169,7 @@ class AttentionBackwardKeys(QueryTiles):
     cols: int = 64
     of_keys: bool = True
     of_values: bool = True
+    cut: bool = False  # does it matter that the last keys may be no full tile?
 
     _numbers = numbers
 
@@ -168,12 +198,9 @@ class AttentionBackwardKeys(QueryTiles):
             more = more & (row >= 0) & (row < tiles)
         row = tl.where(row < tiles, tiles - 1 - row, row)  # the first keys are those that most queries see
         batch, result = tk.unravel(batch_head, results)
-        shift, group = keys - queries, tk.extent(ctx.globals.Q, 1) // results
-        begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, queries)
-        if ctx.config.in_pairs:
-            behind = tl.where(row < tiles, behind, begin)
-        return tk.task((behind - begin) * group, when=more, batch=batch, kv_batch=batch, kv_head=result // (results // tk.extent(ctx.globals.K, 1)),
-                       result=result, row=row, keys=keys, begin_block=begin, per_head=behind - begin, shift=shift, group=group)
+        if ctx.config.in_pairs:  # nobody sees a tile that is none
+            queries = tl.where(row < tiles, queries, 0)
+        return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
 
     @triton.jit
     def load_scratch(ctx, scratch):
@@ -184,7 +211,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def load(ctx, input):
-        head, block = ctx.result * ctx.group + ctx.iter // ctx.per_head, ctx.begin_block + ctx.iter % ctx.per_head
+        head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.arrived)
@@ -210,8 +237,9 @@ class AttentionBackwardKeys(QueryTiles):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-        block = ctx.begin_block + ctx.iter % ctx.per_head
-        s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows, block * ctx.config.cols)
+        if ctx.edge:
+            _, block = place_of(ctx)
+            s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows, block * ctx.config.cols)
         p = tk.exp2_col(s, ctx.args.scale, tk.load(input.offsets, OF_QUERIES))
         if ctx.config.of_values:
             dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)

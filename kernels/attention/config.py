@@ -28,11 +28,12 @@ class Config:
     stages: int | None = None
     paired: bool = True
     order: tk.Order | None = None
+    schedule: tk.Schedule = tk.Persistent()
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
         order = self.order or (tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor())
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, order=order)
+        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, order=order, schedule=self.schedule)
 
 
 @functools.lru_cache(maxsize=None)

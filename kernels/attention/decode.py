@@ -86,8 +86,10 @@ class AttentionDecode(AttentionForward):
         blocks = tl.maximum(tk.ceil_div(keys, ctx.config.cols) - first, 0)
         begin, end = first + part * blocks // parts, first + (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
-        return tk.task(end - begin, when=more, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part, keys=keys,
-                       start=start, masked=end - seen // ctx.config.cols, whole=end - tk.ceil_div(start, ctx.config.cols))
+        masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
+        edges = None if ctx.config.starts else 1 if ctx.config.one_edge else masked
+        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part,
+                       keys=keys, start=start, masked=masked, whole=whole)
 
     @triton.jit
     def start(ctx):

@@ -38,10 +38,8 @@ class AttentionForward(QueryTiles):
     long_turns: bool = False  # does a consumer's turn last until its scores are there, rather than until its products are under way?
 
     @property
-    def edges(self) -> bool:
-        """May blocks other than a task's first hold keys that a query does not see? A branch in the main loop keeps the compiler from overlapping what is
-        behind it with products: without it the H200 was 4 to 9 % faster."""
-        return self.window or (self.causal and (self.shifted or self.cols % (self.rows * self.consumers) != 0))
+    def one_edge(self) -> bool:
+        return super().one_edge or (self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0)
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
@@ -66,11 +64,11 @@ class AttentionForward(QueryTiles):
         return nothing_seen(ctx)
 
     @triton.jit
-    def _softmax(ctx, state, s, FIRST=False):
+    def _softmax(ctx, state, s):
         """(p, largest score, factor of what was summed before) of a block's scores."""
         if ctx.config.softcap:
             s = squashed(ctx, s)
-        if FIRST or ctx.config.edges:
+        if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
         scale = ctx.config._scale(ctx)
@@ -84,7 +82,7 @@ class AttentionForward(QueryTiles):
     def first(ctx, state, input):
         s = tk.mm_ABt(ctx.scratch.Q, input.K)
         tk.release(ctx, input)
-        p, m, _ = ctx.config._softmax(ctx, state, s, True)
+        p, m, _ = ctx.config._softmax(ctx, state, s)
         return state.replace(p=tk.cast(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit

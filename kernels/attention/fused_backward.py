@@ -33,7 +33,7 @@ class AttentionBackward(AttentionBackwardKeys):
     """
 
     consumers: int = 2
-    cut: bool = True  # may the last keys be no full tile?
+    cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
     fences_reads: ClassVar[bool] = True  # offsets and deltas are read before dS is written and fenced
 
     def layout(self):
@@ -54,7 +54,8 @@ class AttentionBackward(AttentionBackwardKeys):
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-        return tk.struct(dk=dk, dv=dv, head=ctx.result * ctx.group, block=ctx.begin_block)
+        head = ctx.result * ctx.group + tl.where(ctx.edge_blocks > 0, 0, ctx.group - 1)
+        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block)
 
     @triton.jit
     def _of_queries(ctx, numbers):
@@ -74,12 +75,13 @@ class AttentionBackward(AttentionBackwardKeys):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-        key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero(number)
-        s = hidden_from(ctx, s, key, block * ctx.config.cols)
-        if ctx.config.cut:
-            if key + ctx.config.rows > ctx.keys:  # what is behind the keys is zero, but zero times infinity is not
-                tk.scheduling_barrier(ctx.keys)
-                s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
+        if ctx.edge:
+            key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero(number)
+            s = hidden_from(ctx, s, key, block * ctx.config.cols)
+            if ctx.config.cut:
+                if key + ctx.config.rows > ctx.keys:
+                    tk.scheduling_barrier(ctx.keys)
+                    s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
         return tk.pin(tk.exp2_col(s, ctx.args.scale, offsets)), slope
 
     @triton.jit
@@ -135,6 +137,16 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.hand_over(ctx)
 
     @triton.jit
+    def _next(ctx, state):
+        """What `place_of` would say of the iteration behind the state's: counted, for a division takes as long as a product."""
+        if ctx.edge and not ctx.config.window:
+            first, behind, step = ctx.begin_block, ctx.begin_block + ctx.edge_blocks, 1
+        else:
+            first, behind, step = ctx.begin_block + ctx.edge_blocks, ctx.begin_block + ctx.per_head, -1
+        last = state.block + 1 == behind
+        return tl.where(last, state.head + step, state.head), tl.where(last, first, state.block + 1)
+
+    @triton.jit
     def first(ctx, state, input):
         offsets = ctx.config._of_queries(ctx, input.offsets)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(ctx.config._scores(ctx, input)), offsets, state.block, ctx.iterations)
@@ -146,9 +158,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def compute(ctx, state, input, previous):
         offsets = ctx.config._of_queries(ctx, input.offsets)  # before the products: reads wait for the queue in which those stand
         s = ctx.config._scores(ctx, input)
-        # the next block, or the first of the next head: counted, for a division takes as long as a product
-        last = state.block + 1 == ctx.begin_block + ctx.per_head
-        head, block = tl.where(last, state.head + 1, state.head), tl.where(last, ctx.begin_block, state.block + 1)
+        head, block = ctx.config._next(ctx, state)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s), offsets, block, ctx.iter)
         dk, half = ctx.config._staged(ctx, state, previous, ctx.iter)
         tk.hand_back(ctx)

@@ -71,6 +71,12 @@ def queries_of(ctx, first, behind, shift, queries):
 
 
 @triton.jit
+def whole_from(ctx, behind, shift, begin, end):
+    """The first block of queries, of `begin` … `end`, from which on all see all keys before `behind`, where only the causal mask hides any."""
+    return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.cols), begin), end)
+
+
+@triton.jit
 def hidden_from(ctx, s, key, query):
     """Scores of keys (rows, from `key` on) and queries (columns, from `query` on), −∞ where a query does not see a key."""
     COLS: tl.constexpr = ctx.config.cols

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta
+from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
-from tritonkittens.kernels.attention.masks import edges_of, keys_of, queries_of
+from tritonkittens.kernels.attention.masks import edges_of, keys_of
 from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
@@ -165,7 +165,8 @@ class PackedQueries(Packed):
         shift, keys = kv_batch.rows - batch.rows, kv_batch.rows
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        return tk.task(count, when=row >= 0, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row, last=last,
+        edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
+        return tk.task(count, when=row >= 0, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row, last=last,
                        shift=shift, keys=keys, numbers=numbers)
 
 
@@ -183,13 +184,10 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
     @triton.jit
     def setup(ctx):
         results = tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 0)
-        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         result, row, batch, kv_batch, numbers = _task(ctx, results)
-        shift, group = kv_batch.rows - batch.rows, tk.extent(ctx.globals.Q, 0) // results
-        begin, behind = queries_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, batch.rows)
-        return tk.task((behind - begin) * group, when=row >= 0, batch=batch, kv_batch=kv_batch, result=result, row=row, keys=kv_batch.rows,
-                       kv_head=result // (results // tk.extent(ctx.globals.K, 0)), begin_block=begin, per_head=behind - begin, shift=shift, group=group,
-                       numbers=numbers)
+        heads, kv_heads = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.K, 0)
+        task = task_of_keys(ctx, row, batch, kv_batch, result, results, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0)
+        return tk.with_field(task, "numbers", numbers)
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):

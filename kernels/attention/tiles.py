@@ -43,6 +43,11 @@ class QueryTiles(tk.lcf):
         return -(-Q[2] // (self.rows * self.consumers)), Q[0] * Q[1]
 
     @property
+    def one_edge(self) -> bool:
+        """Is a task's first block the only one with keys that a query does not see? (Those behind the last.)"""
+        return not (self.causal or self.window)
+
+    @property
     def in_pairs(self) -> bool:
         """Does the order have a tile behind the last, as the partner of a tile that has none?"""
         return isinstance(self.order, tk.LongAndShort)
@@ -74,5 +79,6 @@ class QueryTiles(tk.lcf):
         if ctx.config.in_pairs:
             count = tl.where(row * HEIGHT < queries, count, 0)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        return tk.task(count, when=more, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
+        edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
+        return tk.task(count, when=more, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
                        keys=keys)

@@ -115,6 +115,7 @@ from tritonkittens.lang.roles import consumer_registers, decrease_registers, inc
 from tritonkittens.lang.schedule import (
     ClusterSplitK,
     ColumnMajor,
+    Dynamic,
     Knob,
     LongAndShort,
     LongestFirst,

@@ -18,6 +18,7 @@ from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import new_mailboxes, sum_in_cluster
 from tritonkittens.lang.consumers import WARPS, hand_ring, meet_at_end, open_turns, take_ring
+from tritonkittens.lang.drawing import done, draw, hear, new_numbers, tell
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.kernel import kernel
@@ -104,6 +105,8 @@ def _allocate(t: Trace, T: Any) -> Any:
         fields["filled"] = new_semaphores(t, T.consumers, 1)
     if T.sharers > 1:
         fields |= new_mailboxes(t, T)
+    if T.draws:
+        fields |= new_numbers(t, T)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= TENSOR_MEMORY:
@@ -227,7 +230,8 @@ def _context(t: Trace, G: Any, A: Any, T: Any) -> Any:
         tensors[name] = g if not tiles else struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([]),
                                                    **({"ragged": None} if name in plan.ragged else {}))
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
-    split = dict(zip(("partials", "counters"), extra(T, A), strict=False)) if unwrap(T).splits else {}
+    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).draws else ()
+    split = dict(zip(names, extra(T, A), strict=False))
     if unwrap(T).sharers > 1:
         split["part"] = t.call(cluster_rank)
     return struct(globals=struct(**tensors), args=struct(**args), config=T, rank=rank, **split)
@@ -240,8 +244,16 @@ def _with(t: Trace, ctx: Any, more: Any) -> Any:
 
 
 @op
-def _at(t: Trace, ctx: Any, i: Any) -> Any:
-    return struct(**{**ctx.fields, "iter": i})
+def _at(t: Trace, ctx: Any, i: Any, edge: Any = None) -> Any:
+    """The context of an iteration; for consumers also whether it is an `edge`."""
+    return struct(**{**ctx.fields, "iter": i, **({} if edge is None else {"edge": edge})})
+
+
+@op
+def _marked(t: Trace, work: Any) -> Any:
+    """Which iterations of a unit are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
+    edges = unwrap(work.edges)
+    return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
 
 
 @op
@@ -540,7 +552,7 @@ def _finish(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, more: Any) -
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common) as constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws) as constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -549,7 +561,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common))
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -680,6 +692,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
+    DRAWS: tl.constexpr = _facts(T)[11]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -699,7 +712,14 @@ def _producer(G, A, memory, T: tl.constexpr):
                 _load_for_task(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
+        following = unit
+        if DRAWS:
+            if begun >= work.count:
+                following = draw(ctx)
         for i in range(begun, work.count):
+            if DRAWS:  # the answer takes as long as the ring is full
+                if i == work.count - 1:
+                    following = draw(ctx)
             if OVER_RING:
                 if i == SAFE:
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
@@ -729,11 +749,57 @@ def _producer(G, A, memory, T: tl.constexpr):
             if work.count <= SAFE:
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
                 arrive(memory.staging_free[0], per="warp")
+        if DRAWS:
+            tell(memory, following, turn)
+            unit = following
+            work = work_of(ctx, A, unit)
+        else:
+            unit, work = _next_work(ctx, A, unit, work)
         turn += 1
         begun = 0
-        unit, work = _next_work(ctx, A, unit, work)
+    if DRAWS:
+        done(ctx)
     _opened(T)
     _close(T)
+
+
+@triton.jit
+def _behind_edges(work, number):
+    """How many iterations of a unit are edges, or among its first `number`."""
+    EDGES: tl.constexpr = _marked(work)
+    if EDGES is None or EDGES == 0 or EDGES == number:
+        return number
+    else:
+        return tl.maximum(tl.minimum(work.edges - work.begin, work.count), number)
+
+
+@triton.jit
+def _pipelined(mine, memory, state, slot, phases, previous, i, EDGE: tl.constexpr, T: tl.constexpr):
+    """An iteration behind the first: (state, next slot, phases, this slot)."""
+    wait(memory.arrived[slot], (phases >> slot) & 1)
+    state = _compute(_at(_anew(mine, memory, i), mine.begin + i, EDGE), state, _slot(memory, slot), _before(memory, previous, phases))
+    _release_before(memory, previous, T)
+    behind, phases = _next_slot(slot, phases, _facts(T)[0])
+    return state, behind, phases, slot
+
+
+@triton.jit
+def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.constexpr, T: tl.constexpr):
+    """An iteration of a computation without `drain`: (state, next slot, phases, next output slot, their phases)."""
+    OUTPUTS: tl.constexpr = _facts(T)[6]
+    wait(memory.arrived[slot], (phases >> slot) & 1)
+    here = _at(_anew(mine, memory, i), mine.begin + i, EDGE)
+    if OUTPUTS > 0:
+        wait(memory.stored[out], (out_phases >> out) & 1)
+        state = _compute(here, state, _slot(memory, slot), _output(memory, out))
+        fence_async()  # what was written to the output tiles, for TMA to read
+        arrive(memory.written[out], per="warp")
+        out, out_phases = _next_slot(out, out_phases, OUTPUTS)
+    else:
+        state = _compute(here, state, _slot(memory, slot))
+    _release(memory.finished, slot, T)
+    slot, phases = _next_slot(slot, phases, _facts(T)[0])
+    return state, slot, phases, out, out_phases
 
 
 @triton.jit
@@ -745,6 +811,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
+    DRAWS: tl.constexpr = _facts(T)[11]
     slot = 0
     phases = 0
     turn = 0
@@ -768,24 +835,24 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             wait(memory.common_arrived[0], turn & 1)
         mine = _fetch(mine)
         state = _start(mine)
-        following = next_unit(ctx, A, unit, work)
+        EDGES: tl.constexpr = _marked(work)
+        following = unit if DRAWS else next_unit(ctx, A, unit, work)
         if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
             if turn > 0 or WORKER > 0:
                 take_ring(WORKER)
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
-                state = _first(_at(_anew(mine, memory, work.count), work.begin), state, _slot(memory, slot))
+                state = _first(_at(_anew(mine, memory, work.count), work.begin, EDGES is None or EDGES != 0), state, _slot(memory, slot))
                 _give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = _next_slot(slot, phases, STAGES)
-                for i in range(1, work.count):
-                    here = _at(_anew(mine, memory, i), work.begin + i)
-                    wait(memory.arrived[slot], (phases >> slot) & 1)
-                    state = _compute(here, state, _slot(memory, slot), _before(memory, previous, phases))
-                    _release_before(memory, previous, T)
-                    previous = slot
-                    slot, phases = _next_slot(slot, phases, STAGES)
+                inner = _behind_edges(work, 1)
+                if EDGES == -1:
+                    for i in range(1, inner):
+                        state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, True, T)
+                for i in range(inner, work.count):
+                    state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, EDGES is None, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)
                 state = _drain(_anew(_without(mine, "scratch"), memory, previous), state, _before(memory, previous, phases))
                 _release_before(memory, previous, T)
@@ -794,24 +861,18 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 _leave_input(ctx, A, memory, following, WORKER, T)
         else:
             _give_staging(memory, WORKER, T)
-            for i in range(work.count):
-                wait(memory.arrived[slot], (phases >> slot) & 1)
-                if OUTPUTS > 0:
-                    wait(memory.stored[out], (out_phases >> out) & 1)
-                    state = _compute(_at(_anew(mine, memory, i), work.begin + i), state, _slot(memory, slot), _output(memory, out))
-                    fence_async()  # what was written to the output tiles, for TMA to read
-                    arrive(memory.written[out], per="warp")
-                    out, out_phases = _next_slot(out, out_phases, OUTPUTS)
-                else:
-                    state = _compute(_at(_anew(mine, memory, i), work.begin + i), state, _slot(memory, slot))
-                _release(memory.finished, slot, T)
-                slot, phases = _next_slot(slot, phases, STAGES)
+            inner = _behind_edges(work, 0)
+            if EDGES is not None and EDGES != 0:
+                for i in range(inner):
+                    state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, True, T)
+            for i in range(inner, work.count):
+                state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
             _leave_input(ctx, A, memory, following, WORKER, T)
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
         _finish(_without(mine, "scratch", "common"), state, memory, turn, _another(ctx, A, following))
+        unit = hear(memory, turn) if DRAWS else following
         turn += 1
-        unit = following
         work = work_of(ctx, A, unit)
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):

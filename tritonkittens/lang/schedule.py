@@ -35,6 +35,13 @@ class Persistent(Schedule):
 
 
 @dataclass(frozen=True)
+class Dynamic(Schedule):
+    """As many blocks as run at once, each taking the next task when it needs one: for tasks of unequal length, the longest first, so that all blocks end at
+    nearly the same time. What a task ends with overlaps with the loads of the next. Which block does a task, and so when, changes from run to run.
+    """
+
+
+@dataclass(frozen=True)
 class SplitK(Schedule):
     """Every task's iterations in `parts` equal parts, each worked on like a task, for launches of few tasks. The parts' accumulators are summed in fp32 in a
     fixed order by whichever part comes last, so that results do not change from run to run.
@@ -105,7 +112,14 @@ class Supergroup(Order):
 
 @dataclass(frozen=True)
 class LongestFirst(Order):
-    """The last row first, for work that grows with the row: see `longest_first`."""
+    """The last row first, for work that grows with the row: of all columns, or of as few at a time as make `rounds` tasks for every block. See
+    `longest_first`."""
+
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and (not isinstance(self.rounds, int) or self.rounds < 1):
+            raise TileError(f"LongestFirst(rounds={self.rounds!r}): must be at least 1, or None")
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,9 @@ def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
     if isinstance(order, ColumnMajor):
         return t.call(_column_major, task, rows)
     if isinstance(order, LongestFirst):
-        return t.call(_longest_first, task, rows, cols)
+        if order.rounds is None:
+            return t.call(_longest_first, task, rows, cols)
+        return t.call(_longest_of_few, task, rows, cols, t.call(_few, rows, cols, order.rounds, t.call("num_programs", 0)))
     if isinstance(order, LongAndShort):
         return t.call(_long_and_short, task, rows, t.call("num_programs", 0))
     raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()")
@@ -194,14 +210,30 @@ def _longest_first(task, tiles, others):
     return tiles - 1 - task // others, task % others
 
 
+@triton.jit
+def _few(tiles, others, rounds, blocks):
+    """Of how many others the tiles make so many rounds."""
+    return tl.minimum((rounds * blocks + tiles - 1) // tl.maximum(tiles, 1), others)
+
+
+@triton.jit
+def _longest_of_few(task, tiles, others, together):
+    together = tl.maximum(together, 1)
+    band = task // tl.maximum(tiles * together, 1)
+    inside = task - band * tiles * together
+    few = tl.maximum(tl.minimum(together, others - band * together), 1)
+    return tiles - 1 - inside // few, band * together + inside % few
+
+
 @op
-def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
+def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1, together: Any = None) -> Any:
     """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
 
-    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks
-    end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
+    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first, or with `together` those of so many others at a
+    time, whose operands L2 then holds. Blocks ending on short tasks end at nearly the same time. Past the last task, tile < 0, or with `together`
+    other ≥ `others`. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
-    return t.call(_longest_first, task, tiles, others)
+    return t.call(_longest_first, task, tiles, others) if unwrap(together) is None else t.call(_longest_of_few, task, tiles, others, together)
 
 
 @triton.jit

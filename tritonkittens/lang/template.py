@@ -15,6 +15,7 @@ import triton.language as tl
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
 from tritonkittens.lang.cluster_sums import received_bytes
 from tritonkittens.lang.consumers import GROUP
+from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import TENSOR_MEMORY, _template_kernel
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
@@ -23,7 +24,7 @@ from tritonkittens.lang.layout import MANY_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import ClusterSplitK, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 
@@ -81,7 +82,8 @@ class lcf:
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
     `part` (of the task, where blocks share it);
     where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `working`, `exchange`,
-    `accumulators`.
+    `accumulators`; consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? They run in a loop of their own, so that the
+    others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one.
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
@@ -89,7 +91,7 @@ class lcf:
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1);
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
+    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: by table).
 
@@ -130,6 +132,7 @@ class lcf:
         self.pipelined = _check_hooks(type(self))
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
+        self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
@@ -177,6 +180,9 @@ class lcf:
         if isinstance(self.schedule, ClusterSplitK) and (self.cluster > 1 or self.independent):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): the blocks of a cluster share a task's "
                               "iterations and all their consumers its rows; that needs cluster=1 and independent=False")
+        if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for all "
+                              "its consumers; that needs cluster=1 and independent=False")
         if self.independent and self.ordered:
             raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
 
@@ -229,6 +235,8 @@ class lcf:
             return tasks
         if isinstance(self.schedule, StreamK):
             return slots if tasks % slots else min(tasks, slots)
+        if isinstance(self.schedule, Dynamic):
+            return min(tasks, slots)
         if isinstance(self.schedule, SplitTail):
             whole, parts = split_tail(tasks, slots)
             return min(slots, whole + (tasks - whole) * parts)
@@ -270,7 +278,7 @@ class lcf:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.refill or self._plan.output)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
-            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
+            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together, self.received + scratch)
         return self._placements[arch]
@@ -356,6 +364,8 @@ class lcsf(lcf):
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
         if isinstance(self.schedule, (SplitK, ClusterSplitK, SplitTail, StreamK)):
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
+        if isinstance(self.schedule, Dynamic):
+            raise self._error(f"(schedule={self.schedule!r}): only an lcf template draws its tasks")
 
 
 def cluster_slots(multiprocessors: int, size: int) -> int:
@@ -380,7 +390,7 @@ class Call:
             raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
         for t, (tensor_name, tiles) in zip(tensors, plan.globals, strict=True):
             gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
-        self.name, self.args, self.splits = name, plan.args, template.splits
+        self.name, self.args, self.splits, self.draws = name, plan.args, template.splits, template.draws
         self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
@@ -389,7 +399,7 @@ class Call:
         self.grid = (template.blocks(slots, *shapes),)
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
-        self.plain = all(self.specs) and not plan.args and not template.splits
+        self.plain = all(self.specs) and not plan.args and not template.splits and not template.draws
         if isinstance(template.schedule, (OnePerBlock, SplitK, ClusterSplitK, SplitTail, StreamK)) and template.tasks(*shapes) == UNKNOWN_TASKS:
             raise TileError(f"{name}(schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         if self.splits:
@@ -420,6 +430,8 @@ class Call:
         if self.splits:
             floats, counters = self.room
             numbers += [*workspace(tensors[0].device, max(floats, (blocks or 0) * self.room_of_block), counters), *self.numbers]
+        elif self.draws:
+            numbers.append(workspace(tensors[0].device, 0, COUNTERS)[1])
         return described, tuple(numbers)
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:

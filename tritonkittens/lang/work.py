@@ -14,20 +14,25 @@ from tritonkittens.lang.values import struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "working", "exchange",
-            "accumulators", "begin", "count", "parts", "part", "slot", "late", "fetched"}
+            "accumulators", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
 
 
 @op
-def task(t: Trace, iterations: Any, when: Any = None, **coordinates: Any) -> Any:
+def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them. A false `when` ends the loop
-    over tasks."""
+    over tasks. `edges`: how many iterations, from the first on, differ from the others (in attention: mask), where that is known; see `ctx.edge` of `lcf`."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
     scalars = {n: v if isinstance(v, struct) else t.scalar(v) for n, v in coordinates.items()}
-    return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), **scalars)
+    if isinstance(unwrap(edges), int):
+        if unwrap(edges) not in (0, 1):
+            raise TileError(f"task(edges={unwrap(edges)}): as a constant it is 0 or 1, else a number of the task")
+    elif unwrap(edges) is not None:
+        edges = t.scalar(edges)
+    return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars)
 
 
 def _setup(t: Trace, ctx: Any, index: Any) -> Any:
@@ -38,7 +43,8 @@ def _setup(t: Trace, ctx: Any, index: Any) -> Any:
 
 
 def extra(T: Any, A: Any) -> list[Any]:
-    """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails)."""
+    """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails); where they are drawn:
+    counters."""
     return list(A)[len(unwrap(T)._plan.args):]
 
 
