@@ -23,10 +23,11 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 SIZES = (4096, 8192, 16384)
 LENGTHS, HEAD_DIM = (4096, 16384), 128
-HEAD_BY_HEAD, TILE_BY_TILE = "head by head", "tile by tile"
-ATTENTION_ORDERS = {  # names of `tk` orders; rows are the tiles of queries of a head
+HEAD_BY_HEAD, TILE_BY_TILE, DRAWN = "head by head", "tile by tile", "drawn by the blocks"
+ATTENTION_ORDERS: dict[bool, dict[str, str | None]] = {  # names of `tk` orders, None for that which is chosen; rows are the tiles of queries of a head
     False: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor"},
-    True: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor", "longest first": "LongestFirst", "long and short": "LongAndShort"},
+    True: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor", "longest first": "LongestFirst", "long and short": "LongAndShort",
+           DRAWN: None},
 }
 
 
@@ -38,11 +39,11 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return [case(f"bf16 {size}³", (size, size, size), functools.partial(prepare, size), size=size) for size in SIZES]
 
 
-def attend(p: Attention, order: str) -> Callable[[], torch.Tensor]:
+def attend(p: Attention, order: str | None) -> Callable[[], torch.Tensor]:
     import tritonkittens.lang as tk
     from tritonkittens.kernels import attention as kernels
 
-    config = kernels.Config(order=getattr(tk, order)())
+    config = None if order is None else kernels.Config(order=getattr(tk, order)())
     return functools.partial(kernels.attention, p.q, p.k, p.v, causal=p.causal, config=config, out=torch.full_like(p.q, float("nan")))
 
 

@@ -108,7 +108,7 @@ class AttentionBackwardQueries(QueryTiles):
         dp = tk.mm_ABt(ctx.scratch.dO, input.V, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
         ds = p * tk.sub_row(tk.mma_wait(dp), ctx.fetched.delta) * slope
-        return state.replace(ds=tk.cast(ds, ctx.config.dtype))
+        return state.replace(ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
     def compute(ctx, state, input, previous):
@@ -117,7 +117,7 @@ class AttentionBackwardQueries(QueryTiles):
         dq = tk.mma_AB(state.ds, previous.K, state.dq, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=(dp, dq)))
         ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.fetched.delta) * slope
-        return state.replace(dq=tk.mma_wait(dq), ds=tk.cast(ds, ctx.config.dtype))
+        return state.replace(dq=tk.mma_wait(dq), ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
     def drain(ctx, state, input):
@@ -193,13 +193,9 @@ class AttentionBackwardKeys(QueryTiles):
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * results)
-        more = batch_head < tk.extent(ctx.globals.K, 0) * results
-        if not ctx.config.in_pairs:
-            more = more & (row >= 0) & (row < tiles)
-        row = tl.where(row < tiles, tiles - 1 - row, row)  # the first keys are those that most queries see
+        more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
+        row = tiles - 1 - row  # the first keys are those that most queries see
         batch, result = tk.unravel(batch_head, results)
-        if ctx.config.in_pairs:  # nobody sees a tile that is none
-            queries = tl.where(row < tiles, queries, 0)
         return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
 
     @triton.jit

@@ -12,41 +12,53 @@ import tritonkittens.lang as tk
 C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
-LONG = 2048  # keys
+LONG, LONG_CAUSAL = 2048, 16384  # keys
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
+LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks end together
 
 
 @dataclass(frozen=True)
 class Config:
     """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns and of which kind, slots of the rings
-    (None: as many as fit), whether causal tasks come in pairs of a long and a short one, the order of tasks where it is not to follow from that."""
+    (None: as many as fit), whether blocks draw causal tasks, longest first, or have fixed ones, and these in another order than it follows from that."""
 
     cols: int = 128
     consumers: int = 2
     ordered: bool = True
     long_turns: bool = False
     stages: int | None = None
-    paired: bool = True
+    drawn: bool = True
     order: tk.Order | None = None
-    schedule: tk.Schedule = tk.Persistent()
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
-        order = self.order or (tk.LongAndShort() if causal and self.paired else tk.LongestFirst() if causal else tk.ColumnMajor())
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, order=order, schedule=self.schedule)
+        dealt = deal(causal, self.drawn) if self.order is None else dict(order=self.order)
+        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, **dealt)
+
+
+def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:
+    """Knobs of a template that say how tasks are dealt to blocks. `drawn`: have blocks more than one task each?
+
+    Causal tasks differ in length. Blocks draw them, those of as few heads at a time as keep all blocks busy, so that L2 holds their operands and sums, the
+    longest first. On the H200 that was 1.5 to 5 % faster than pairs of a long and a short task of a head in equal rounds, of which the last was half empty,
+    for a forward of 16 K tokens, 2 to 6 % for its backward, 5 to 15 % for the deterministic one (`bench/results/attention_variants.json`).
+    """
+    if not causal:
+        return dict(order=tk.ColumnMajor())
+    return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if drawn else dict(order=tk.LongestFirst())
 
 
 @functools.lru_cache(maxsize=None)
-def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, long: bool, paired: bool) -> tk.lcf:
-    """The forward template, of those that `make(*kind, config)` makes. `long`: does every query see at least `LONG` keys? `paired`: have blocks more than one
-    task each, so that pairs of causal ones make rounds of equal length?
+def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, long: bool, drawn: bool) -> tk.lcf:
+    """The forward template, of those that `make(*kind, config)` makes, where `kind` begins with dtype, dimensions, causal. `long`: are there so many keys that
+    tiles of 192 queries waste little, `LONG`, or `LONG_CAUSAL` of which a query sees half? `drawn`: have blocks more than one task each?
 
     Measured on the H200 (`bench/results/attention.json`): at dimension 64 the exponentials take as long as the products, and long turns, which keep two
-    consumers from waiting for the same unit, were worth 8 %; three consumers 6 % more, but their tiles of 192 queries waste too much under a causal mask and
-    on short sequences. At 128 short turns were up to 5 % better, and two slots with results beside them up to 9 % better than three under them.
+    consumers from waiting for the same unit, were worth 8 %; three consumers 6 % more, but causal 4 % at 16,384 keys, and 7 % less at 4,096. At 128 short turns
+    were up to 5 % better, and two slots with results beside them up to 9 % better than three under them.
     """
-    wide = max(head_dim, value_dim)
-    config = Config(paired=paired, consumers=3 if long else 2, long_turns=not long) if wide <= 64 else Config(paired=paired)
+    wide, causal = max(head_dim, value_dim), kind[3]
+    config = Config(drawn=drawn, consumers=3 if long else 2, long_turns=causal or not long) if wide <= 64 else Config(drawn=drawn)
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -83,18 +95,20 @@ def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: i
     return make(64, 128) if head_dim <= 64 else make(128, 64)
 
 
-def worth_sums(head_dim: int, keys: int) -> bool:
-    """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others
-    (measured on the H200: the same at 1,024 keys and dimension 128, and at 512 and 64)."""
-    return keys > 8 * head_dim
+def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
+    """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others; and two
+    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal from 1,024, at 128
+    from 1,024 and 4,096 (`bench/results/attention_variants.json`)."""
+    padded = 64 if head_dim <= 64 else 128
+    return keys >= padded**2 // (4 if causal else 16)
 
 
 @functools.lru_cache
-def parts_of_group(units: int, group: int, slots: int) -> int:
+def parts_of_group(units: int, group: int, slots: int, drawn: bool = False) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
-    units of work. What it costs are results of each part, in the operands' type, and their sum (16 causal heads in 4 groups, 4,096 tokens, dimension 128, on
-    the H200: 361 µs in two parts, 575 by whole groups; `bench/results/attention_variants.json`)."""
-    rounds = {parts: -(-units * parts // slots) / parts for parts in range(1, group + 1) if group % parts == 0}
+    units of work, which come in whole rounds unless blocks draw them. What it costs are results of each part, in the operands' type, and their sum (16 causal
+    heads in 4 groups, 4,096 tokens, dimension 128, on the H200: 361 µs in two parts, 575 by whole groups; `bench/results/attention_variants.json`)."""
+    rounds = {parts: max(1, units * parts / slots if drawn else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
     return next(parts for parts in rounds if rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values()))
 
 

@@ -23,10 +23,11 @@ class AttentionForward(QueryTiles):
     only the first ones, the edge, mask. Scores of a block are multiplied under the softmax of the block before, whose product with V follows: K is input,
     V trails by one iteration. Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): a main loop without a branch for masks 4 to 9 %, tasks in pairs of a long and a short one 5 to
-    20 %, turns that last until the scores are there 8 % at dimension 64 (`config.choose` has the rest). Worth nothing or less: rescaling only where the largest
-    score has grown by much (−2 to −8 %), blocks of 96 to 192 keys of several products (−10 to −20 %), scores a whole block ahead in registers of their own
-    (up to 3 % on short sequences without a mask, −10 % on long ones), turns at the exponentials themselves (−5 %).
+    Worth, on the H200 (`bench/results/attention_variants.json`): a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to
+    20 %, weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there (`config.choose` has the rest).
+    Worth nothing or less: rescaling only where the largest score has grown by much (−2 to −8 %), blocks of 96 to 192 keys of several products (−10 to −20 %),
+    scores a whole block ahead in registers of their own (up to 3 % on short sequences without a mask, −10 % on long ones), turns at the exponentials
+    themselves (−5 %).
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32.
     """
@@ -83,7 +84,7 @@ class AttentionForward(QueryTiles):
         s = tk.mm_ABt(ctx.scratch.Q, input.K)
         tk.release(ctx, input)
         p, m, _ = ctx.config._softmax(ctx, state, s)
-        return state.replace(p=tk.cast(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
+        return state.replace(p=tk.cast_pairs(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit
     def _scale(ctx):
@@ -119,7 +120,7 @@ class AttentionForward(QueryTiles):
             tk.pass_turn(ctx)
         p, m, alpha = ctx.config._softmax(ctx, state, s)
         sums = tk.add(tk.mul_row(state.sums, alpha), tk.row_sum_by_quad(p))
-        return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=tk.cast(p, ctx.config.dtype), m=m, sums=sums)
+        return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=tk.cast_pairs(p, ctx.config.dtype), m=m, sums=sums)
 
     @triton.jit
     def drain(ctx, state, input):

@@ -12,7 +12,7 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import LONG, Config, choose, choose_backward, choose_fused, parts_of_group, worth_sums
+from tritonkittens.kernels.attention.config import LONG, LONG_CAUSAL, Config, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
@@ -75,8 +75,8 @@ def attention(
     - `causal`: a query sees the keys up to its own, the last query's being the last (the bottom right corner is aligned);
     - `window` (left, right): it sees so many keys before and behind its own; None for any number. With `causal` none behind;
     - `scale`, positive, 1/√D by default; `softcap`: scores become softcap · tanh(score / softcap);
-    - `deterministic`: gradients have the same bits in every run, which takes 7 products instead of 5 (as few keys, up to 8 · D, do anyway); where not given,
-      as torch says (`torch.use_deterministic_algorithms`);
+    - `deterministic`: gradients have the same bits in every run, which takes 7 products instead of 5 (as few keys do anyway, see `config.worth_sums`); where
+      not given, as torch says (`torch.use_deterministic_algorithms`);
     - `return_lse`: also the logarithm of each query's sum of exponentials, (batch, heads, queries) in fp32.
 
     Returns a tensor (batch, heads, queries, D_v) of q's dtype, `out` where given. A query that sees no key gets zeros, and −∞ as log-sum-exp.
@@ -134,9 +134,9 @@ def launch_forward(
     if config is not None:
         kernel = make(*kind, config)
     else:
-        long = keys >= LONG and not (causal or window) and q.element_size() > 1  # of bytes P takes more registers than three consumers leave
-        paired = batch * heads * -(-queries // TILE) > multiprocessor_count(q.get_device())
-        kernel = choose(make, kind, dim, out.shape[3], long, paired)
+        long = keys >= (LONG_CAUSAL if causal else LONG) and not window and q.element_size() > 1  # of bytes P takes more registers than three consumers leave
+        drawn = batch * heads * -(-queries // TILE) > multiprocessor_count(q.get_device())
+        kernel = choose(make, kind, dim, out.shape[3], long, drawn)
     home = storable_home(out)
     numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
@@ -156,20 +156,18 @@ def backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
     """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
-    order = tk.LongestFirst() if causal else tk.ColumnMajor()
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
+                                 **deal(causal))
     return choose_backward(
-        lambda consumers: AttentionBackwardQueries(consumers=consumers, order=order, **knobs),
-        lambda consumers, of_keys, of_values: AttentionBackwardKeys(consumers=consumers, order=order, of_keys=of_keys, of_values=of_values, **knobs),
+        lambda consumers: AttentionBackwardQueries(consumers=consumers, **knobs),
+        lambda consumers, of_keys, of_values: AttentionBackwardKeys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs),
         head_dim, value_dim)  # fmt: skip
 
 
 @functools.lru_cache
 def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool) -> AttentionBackward | None:
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?"""
-    # By pairs blocks that run together share a head. Longest first they work on as many heads as there are blocks, whose operands and sums L2 does not hold
-    order = tk.LongAndShort() if causal else tk.ColumnMajor()
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, order=order)
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, **deal(causal))
     return cast("AttentionBackward | None",
                 choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
@@ -189,7 +187,7 @@ def run_backward(
     causal, window, softcap = scores.features(queries, keys)
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
     cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
-    fused = fused_backward(*kind, cut) if worth_sums(dim, keys) and not deterministic else None
+    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic else None
     blocks, sums = 0, offsets
     if fused is not None:
         blocks = -(-queries // fused.cols)
@@ -203,7 +201,7 @@ def run_backward(
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:
         tiles = -(-keys // (fused.rows * fused.consumers))
-        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if fused.in_pairs else tiles * batch * kv_heads, group)
+        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads, group, causal)
         fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     else:
@@ -215,10 +213,10 @@ def run_backward(
     return dq, dk, dv
 
 
-def homes_of(dk: torch.Tensor, dv: torch.Tensor, units: int, group: int) -> dict[str, torch.Tensor]:
+def homes_of(dk: torch.Tensor, dv: torch.Tensor, units: int, group: int, drawn: bool = False) -> dict[str, torch.Tensor]:
     """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    `units` of work for whole groups of so many query heads (1: they stay whole)."""
-    parts = parts_of_group(units, group, multiprocessor_count(dk.get_device())) if group > 1 else 1
+    `units` of work for whole groups of so many query heads (1: they stay whole), see `parts_of_group`."""
+    parts = parts_of_group(units, group, multiprocessor_count(dk.get_device()), drawn) if group > 1 else 1
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}

@@ -89,16 +89,8 @@ def _entry(entries, slot, inside):
 
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers) of this task, of so many heads; the tile is −1 where there is none.
-
-    From one round of tasks to the next a block moves on by a golden section of the round. Tiles that recur with the period of a round, as those of sequences of
-    one length do, would leave the longest of each sequence to the same blocks, which took 1.5 times as long (16 causal sequences of 1,024, H200); every other
-    round backwards, as tried there, mends that but is as bad for other periods.
-    """
-    blocks, tasks = tl.num_programs(0), tk.extent(ctx.globals.entries, 0) * heads
-    turn, place = ctx.task // blocks, ctx.task % blocks
-    whole = (turn + 1) * blocks <= tasks
-    slot, head = tk.unravel(turn * blocks + tl.where(whole, (place + turn * (blocks * 49 // 128)) % blocks, place), heads)
+    """(head, tile, queries, keys, first block of numbers) of this task, of so many heads; the tile is −1 where there is none."""
+    slot, head = tk.unravel(ctx.task, heads)
     row, queries, keys, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
     return head, row, queries, keys, numbers
 
@@ -136,7 +128,9 @@ def _packed_numbers(ctx, head, block):
 
 class Packed(QueryTiles):
     """What replaces a batch of sequences of one length: Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the
-    list of tiles. Tasks are the heads of the first tile, then those of the second, …: blocks at work together have tasks of nearly one length."""
+    list of tiles. Tasks, which blocks draw, are the heads of the first tile, then those of the second, …: longest first in each sequence."""
+
+    schedule: tk.Schedule = tk.Dynamic()
 
     _numbers = _packed_numbers
 
@@ -166,8 +160,8 @@ class PackedQueries(Packed):
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
         edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
-        return tk.task(count, when=row >= 0, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row, last=last,
-                       shift=shift, keys=keys, numbers=numbers)
+        return tk.task(count, when=row >= 0, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row,
+                       last=last, shift=shift, keys=keys, numbers=numbers)
 
 
 class PackedForward(PackedQueries, AttentionForward):

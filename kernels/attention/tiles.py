@@ -80,5 +80,5 @@ class QueryTiles(tk.lcf):
             count = tl.where(row * HEIGHT < queries, count, 0)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
         edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
-        return tk.task(count, when=more, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last, shift=shift,
-                       keys=keys)
+        return tk.task(count, when=more, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last,
+                       shift=shift, keys=keys)

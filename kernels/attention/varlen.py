@@ -122,7 +122,7 @@ def packed_forward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
 ) -> PackedForward:  # fmt: skip
     """The forward kernel for types, dimensions and features."""
-    knobs = {name: knob for name, knob in config.knobs(causal).items() if name != "order"}
+    knobs = {name: knob for name, knob in config.knobs(causal).items() if name not in ("order", "schedule")}
     return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
                          shifted=shifted, lse=lse, **knobs)
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import tritonkittens.lang as tk
 from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens.kernels.attention import Config, attention, attention_torch
 from tritonkittens.kernels.attention.reference import sides, visible
@@ -55,7 +56,15 @@ def test_causal(queries, keys, dim, rng):
 @pytest.mark.parametrize("tiles", [1, 2, 3, 5])
 def test_causal_tasks_in_pairs(tiles, rng):
     """Even and odd numbers of tiles, more tasks than blocks."""
-    check(*operands(2, 3, 3, 128 * tiles - 5, 128 * tiles - 5, 64), Config(paired=True), causal=True)
+    check(*operands(2, 3, 3, 128 * tiles - 5, 128 * tiles - 5, 64), Config(order=tk.LongAndShort()), causal=True)
+
+
+@pytest.mark.simulated(multiprocessors=3)
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+@pytest.mark.parametrize("heads", [1, 5])
+def test_causal_tasks_that_blocks_draw(heads, tiles, rng):
+    """Few and many heads for the number of blocks."""
+    check(*operands(2, heads, heads, 128 * tiles - 5, 128 * tiles - 5, 64), causal=True)
 
 
 @pytest.mark.simulated(multiprocessors=2)
@@ -92,7 +101,7 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
 
 
 CONFIGS = [Config(cols=64), Config(cols=64, consumers=1), Config(consumers=1, stages=2), Config(ordered=False), Config(cols=64, consumers=3, long_turns=True),
-           Config(stages=2), Config(cols=64, consumers=4, stages=2), Config(paired=False)]  # fmt: skip
+           Config(stages=2), Config(cols=64, consumers=4, stages=2), Config(drawn=False)]  # fmt: skip
 
 
 @pytest.mark.parametrize("causal", [False, True])

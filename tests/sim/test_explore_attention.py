@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tritonkittens.lang as tk
 from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch, attention_varlen, product
@@ -11,8 +12,9 @@ from tritonkittens.lang import template
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(ordered=True), dict(causal=True), id="causal, in turns"),
+    pytest.param((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongAndShort()), dict(causal=True), id="causal, in pairs"),
     pytest.param((300, 100, 64, 64), Config(cols=64, consumers=3, ordered=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
-    pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, paired=False), dict(window=(40, 10)), id="window"),
+    pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
     pytest.param((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
 ]

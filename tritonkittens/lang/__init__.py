@@ -13,6 +13,7 @@ from tritonkittens.lang.maps import (
     abs,
     add,
     cast,
+    cast_pairs,
     ceil,
     copy,
     cos,

@@ -808,7 +808,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     OVER_RING: tl.constexpr = _facts(T)[2]
     PIPELINED: tl.constexpr = _facts(T)[3]
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
-    OUTPUTS: tl.constexpr = _facts(T)[6]
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import math as ptx_math
+from tritonkittens.inline_ptx.convert import to_bf16, to_f16
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang._interpreter import in_fp32
 from tritonkittens.lang.dtypes import FP8
@@ -206,6 +207,18 @@ def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
         return t.method(p, "to", dtype, fp_downcast_rounding=rounding) if rounding else t.method(p, "to", dtype)
 
     return apply_pieces(t, piece, x)
+
+
+@op
+def cast_pairs(t: Trace, x: Any, dtype: Any) -> Any:
+    """`cast` of a tile from fp32 to bf16 or fp16 by instructions that convert two elements into one register (PTX ISA, cvt.bf16x2). The compiler finds them for
+    elements that are used at once; those that a loop carries it may pack the wrong way round, and turn around again in every iteration.
+    """
+    dtype = unwrap(dtype)
+    convert = {tl.bfloat16: to_bf16, tl.float16: to_f16}.get(dtype)
+    if t.interpreted or convert is None or dtype_of(x) != tl.float32:
+        return t.call(cast, x, dtype)
+    return apply_pieces(t, lambda p: t.call(convert, p), x)
 
 
 @triton.jit

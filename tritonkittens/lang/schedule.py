@@ -112,8 +112,9 @@ class Supergroup(Order):
 
 @dataclass(frozen=True)
 class LongestFirst(Order):
-    """The last row first, for work that grows with the row: of all columns, or of as few at a time as make `rounds` tasks for every block. See
-    `longest_first`."""
+    """The last row first, for work that grows with the row: see `longest_first`. With `rounds` of as few columns at a time as make a task for every block, and
+    at the end of as many as make that many: L2 then holds what the tasks of a column read, and with `Dynamic()` all blocks still end at nearly the same time.
+    """
 
     rounds: int | None = None
 
@@ -140,7 +141,7 @@ def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
     if isinstance(order, LongestFirst):
         if order.rounds is None:
             return t.call(_longest_first, task, rows, cols)
-        return t.call(_longest_of_few, task, rows, cols, t.call(_few, rows, cols, order.rounds, t.call("num_programs", 0)))
+        return t.call(_longest_of_few, task, rows, cols, t.call("num_programs", 0), order.rounds)
     if isinstance(order, LongAndShort):
         return t.call(_long_and_short, task, rows, t.call("num_programs", 0))
     raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()")
@@ -211,29 +212,24 @@ def _longest_first(task, tiles, others):
 
 
 @triton.jit
-def _few(tiles, others, rounds, blocks):
-    """Of how many others the tiles make so many rounds."""
-    return tl.minimum((rounds * blocks + tiles - 1) // tl.maximum(tiles, 1), others)
-
-
-@triton.jit
-def _longest_of_few(task, tiles, others, together):
-    together = tl.maximum(together, 1)
-    band = task // tl.maximum(tiles * together, 1)
-    inside = task - band * tiles * together
-    few = tl.maximum(tl.minimum(together, others - band * together), 1)
-    return tiles - 1 - inside // few, band * together + inside % few
+def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
+    tiles = tl.maximum(tiles, 1)
+    each = tl.maximum(blocks // tiles, 1)  # others of a band
+    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each  # before the last, which has all that are left
+    band = tl.minimum(task // (tiles * each), bands)
+    inside = task - band * tiles * each
+    few = tl.maximum(tl.where(band < bands, each, others - bands * each), 1)
+    return tiles - 1 - inside // few, band * each + inside % few
 
 
 @op
-def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1, together: Any = None) -> Any:
+def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
     """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
 
-    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first, or with `together` those of so many others at a
-    time, whose operands L2 then holds. Blocks ending on short tasks end at nearly the same time. Past the last task, tile < 0, or with `together`
-    other ≥ `others`. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
+    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks
+    end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
-    return t.call(_longest_first, task, tiles, others) if unwrap(together) is None else t.call(_longest_of_few, task, tiles, others, together)
+    return t.call(_longest_first, task, tiles, others)
 
 
 @triton.jit

@@ -181,8 +181,8 @@ class lcf:
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): the blocks of a cluster share a task's "
                               "iterations and all their consumers its rows; that needs cluster=1 and independent=False")
         if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
-            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for all "
-                              "its consumers; that needs cluster=1 and independent=False")
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for "
+                              "all its consumers; that needs cluster=1 and independent=False")
         if self.independent and self.ordered:
             raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
 
