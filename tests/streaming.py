@@ -272,6 +272,44 @@ class CountedStream(Stream):
         return X[0]
 
 
+class EdgedStream(CountedStream):
+    """X counts twice in a task's edges: as many as its length modulo 3 (`marked` −1), none or one, or where it does not say, any (None)."""
+
+    weighted: bool = False
+    marked: int | None = -1
+
+    @triton.jit
+    def setup(ctx):
+        more = ctx.task < ctx.args.tasks
+        length = tl.load(ctx.globals.lengths.pointer + ctx.task, mask=more, other=0)
+        return tk.task(length, when=more, edges=ctx.config.marked if ctx.config.marked is None or ctx.config.marked >= 0 else length % 3)
+
+    @triton.jit
+    def compute(ctx, state, input):
+        return _count_edges(ctx, state, input)
+
+
+@triton.jit
+def _count_edges(ctx, state, input):
+    return state.replace(acc=state.acc + tk.load(input.X, like=state.acc).to(tl.float32) * (2.0 if ctx.edge else 1.0))
+
+
+class PipelinedEdgedStream(EdgedStream):
+    """The same in a pipelined computation."""
+
+    @triton.jit
+    def first(ctx, state, input):
+        return _count_edges(ctx, state, input)
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        return _count_edges(ctx, state, input)
+
+    @triton.jit
+    def drain(ctx, state, input):
+        return state
+
+
 class Prefix(tk.lcsf, CountedStream):
     """Stores the sum after every iteration as well: Z[t, i, r] has the tiles of the team's consumers one below the other."""
 

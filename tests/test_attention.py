@@ -7,7 +7,7 @@ import torch
 
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
-from tritonkittens.kernels.attention.config import parts_of_group
+from tritonkittens.kernels.attention.config import consumers_for, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -118,6 +118,27 @@ def test_parts_of_groups():
             rounds = {p: -(-units * p // 132) / p for p in range(1, group + 1) if group % p == 0}
             assert group % parts == 0 and rounds[parts] <= 1.15 * min(rounds.values())
             assert all(rounds[p] > 1.15 * min(rounds.values()) for p in rounds if p < parts)
+
+
+def test_parts_of_groups_whose_tasks_are_drawn():
+    """Which make no whole rounds."""
+    assert parts_of_group(140, 4, 132) == 4 and parts_of_group(140, 4, 132, True) == 1 and parts_of_group(64, 4, 132, True) == 2
+
+
+def test_consumers():
+    """As measured at 16,384 tokens, and two wherever others waste."""
+    def chosen(length, heads, causal=False, window=False, softcap=False, itemsize=2):
+        return consumers_for(length, length, heads, 132, causal, window, softcap, itemsize)
+
+    assert [chosen(n, 2**19 // n) for n in (256, 512, 1024, 2048, 16384)] == [2, 4, 4, 3, 3]
+    assert [chosen(n, 2**19 // n, causal=True) for n in (512, 1024, 4096, 8192, 16384)] == [2, 2, 2, 3, 3]
+    assert chosen(520, 1000) == 2 and chosen(1024, 100) == 2 and chosen(1024, 512, softcap=True) == 2
+    assert {chosen(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))} == {2}
+
+
+def test_when_a_single_pass_is_worth_its_sums():
+    assert [worth_sums(dim, keys, False) for dim, keys in ((64, 255), (64, 256), (128, 1023), (96, 1024))] == [False, True, False, True]
+    assert [worth_sums(dim, keys, True) for dim, keys in ((48, 1023), (64, 1024), (128, 2048), (128, 4096))] == [False, True, False, True]
 
 
 def test_reference():

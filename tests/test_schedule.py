@@ -1,5 +1,6 @@
 """Schedules against the orders written out in numpy, in a plain kernel under Triton's interpreter; the host-side choice of a supergroup."""
 
+import heapq
 import itertools
 import os
 import subprocess
@@ -49,6 +50,13 @@ def tiles(out, rows, cols, ORDER: tl.constexpr):
     tl.store(out + 2 * tk.block_index(), row)
     tl.store(out + 2 * tk.block_index() + 1, col)
 
+@triton.jit
+def bands(out, tiles, others, ORDER: tl.constexpr):
+    for task in range(tk.block_index(), tiles * others, tk.block_count()):
+        tile, other = tk.tile_at(ORDER, task, tiles, others)
+        tl.store(out + 2 * task, tile)
+        tl.store(out + 2 * task + 1, other)
+
 cases = np.load(sys.argv[1])
 results = {}
 for n, (rows, cols, others, blocks, iterations, group, tasks) in enumerate(cases.tolist()):
@@ -59,8 +67,13 @@ for n, (rows, cols, others, blocks, iterations, group, tasks) in enumerate(cases
         out = torch.full((rows * cols, 2), -1, dtype=torch.int32)
         tiles[(rows * cols,)](out, rows, cols, ORDER=order)
         results[f"{n} {order}"] = out.numpy()
+for blocks, tiles, others, rounds in BANDS:
+    out = torch.full((tiles * others, 2), -1, dtype=torch.int32)
+    bands[(blocks,)](out, tiles, others, ORDER=tk.LongestFirst(rounds))
+    results[f"bands {blocks} {tiles} {others} {rounds}"] = out.numpy()
 np.savez(sys.argv[2], **results)
 """
+BANDS = [(4, 2, 9, 2), (4, 3, 7, 1), (5, 8, 3, 2), (3, 1, 11, 1), (7, 2, 2, 3), (8, 4, 20, 2)]  # blocks, tiles, others, rounds
 
 
 def supergroup_order(rows, cols, group):
@@ -78,7 +91,7 @@ def test_device_schedules_in_the_interpreter(rng, tmp_path):
         cases.append((rows, cols, others, blocks, iterations, group, max(rows * cols, rows * others, blocks)))
     cases.append((2, 2, 1, 3, 0, 1, 4))  # nothing to do
     program, source, target = tmp_path / "program.py", tmp_path / "cases.npy", tmp_path / "results.npz"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM.replace("BANDS", repr(BANDS)))
     np.save(source, np.array(cases))
     root = Path(__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
@@ -106,6 +119,28 @@ def test_device_schedules_in_the_interpreter(rng, tmp_path):
             done_work += work[start : start + count]
         assert done_work == work, f"{cases[n]}: every step once, in order"
         assert np.ptp(out[:blocks, 6]) <= 1
+    for blocks, tiles, others, rounds in BANDS:
+        assert results[f"bands {blocks} {tiles} {others} {rounds}"].tolist() == longest_first(blocks, tiles, others, rounds)
+
+
+def longest_first(blocks, tiles, others, rounds):
+    """Bands of as few others as make a task for every block, and at the end of all that are left once they make fewer than `rounds` more."""
+    each, first, order = max(1, blocks // tiles), 0, []
+    while first < others:
+        last = others - first - each < -(-rounds * blocks // tiles)
+        band = range(first, others if last else first + each)
+        order += [[tile, other] for tile in reversed(range(tiles)) for other in band]
+        first = band.stop
+    return order
+
+
+@pytest.mark.parametrize("tiles, others", [(4, 1024), (4, 512), (8, 256), (16, 128), (32, 64), (64, 33), (128, 16)])
+def test_blocks_that_draw_the_longest_first_end_together(tiles, others):
+    """132 of them, causal tasks of 4 to 128 blocks and half a block of their own."""
+    ends = [0.0] * 132
+    for tile, _ in longest_first(132, tiles, others, 2):
+        heapq.heapreplace(ends, ends[0] + tile + 1.5)
+    assert max(ends) <= 1.02 * sum(ends) / 132
 
 
 SIZES = st.integers(1, 40000)

@@ -213,8 +213,9 @@ def test_impossible_supergroups(rows):
 
 def test_schedules_are_plain_values():
     assert tk.SplitK(3) == tk.SplitK(3) != tk.SplitK(4) and len({tk.StreamK(), tk.StreamK(), tk.SplitTail()}) == 2
-    keys = {Stream(schedule=schedule).cache_key for schedule in (tk.Persistent(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.StreamK())}
-    assert len(keys) == 6 and len({Stream(order=order).cache_key for order in (tk.RowMajor(), tk.Supergroup(2), tk.Supergroup(3))}) == 3
+    schedules = (tk.Persistent(), tk.Dynamic(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.StreamK())
+    assert len({Stream(schedule=schedule).cache_key for schedule in schedules}) == 7
+    assert len({Stream(order=order).cache_key for order in (tk.RowMajor(), tk.Supergroup(2), tk.Supergroup(3))}) == 3
     with pytest.raises(AttributeError):
         tk.SplitK(3).parts = 4
 
@@ -222,6 +223,13 @@ def test_schedules_are_plain_values():
 def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
     with refused("Copy(independent=True, ordered=True): consumers with tasks of their own have no turns"):
         Copy(independent=True, ordered=True)
+    for knobs in (dict(cluster=2), dict(independent=True)):
+        both = {"cluster": 1, "independent": False, **knobs}
+        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, independent={both['independent']}): a block draws its tasks alone, one for all its "
+                     "consumers; that needs cluster=1 and independent=False"):
+            Copy(schedule=tk.Dynamic(), **knobs)
+    with refused("Prefix(schedule=Dynamic()): only an lcf template draws its tasks"):
+        Prefix(schedule=tk.Dynamic())
     message = "(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
@@ -425,6 +433,11 @@ def _stateless(ctx, state, input):
 
 
 @triton.jit
+def _two_edges(ctx):
+    return tk.task(3, when=ctx.task < 2, edges=2)
+
+
+@triton.jit
 def _load_one(ctx, input):
     tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
 
@@ -451,6 +464,7 @@ MISTAKES = [
     ("setup", _nothing, "Wrong.setup must return tk.task(iterations, …)"),
     ("setup", _endless, "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"),
     ("setup", _reserved, "task(consumer=…): reserved names of the context"),
+    ("setup", _two_edges, "task(edges=2): as a constant it is 0 or 1, else a number of the task"),
     ("compute", _narrow, "Wrong.compute returns a state of type struct<acc: "),
     ("compute", _stateless, "Wrong.compute must return the state (a tk.struct), got "),
     ("start", _nothing, "Wrong.start must return the state (a tk.struct), got "),

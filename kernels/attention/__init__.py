@@ -23,14 +23,16 @@ def _tensor(dim: int) -> torch.Tensor:
     return torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
 
 
-def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False) -> tk.lcf:
-    """The template for 4,096 queries and keys (`shifted`: and some more keys) of a forward kernel: `forward`, `packed_forward`, `forward_fp8`."""
-    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), dim, dim, not causal and make is forward, True)
+def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False, consumers: int | None = None) -> tk.lcf:
+    """The template for 4,096 queries and keys (`shifted`: and some more keys) of a forward kernel: `forward`, `packed_forward`, `forward_fp8`; or, where that
+    is given, with so many consumers."""
+    consumers = consumers or (3 if make is forward and not causal else 2)
+    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), dim, dim, consumers, True)
 
 
-def _forward(arch: str, dim: int, causal: bool, shifted: bool = False) -> object:
+def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, consumers: int | None = None) -> object:
     x = _tensor(dim)
-    return typical(forward, dim, causal, shifted).compile(x, x, x, x, scale=1.0, arch=arch)
+    return typical(forward, dim, causal, shifted, consumers).compile(x, x, x, x, scale=1.0, arch=arch)
 
 
 def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
@@ -72,6 +74,8 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_decode_d128": functools.partial(_decode, sized=False),
     "attention_decode_lengths_d128": functools.partial(_decode, sized=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
+    "attention_d64_long_causal": functools.partial(_forward, dim=64, causal=True, consumers=3),
+    "attention_d64_short": functools.partial(_forward, dim=64, causal=False, consumers=4),
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()
        for dim in (64, 128) for causal in (False, True) if causal or name != "shifted_"},

@@ -6,7 +6,7 @@ buffer in fp32 is needed. Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -59,6 +59,7 @@ class AttentionBackwardQueries(QueryTiles):
     """
 
     cols: int = 64
+    edge_loop: ClassVar[bool] = False  # what it saves, the producer's registers lose
 
     _numbers = numbers
 
@@ -132,18 +133,18 @@ class AttentionBackwardQueries(QueryTiles):
 
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
-    """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group, first of
-    every head the `edge_blocks`, in which a query does not see all of its keys, then, of the last head first, the others."""
+    """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
+    `edges_first` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others."""
     HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
     behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
     begin, end = queries_of(ctx, row * HEIGHT, behind, shift, queries)
-    edge_blocks, edges = 0, None if ctx.config.window else 0
-    if ctx.config.cut and not ctx.config.window:
-        edge_blocks = tl.where(behind > keys, end - begin, 0)
-    if ctx.config.causal:
-        edge_blocks = tl.maximum(whole_from(ctx, behind, shift, begin, end) - begin, edge_blocks)
-    if (ctx.config.cut and not ctx.config.window) or ctx.config.causal:
-        edges = edge_blocks * group
+    edge_blocks, edges = 0, None
+    if ctx.config.edges_first:
+        if ctx.config.cut:
+            edge_blocks = tl.where(behind > keys, end - begin, 0)
+        if ctx.config.causal:
+            edge_blocks = tl.maximum(whole_from(ctx, behind, shift, begin, end) - begin, edge_blocks)
+        edges = edge_blocks * group if ctx.config.causal or ctx.config.cut else 0
     return tk.task((end - begin) * group, when=when, edges=edges, batch=batch, kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result,
                    row=row, keys=keys, begin_block=begin, per_head=end - begin, edge_blocks=edge_blocks, shift=shift, group=group)
 
@@ -170,6 +171,12 @@ class AttentionBackwardKeys(QueryTiles):
     of_keys: bool = True
     of_values: bool = True
     cut: bool = False  # does it matter that the last keys may be no full tile?
+    producer_registers: int | None = 32  # what it computes of a task does not fit into 24
+
+    @property
+    def edges_first(self) -> bool:
+        """Do blocks of queries that do not see all keys come first, in a loop of their own? Here registers leave no room for what both loops need."""
+        return False
 
     _numbers = numbers
 

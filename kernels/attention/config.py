@@ -12,7 +12,8 @@ import tritonkittens.lang as tk
 C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
-LONG, LONG_CAUSAL = 2048, 16384  # keys
+LONG, LONG_CAUSAL, SHORTEST = 2048, 8192, 512  # keys from which on three consumers are faster than two, and four
+MANY_ROUNDS, MOST_WASTE = 4, 1.1  # where there are four: of tasks, and queries computed to queries
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks end together
 
@@ -48,17 +49,38 @@ def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:
     return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if drawn else dict(order=tk.LongestFirst())
 
 
-@functools.lru_cache(maxsize=None)
-def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, long: bool, drawn: bool) -> tk.lcf:
-    """The forward template, of those that `make(*kind, config)` makes, where `kind` begins with dtype, dimensions, causal. `long`: are there so many keys that
-    tiles of 192 queries waste little, `LONG`, or `LONG_CAUSAL` of which a query sees half? `drawn`: have blocks more than one task each?
+def consumers_for(queries: int, keys: int, heads: int, slots: int, causal: bool, window: bool, softcap: bool, itemsize: int) -> int:
+    """How many consumers suit a forward of `heads` (of all batches) at dimension 64 on so many multiprocessors; two at other dimensions.
 
-    Measured on the H200 (`bench/results/attention.json`): at dimension 64 the exponentials take as long as the products, and long turns, which keep two
-    consumers from waiting for the same unit, were worth 8 %; three consumers 6 % more, but causal 4 % at 16,384 keys, and 7 % less at 4,096. At 128 short turns
-    were up to 5 % better, and two slots with results beside them up to 9 % better than three under them.
+    The exponentials take as long as the products there, and the more consumers there are the better one's run under the other's products. But tiles of 192
+    queries waste the more the shorter sequences are and the more of a tile the causal mask hides, and four consumers, whose registers leave room for blocks of
+    64 keys, have more of everything but products to do for a key. On the H200 three were 6 to 8 % faster than two from 2,048 keys on, causal 1 % at 8,192,
+    4 % at 16,384 and 7 % slower at 4,096; four 3 % faster at 512 and 1,024 (`bench/results/attention_variants.json`).
+    """
+    if window or itemsize == 1:  # of bytes P takes more registers than three consumers leave
+        return 2
+    if keys >= (LONG_CAUSAL if causal else LONG):
+        return 3
+    tall = -(-queries // 256)  # tiles of a head
+    many = tall * heads >= MANY_ROUNDS * slots and tall * 256 <= MOST_WASTE * queries
+    return 4 if many and keys >= SHORTEST and not (causal or softcap) else 2
+
+
+@functools.lru_cache(maxsize=None)
+def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, consumers: int = 2, drawn: bool = False) -> tk.lcf:
+    """The forward template, of those that `make(*kind, config)` makes, where `kind` begins with dtype, dimensions, causal. `consumers`: see `consumers_for`;
+    `drawn`: have blocks more than one task each?
+
+    Measured on the H200 (`bench/results/attention.json`): at dimension 64 long turns, which keep two consumers from waiting for the same unit, were worth 8 %,
+    for three consumers 1 % under a causal mask. At 128 short turns were up to 5 % better, and two slots with results beside them up to 9 % better than three
+    under them.
     """
     wide, causal = max(head_dim, value_dim), kind[3]
-    config = Config(drawn=drawn, consumers=3 if long else 2, long_turns=causal or not long) if wide <= 64 else Config(drawn=drawn)
+    cols = 128 if wide <= 128 else 64
+    config = Config(drawn=drawn)
+    if wide <= 64:
+        config = Config(drawn=drawn, consumers=consumers, long_turns=causal or consumers == 2)
+        cols = 64 if consumers == 4 else cols
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -70,7 +92,6 @@ def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, va
                 return smaller
         return template
 
-    cols = 128 if wide <= 128 else 64
     return fitting(beside, [replace(config, cols=c) for c in (cols, cols // 2)])
 
 

@@ -45,7 +45,16 @@ class AttentionDecode(AttentionForward):
     starts: bool = False
     partial: bool = True
 
+    @property
+    def edge_loop(self) -> bool:
+        return not self.starts
+
     _hidden = _hidden
+
+    @triton.jit
+    def _operand(ctx, p):
+        """Not in pairs: with what writing zeros behind a sequence takes they would not fit into registers."""
+        return tk.cast(p, ctx.config.dtype)
 
     @triton.jit
     def _values(ctx, tiles, first):
@@ -87,7 +96,7 @@ class AttentionDecode(AttentionForward):
         begin, end = first + part * blocks // parts, first + (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
-        edges = None if ctx.config.starts else 1 if ctx.config.one_edge else masked
+        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
         return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part,
                        keys=keys, start=start, masked=masked, whole=whole)
 

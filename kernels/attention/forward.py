@@ -84,7 +84,12 @@ class AttentionForward(QueryTiles):
         s = tk.mm_ABt(ctx.scratch.Q, input.K)
         tk.release(ctx, input)
         p, m, _ = ctx.config._softmax(ctx, state, s)
-        return state.replace(p=tk.cast_pairs(p, ctx.config.dtype), m=m, sums=tk.row_sum_by_quad(p))
+        return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
+
+    @triton.jit
+    def _operand(ctx, p):
+        """Weights as the next iteration multiplies them."""
+        return tk.cast_pairs(p, ctx.config.dtype)
 
     @triton.jit
     def _scale(ctx):
@@ -120,7 +125,7 @@ class AttentionForward(QueryTiles):
             tk.pass_turn(ctx)
         p, m, alpha = ctx.config._softmax(ctx, state, s)
         sums = tk.add(tk.mul_row(state.sums, alpha), tk.row_sum_by_quad(p))
-        return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=tk.cast_pairs(p, ctx.config.dtype), m=m, sums=sums)
+        return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=ctx.config._operand(ctx, p), m=m, sums=sums)
 
     @triton.jit
     def drain(ctx, state, input):

@@ -12,7 +12,7 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import LONG, LONG_CAUSAL, Config, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
+from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused, consumers_for, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
@@ -134,9 +134,9 @@ def launch_forward(
     if config is not None:
         kernel = make(*kind, config)
     else:
-        long = keys >= (LONG_CAUSAL if causal else LONG) and not window and q.element_size() > 1  # of bytes P takes more registers than three consumers leave
-        drawn = batch * heads * -(-queries // TILE) > multiprocessor_count(q.get_device())
-        kernel = choose(make, kind, dim, out.shape[3], long, drawn)
+        slots = multiprocessor_count(q.get_device())
+        consumers = consumers_for(queries, keys, batch * heads, slots, causal, window, softcap, q.element_size())
+        kernel = choose(make, kind, dim, out.shape[3], consumers, batch * heads * -(-queries // TILE) > slots)
     home = storable_home(out)
     numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)

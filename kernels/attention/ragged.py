@@ -159,7 +159,7 @@ class PackedQueries(Packed):
         shift, keys = kv_batch.rows - batch.rows, kv_batch.rows
         last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
+        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
         return tk.task(count, when=row >= 0, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row,
                        last=last, shift=shift, keys=keys, numbers=numbers)
 

@@ -48,6 +48,11 @@ class QueryTiles(tk.lcf):
         return not (self.causal or self.window)
 
     @property
+    def edge_loop(self) -> bool:
+        """Do the first blocks, which mask, have a loop of their own?"""
+        return not self.window
+
+    @property
     def in_pairs(self) -> bool:
         """Does the order have a tile behind the last, as the partner of a tile that has none?"""
         return isinstance(self.order, tk.LongAndShort)
@@ -79,6 +84,6 @@ class QueryTiles(tk.lcf):
         if ctx.config.in_pairs:
             count = tl.where(row * HEIGHT < queries, count, 0)
         masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        edges = None if ctx.config.window else 1 if ctx.config.one_edge else masked
+        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
         return tk.task(count, when=more, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last,
                        shift=shift, keys=keys)

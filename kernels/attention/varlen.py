@@ -137,7 +137,7 @@ def _run_forward(
     # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
     same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
-    kernel = choose(packed_forward, kind, dim, value_dim, False, False)
+    kernel = choose(packed_forward, kind, dim, value_dim)
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
     home = storable_home(out)
     kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))

@@ -170,6 +170,8 @@ FEATURES = [
     (CountedStream, dict(consumers=2, cluster=2, residual=True, extra=64, stages=2)),
     (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16, producer_warps=2)),
     (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
+    (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True)),
+    (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=3)),
     (CountedStream, dict(consumers=2, schedule=tk.SplitK(3), residual=True, stages=2)),
     (CountedStream, dict(**ALONE, consumers=2, schedule=tk.SplitK(2), residual=True)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), blocks_per_sm=2)),
@@ -252,7 +254,7 @@ def test_stream_k_of_no_iterations(rng, monkeypatch):
         check_stream(CountedStream(consumers=1, schedule=tk.StreamK()), [0] * tasks, None, rng)
 
 
-SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()]
+SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.Dynamic(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

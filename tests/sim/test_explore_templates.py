@@ -5,7 +5,19 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, TrailingStream, integers, operands, prefixes
+from tests.streaming import (
+    CountedStream,
+    EdgedStream,
+    HandingStream,
+    PipelinedEdgedStream,
+    PipelinedStream,
+    Prefix,
+    SharingStream,
+    TrailingStream,
+    integers,
+    operands,
+    prefixes,
+)
 from tests.util import poison
 from tritonkittens import sim
 
@@ -58,6 +70,24 @@ def test_streams(cls, knobs, lengths, rng):
     y = poison(torch.empty(expected.shape))
     sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
     assert torch.equal(y, expected.float())
+
+
+@pytest.mark.parametrize("cls, knobs", [
+    *((cls, dict(marked=marked)) for cls in (EdgedStream, PipelinedEdgedStream) for marked in (-1, 0, 1, None)),
+    (EdgedStream, dict(schedule=tk.SplitK(2))), (PipelinedEdgedStream, dict(schedule=tk.Dynamic(), stages=3)),
+], ids=str)  # fmt: skip
+def test_edges(cls, knobs, rng):
+    lengths = (0, 1, 2, 3, 4, 5)
+    template = cls(consumers=1, **{"stages": 2, **knobs})
+    x, e, s, counts = operands(template, lengths, rng, "cpu")
+    y = poison(torch.empty(len(lengths) * template.rows, template.cols))
+    sim.explore(lambda: template(x, e, s, y, counts, tasks=len(lengths)), schedules=10)
+    told = counts % 3 if cls is EdgedStream else (counts % 3).clamp(min=1)  # a pipelined computation's first iteration counts as one
+    marked = {None: 99, -1: told}.get(template.marked, template.marked)
+    steps = torch.arange(max(lengths))
+    factors = torch.where(steps >= counts[:, None], 0, torch.where(steps < torch.as_tensor(marked).reshape(-1, 1), 2, 1))
+    steps_of_x = x.view(len(lengths), max(lengths), template.rows, -1)
+    assert torch.equal(y.view(len(lengths), template.rows, -1), (steps_of_x * factors[:, :, None, None]).sum(1).float())
 
 
 @pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, independent=True), dict(schedule=tk.ClusterSplitK(2)),

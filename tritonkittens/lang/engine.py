@@ -559,7 +559,7 @@ def _facts(t: Trace, T: Any) -> Any:
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    early = 0 if T.cluster > 1 else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.cluster > 1 or T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws)
     return tl.tuple([tl.constexpr(x) for x in facts])
@@ -712,14 +712,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                 _load_for_task(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
-        following = unit
-        if DRAWS:
-            if begun >= work.count:
-                following = draw(ctx)
         for i in range(begun, work.count):
-            if DRAWS:  # the answer takes as long as the ring is full
-                if i == work.count - 1:
-                    following = draw(ctx)
             if OVER_RING:
                 if i == SAFE:
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
@@ -749,9 +742,9 @@ def _producer(G, A, memory, T: tl.constexpr):
             if work.count <= SAFE:
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
                 arrive(memory.staging_free[0], per="warp")
-        if DRAWS:
-            tell(memory, following, turn)
-            unit = following
+        if DRAWS:  # the ring is full: there is nothing to load before the answer is here
+            unit = draw(ctx)
+            tell(memory, unit, turn)
             work = work_of(ctx, A, unit)
         else:
             unit, work = _next_work(ctx, A, unit, work)

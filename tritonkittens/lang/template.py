@@ -83,7 +83,8 @@ class lcf:
     `part` (of the task, where blocks share it);
     where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `working`, `exchange`,
     `accumulators`; consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? They run in a loop of their own, so that the
-    others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one.
+    others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one, and where it does so at run time the
+    first of a pipelined computation may.
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 

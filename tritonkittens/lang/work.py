@@ -20,7 +20,8 @@ RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", 
 @op
 def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them. A false `when` ends the loop
-    over tasks. `edges`: how many iterations, from the first on, differ from the others (in attention: mask), where that is known; see `ctx.edge` of `lcf`."""
+    over tasks. `edges`: how many iterations, from the first on, differ from the others (in attention: mask), where that is known, a number of the task or the
+    constant 0 or 1; see `ctx.edge` of `lcf`."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
