@@ -62,7 +62,7 @@ def hear(memory, turn):
 
 
 @triton.jit
-def done(ctx):
+def draw_no_more(ctx):
     """This block draws no more; the last one leaves the counters as it found them."""
     if tl.atomic_add(ctx.counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(ctx.counters, 0)

@@ -18,7 +18,7 @@ from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import new_mailboxes, sum_in_cluster
 from tritonkittens.lang.consumers import WARPS, hand_ring, meet_at_end, open_turns, take_ring
-from tritonkittens.lang.drawing import done, draw, hear, new_numbers, tell
+from tritonkittens.lang.drawing import draw, draw_no_more, hear, new_numbers, tell
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.kernel import kernel
@@ -751,7 +751,7 @@ def _producer(G, A, memory, T: tl.constexpr):
         turn += 1
         begun = 0
     if DRAWS:
-        done(ctx)
+        draw_no_more(ctx)
     _opened(T)
     _close(T)
 
