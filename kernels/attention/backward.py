@@ -6,7 +6,7 @@ buffer in fp32 is needed. Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -59,7 +59,7 @@ class AttentionBackwardQueries(QueryTiles):
     """
 
     cols: int = 64
-    edge_loop: ClassVar[bool] = False  # what it saves, the producer's registers lose
+    edges_apart: bool = False  # what it saves, the producer's registers lose
 
     _numbers = numbers
 
@@ -134,12 +134,12 @@ class AttentionBackwardQueries(QueryTiles):
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
     """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
-    `edges_first` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others."""
+    an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others."""
     HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
     behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
     begin, end = queries_of(ctx, row * HEIGHT, behind, shift, queries)
     edge_blocks, edges = 0, None
-    if ctx.config.edges_first:
+    if ctx.config.edge_loop:
         if ctx.config.cut:
             edge_blocks = tl.where(behind > keys, end - begin, 0)
         if ctx.config.causal:
@@ -171,12 +171,8 @@ class AttentionBackwardKeys(QueryTiles):
     of_keys: bool = True
     of_values: bool = True
     cut: bool = False  # does it matter that the last keys may be no full tile?
+    edges_apart: bool = False  # registers leave no room for what both loops need
     producer_registers: int | None = 32  # what it computes of a task does not fit into 24
-
-    @property
-    def edges_first(self) -> bool:
-        """Do blocks of queries that do not see all keys come first, in a loop of their own? Here registers leave no room for what both loops need."""
-        return False
 
     _numbers = numbers
 

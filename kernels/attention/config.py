@@ -13,6 +13,7 @@ C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
 LONG, LONG_CAUSAL, SHORTEST = 2048, 8192, 512  # keys from which on three consumers are faster than two, and four
+TALL = 256  # queries of a task of four
 MANY_ROUNDS, MOST_WASTE = 4, 1.1  # where there are four: of tasks, and queries computed to queries
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks end together
@@ -61,8 +62,8 @@ def consumers_for(queries: int, keys: int, heads: int, slots: int, causal: bool,
         return 2
     if keys >= (LONG_CAUSAL if causal else LONG):
         return 3
-    tall = -(-queries // 256)  # tiles of a head
-    many = tall * heads >= MANY_ROUNDS * slots and tall * 256 <= MOST_WASTE * queries
+    tiles = -(-queries // TALL)  # of a head
+    many = tiles * heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * queries
     return 4 if many and keys >= SHORTEST and not (causal or softcap) else 2
 
 
@@ -79,7 +80,7 @@ def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, va
     cols = 128 if wide <= 128 else 64
     config = Config(drawn=drawn)
     if wide <= 64:
-        config = Config(drawn=drawn, consumers=consumers, long_turns=causal or consumers == 2)
+        config = replace(config, consumers=consumers, long_turns=causal or consumers == 2)
         cols = 64 if consumers == 4 else cols
 
     def beside(config: Config) -> tk.lcf:

@@ -97,8 +97,8 @@ class AttentionDecode(AttentionForward):
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
         edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1, share=part,
-                       keys=keys, start=start, masked=masked, whole=whole)
+        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1,
+                       share=part, keys=keys, start=start, masked=masked, whole=whole)
 
     @triton.jit
     def start(ctx):

@@ -33,13 +33,10 @@ class AttentionBackward(AttentionBackwardKeys):
     """
 
     consumers: int = 2
+    edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
     fences_reads: ClassVar[bool] = True  # offsets and deltas are read before dS is written and fenced
-
-    @property
-    def edges_first(self) -> bool:
-        return not self.window
 
     def layout(self):
         height, number = self.rows * self.consumers, tk.sv(tk.fp32, self.cols)
@@ -144,7 +141,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _next(ctx, state):
         """What `place_of` would say of the iteration behind the state's: counted, for a division takes as long as a product."""
-        if ctx.edge and ctx.config.edges_first:
+        if ctx.edge and ctx.config.edge_loop:
             first, behind, step = ctx.begin_block, ctx.begin_block + ctx.edge_blocks, 1
         else:
             first, behind, step = ctx.begin_block + ctx.edge_blocks, ctx.begin_block + ctx.per_head, -1

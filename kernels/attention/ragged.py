@@ -15,8 +15,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
-from tritonkittens.kernels.attention.masks import edges_of, keys_of
-from tritonkittens.kernels.attention.tiles import QueryTiles
+from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
@@ -152,16 +151,10 @@ class PackedQueries(Packed):
 
     @triton.jit
     def setup(ctx):
-        heads = tk.extent(ctx.globals.Q, 0)
-        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        heads, kv_heads = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.K, 0)
         head, row, batch, kv_batch, numbers = _task(ctx, heads)
-        kv_head = head // (heads // tk.extent(ctx.globals.K, 0))
-        shift, keys = kv_batch.rows - batch.rows, kv_batch.rows
-        last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, batch.rows), shift, keys)
-        masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-        return tk.task(count, when=row >= 0, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head, kv_head=kv_head, row=row,
-                       last=last, shift=shift, keys=keys, numbers=numbers)
+        task = task_of_queries(ctx, row, batch, kv_batch, head, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0)
+        return tk.with_field(task, "numbers", numbers)
 
 
 class PackedForward(PackedQueries, AttentionForward):

@@ -10,6 +10,20 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import edges_of, hidden, keys_of
 
 
+@triton.jit
+def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_heads, when):
+    """The task of a tile `row` of queries of a head: the blocks of keys that they see."""
+    HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+    shift = keys - queries
+    last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
+    if ctx.config.in_pairs:
+        count = tl.where(row * HEIGHT < queries, count, 0)
+    masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
+    edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
+    return tk.task(count, when=when, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head,
+                   kv_head=head // (heads // kv_heads), row=row, last=last, shift=shift, keys=keys)
+
+
 class QueryTiles(tk.lcf):
     """A task is `rows` queries of a head for each consumer, and the blocks of `cols` keys that they see, from the last to the first. Its context has `batch`
     and `kv_batch` (first coordinates in the tensors of queries and of keys), `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and
@@ -24,6 +38,7 @@ class QueryTiles(tk.lcf):
     window: bool = False
     softcap: bool = False
     order: tk.Order = tk.ColumnMajor()
+    edges_apart: bool = True  # where that is known, have blocks that mask a loop of their own?
 
     _hidden = hidden  # a block's scores, −∞ where a query does not see a key
 
@@ -49,8 +64,8 @@ class QueryTiles(tk.lcf):
 
     @property
     def edge_loop(self) -> bool:
-        """Do the first blocks, which mask, have a loop of their own?"""
-        return not self.window
+        """Do blocks that mask, all of which are a task's first, have a loop of their own?"""
+        return self.edges_apart and not self.window
 
     @property
     def in_pairs(self) -> bool:
@@ -75,15 +90,7 @@ class QueryTiles(tk.lcf):
         tiles = tk.ceil_div(queries, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
-        kv_head = head // (heads // tk.extent(ctx.globals.K, 1))
         more = batch < tk.extent(ctx.globals.Q, 0)
         if not ctx.config.in_pairs:
             more = more & (row >= 0) & (row < tiles)
-        shift = keys - queries
-        last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
-        if ctx.config.in_pairs:
-            count = tl.where(row * HEIGHT < queries, count, 0)
-        masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
-        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-        return tk.task(count, when=more, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=batch, head=head, kv_head=kv_head, row=row, last=last,
-                       shift=shift, keys=keys)
+        return task_of_queries(ctx, row, batch, batch, head, queries, keys, heads, tk.extent(ctx.globals.K, 1), more)

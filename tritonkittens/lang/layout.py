@@ -144,16 +144,16 @@ class Placement:
 
 def place(
     plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False, output_stages: int = 0,
-    may_overlap: bool = True, received: int = 0,
+    may_overlap: bool = True, others: int = 0,
 ) -> Placement:
     """Choose the number of stages and where the finish tiles go; `stages` fixes the number.
 
     A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. `may_overlap`: may the finish tiles lie
-    over the ring? `received`: bytes for what other blocks send. Raises `TileError` with the bill where nothing fits.
+    over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
     stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
-    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + received
+    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"

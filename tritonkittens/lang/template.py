@@ -279,9 +279,10 @@ class lcf:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.refill or self._plan.output)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
-            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else BYTES if self.draws else 0
+            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
+            numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers)
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
