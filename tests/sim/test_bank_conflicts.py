@@ -111,9 +111,10 @@ def test_any_width_against_counting(rng, dtype, width):
     vec, per_phase, max_phase = width // nbytes * int(rng.choice([1, 2])), int(rng.choice([1, 2])), int(rng.choice([1, 2, 4]))
     shape = (128, 64)
     print("across", across, "vec", vec, "per_phase", per_phase, "max_phase", max_phase)
+    chunks = shape[1] // vec  # of a row: a swizzle of more phases than a row has chunks begins again with the first
 
     def flat(row, column):
-        return (row * shape[1] + ((column // vec) ^ (row // per_phase % max_phase)) * vec + column % vec) * nbytes
+        return (row * shape[1] + ((column // vec) ^ (row // per_phase % max_phase % chunks)) * vec + column % vec) * nbytes
 
     shared = gl.SwizzledSharedLayout(vec=vec, per_phase=per_phase, max_phase=max_phase, order=[1, 0])
     (_, loaded), _ = accesses(rng, shared, read=read, dtype=dtype, shape=shape)
