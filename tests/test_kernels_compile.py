@@ -123,6 +123,21 @@ def test_what_the_loop_carries_is_packed_once(name):
         assert not any(i.base == "PRMT" for block in loop.blocks for i in graph.blocks[block])
 
 
+def test_scores_of_any_number_of_keys_are_one_wgmma():
+    """Of 176, as FlashAttention-3 has them at head dimension 128: in registers, and with fewer instructions a key than 128."""
+    loops = {}
+    for config in (attention.Config(), attention.Config(cols=176, panel=64)):
+        x = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
+        compiled = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, config).compile(x, x, x, x, scale=1.0)
+        report = inspect(compiled)
+        assert report.spill_instructions == report.spill_store_bytes == 0 and report.wgmma_serialized is False
+        graph = _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
+        loops[config.cols] = [[i for block in loop.blocks for i in graph.blocks[block]] for loop in graph.main_loops]
+    for loop in loops[176]:
+        assert sum(i.opcode.startswith("HGMMA.64x176x16") for i in loop) == 8 and sum(i.opcode.startswith("HGMMA.64x128x16") for i in loop) == 11
+    assert max(map(len, loops[176])) / 176 < min(map(len, loops[128])) / 128
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [1, 16])
 def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):

@@ -81,10 +81,12 @@ def test_tile_vectors_lie_with_their_tile(kernel, layout):
 
 @pytest.mark.parametrize("cols", [48, 80, 176])
 def test_column_vectors_of_composite_tiles_move_nothing(cols):
-    """The pieces of an accumulator hold the same rows in the same threads: their vectors meet without shared memory or barriers."""
+    """The pieces of an accumulator hold the same rows in the same threads: their vectors meet without shared memory or barriers, and the lanes of a quad
+    exchange what they have of all pieces once: by two shuffles for each of a thread's two rows."""
     x = torch.empty(4 * 64, cols, device="meta")
     compiled = running_max.compile(tk.gl(x), tk.gl(x), tk.rt(tk.fp32, 64, cols), arch="sm_90a")
     assert compiled.metadata.shared == 0 and "bar.sync" not in compiled.asm["ptx"]
+    assert compiled.asm["ptx"].count("shfl.sync") == 4
 
 
 # What a mistake says, by the expression that makes it (x: 64×48 fp32, n: 64×48 int32, h: 64×64 e4m3, c and r: the vectors of x).

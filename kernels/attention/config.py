@@ -21,21 +21,25 @@ LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks 
 
 @dataclass(frozen=True)
 class Config:
-    """Knobs of `AttentionForward`: keys of a block, consumer warpgroups (64 queries each), whether they take turns and of which kind, slots of the rings
-    (None: as many as fit), whether blocks draw causal tasks, longest first, or have fixed ones, and these in another order than it follows from that."""
+    """Knobs of `AttentionForward`: keys of a block (a multiple of 16), consumer warpgroups (64 queries each), whether they take turns and of which kind, slots
+    of the rings (None: as many as fit), thread blocks a multiprocessor, columns of its results that a consumer stages at a time (None: all), whether blocks
+    draw causal tasks, longest first, or have fixed ones, and these in another order than it follows from that."""
 
     cols: int = 128
     consumers: int = 2
     ordered: bool = True
     long_turns: bool = False
     stages: int | None = None
+    blocks_per_sm: int = 1
+    panel: int | None = None
     drawn: bool = True
     order: tk.Order | None = None
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
         dealt = deal(causal, self.drawn) if self.order is None else dict(order=self.order)
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages, **dealt)
+        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages,
+                    blocks_per_sm=self.blocks_per_sm, panel=self.panel, **dealt)
 
 
 def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:

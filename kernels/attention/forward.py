@@ -8,6 +8,8 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
+LINE = 128  # bytes that swizzling permutes
+
 
 @triton.jit
 def nothing_seen(ctx):
@@ -21,7 +23,8 @@ def nothing_seen(ctx):
 class AttentionForward(QueryTiles):
     """Any lengths, GQA, causal (aligned at the bottom right) or within a window, soft-cap, log-sum-exp. Blocks of keys go from the last to the first, so that
     only the first ones, the edge, mask. Scores of a block are multiplied under the softmax of the block before, whose product with V follows: K is input,
-    V trails by one iteration. Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
+    V trails by one iteration. Where `cols` is no power of two one wgmma makes a block's scores, too, of K in swizzle lines (`key_lines`).
+    Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
     Worth, on the H200 (`bench/results/attention_variants.json`): a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to
     20 %, weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there (`config.choose` has the rest).
@@ -37,16 +40,28 @@ class AttentionForward(QueryTiles):
     raised: float = 0.0  # power of two that P is multiplied by
     shifted: bool = True  # may keys − queries be anything, rather than a multiple of the queries of a task?
     long_turns: bool = False  # does a consumer's turn last until its scores are there, rather than until its products are under way?
+    panel: int | None = None  # columns of its results that a consumer stages at a time; None: all
 
     @property
     def one_edge(self) -> bool:
         return super().one_edge or (self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0)
 
+    @property
+    def key_lines(self) -> int:
+        """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
+        line = min(self.head_dim, LINE // tk.to_torch(self.dtype).itemsize)
+        return 0 if self.cols & (self.cols - 1) == 0 or self.head_dim % line or line % 16 or line & (line - 1) else self.head_dim // line
+
+    @property
+    def key_tiles(self) -> tuple[str, ...]:
+        return tuple(f"K{i}" for i in range(self.key_lines)) or ("K",)
+
     def layout(self):
-        q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
-        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(self.result or self.dtype, self.rows, self.value_dim)
-        return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q),
-                         finish=dict(O=o), args=self.numbers)
+        lines = self.key_lines
+        q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim // (lines or 1), contiguous=lines > 0)
+        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(self.result or self.dtype, self.rows, self.panel or self.value_dim)
+        return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict.fromkeys(self.key_tiles, k), trailing=dict(V=v),
+                         scratch=dict(Q=q), finish=dict(O=o), args=self.numbers)
 
     @triton.jit
     def load_scratch(ctx, scratch):
@@ -54,7 +69,9 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        TILES: tl.constexpr = ctx.config.key_tiles
+        for i in tl.static_range(len(TILES)):
+            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, i), input.arrived)
 
     @triton.jit
     def load_trailing(ctx, trailing):
@@ -63,6 +80,19 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def start(ctx):
         return nothing_seen(ctx)
+
+    @triton.jit
+    def _scores(ctx, input):
+        """Q Kᵀ of a block, under way."""
+        TILES: tl.constexpr = ctx.config.key_tiles
+        if len(TILES) == 1:
+            return tk.mm_ABt(ctx.scratch.Q, tk.field(input, TILES[0]), wait=False)
+        else:
+            LINE: tl.constexpr = ctx.config.head_dim // len(TILES)
+            s = tk.mm_ABt(tk.subtile(ctx.scratch.Q, ctx.config.rows, LINE), tk.field(input, TILES[0]), wait=False)
+            for i in tl.static_range(1, len(TILES)):
+                s = tk.mma_ABt(tk.subtile(ctx.scratch.Q, ctx.config.rows, LINE, 0, i), tk.field(input, TILES[i]), s, wait=False)
+            return s
 
     @triton.jit
     def _softmax(ctx, state, s):
@@ -81,7 +111,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def first(ctx, state, input):
-        s = tk.mm_ABt(ctx.scratch.Q, input.K)
+        s = tk.mma_wait(ctx.config._scores(ctx, input))
         tk.release(ctx, input)
         p, m, _ = ctx.config._softmax(ctx, state, s)
         return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
@@ -114,7 +144,7 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def compute(ctx, state, input, previous):
         tk.my_turn(ctx)
-        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
+        s = ctx.config._scores(ctx, input)
         tk.wait_for(previous)
         o = ctx.config._weighted(ctx, state, previous, ctx.iter == 1)
         if not ctx.config.long_turns:
@@ -136,9 +166,14 @@ class AttentionForward(QueryTiles):
     def finish(ctx, state, staging):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.store(staging.O, tk.mul_row(state.o, ctx.config._share(ctx, total)))
-        tk.fence_async()
-        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, 0))
+        o = tk.mul_row(state.o, ctx.config._share(ctx, total))
+        panels = (o,) if ctx.config.panel is None else tk.split_cols(o, ctx.config.panel)
+        for i in tl.static_range(len(panels)):
+            if i > 0:
+                tk.store_read_wait(0)
+            tk.store(staging.O, panels[i])
+            tk.fence_async()
+            tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:
             tk.store(ctx.globals.L, tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453,
                      (ctx.batch, ctx.head, row))

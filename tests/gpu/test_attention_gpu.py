@@ -101,7 +101,8 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
 
 
 CONFIGS = [Config(cols=64), Config(cols=64, consumers=1), Config(consumers=1, stages=2), Config(ordered=False), Config(cols=64, consumers=3, long_turns=True),
-           Config(stages=2), Config(cols=64, consumers=4, stages=2), Config(drawn=False)]  # fmt: skip
+           Config(stages=2), Config(cols=64, consumers=4, stages=2), Config(drawn=False), Config(cols=176, panel=32), Config(cols=80, consumers=1),
+           Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]  # fmt: skip
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -109,6 +110,14 @@ CONFIGS = [Config(cols=64), Config(cols=64, consumers=1), Config(consumers=1, st
 def test_configurations(config, causal, rng):
     for queries, keys in ((300, 500), (65, 130), (200, 64)):
         check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
+
+
+@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(cols=176, panel=64)), (128, 64, Config(cols=112)), (32, 96, Config(cols=144)),
+                                                    (96, 96, Config(cols=96)), (256, 256, Config(cols=48, panel=128))], ids=str)  # fmt: skip
+def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
+    """K in several lines, in one, and in none, where head dimensions are none: then several products make the scores."""
+    for given in ({}, dict(causal=True), dict(window=(100, 20)), dict(softcap=2.0)):
+        check(*operands(1, 2, 1, 200, 391, dim, value_dim), config, **given)
 
 
 def test_layouts_of_the_operands(rng):

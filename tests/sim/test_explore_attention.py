@@ -17,6 +17,7 @@ CASES = [
     pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
     pytest.param((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
+    pytest.param((150, 300, 128, 128), Config(cols=112, panel=32, ordered=True), {}, id="one wgmma, results in panels"),
 ]
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang._interpreter import in_fp32
 from tritonkittens.lang.dtypes import itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _mul
-from tritonkittens.lang.tiles import index_tiles, iota, memory_layout
+from tritonkittens.lang.tiles import index_tiles, iota, is_accumulator, memory_layout
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, dtype_of, pieces_of, shape_of
 from tritonkittens.lang.vectors import combine, exp2_row
@@ -54,6 +54,20 @@ def _lines(x: Any, axis: int) -> list[list[Any]]:
     return [[pieces[i * across + j] for i in range(down)] for j in range(across)]
 
 
+def _by_quad(t: Trace, reduce: Any, piece: Any) -> Any:
+    """What each lane of a quad holds of an accumulator's rows, reduced: rows × 4."""
+    rows, cols = (int(unwrap(extent)) for extent in piece.shape)
+    return t.call(reduce, t.call(reduce, t.call("reshape", piece, (rows, cols // 8, 4, 2)), 3), 1)
+
+
+def _joined(t: Trace, join: Any, parts: list[Any]) -> Any:
+    """Tensors of one shape, which may lie differently, as one."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = t.call(join, total, t.relayout(part, total))
+    return total
+
+
 def reduce_axis(t: Trace, x: Any, kind: str, axis: int) -> Any:
     """Reduce a tile over `axis` to a vector, in the element types of the module's rule."""
     if len(axes_of(x)) != 2:
@@ -62,9 +76,11 @@ def reduce_axis(t: Trace, x: Any, kind: str, axis: int) -> Any:
     x = _widened(t, x)
     vectors = []
     for line in _lines(x, axis):
-        total = t.call(reduce, line[0], axis)
-        for piece in line[1:]:
-            total = t.call(join, total, t.relayout(t.call(reduce, piece, axis), total))
+        if axis == 1 and len(line) > 1 and all(is_accumulator(t, piece) for piece in line):
+            quads = _joined(t, join, [_by_quad(t, reduce, piece) for piece in line])  # so that lanes exchange what they have of all pieces once
+            total = t.convert(t.call(reduce, quads, 1), gl.SliceLayout(1, line[0].type.layout))
+        else:
+            total = _joined(t, join, [t.call(reduce, piece, axis) for piece in line])
         vectors.append(t.method(total, "to", dtype) if kind in ("max", "min") and total.dtype != dtype else total)
     return assemble((axes_of(x)[1 - axis],), vectors)
 
@@ -105,11 +121,6 @@ row_sum, col_sum = _reduction("row_sum", "sum", 1), _reduction("col_sum", "sum",
 row_prod, col_prod = _reduction("row_prod", "prod", 1), _reduction("col_prod", "prod", 0)
 
 
-@triton.jit
-def _quad_sum(x, ROWS: tl.constexpr, COLS: tl.constexpr):
-    return tl.sum(tl.sum(tl.reshape(x, [ROWS, COLS // 8, 4, 2]), 3), 1)
-
-
 @op
 def row_sum_by_quad(t: Trace, x: Any) -> Any:
     """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it
@@ -122,11 +133,8 @@ def row_sum_by_quad(t: Trace, x: Any) -> Any:
     if len(axes) != 2:
         raise TileError(f"row_sum_by_quad of shape {list(shape_of(x))}: needs a register tile of two axes")
     x, out = _widened(t, x), []
-    for i, line in enumerate(_lines(x, 1)):
-        total = t.call(_quad_sum, line[0], axes[0][i], axes[1][0])
-        for piece, cols in zip(line[1:], axes[1][1:], strict=True):
-            total = t.call(_add, total, t.relayout(t.call(_quad_sum, piece, axes[0][i], cols), total))
-        out.append(total)
+    reduce, join = _JOIN["sum"]
+    out = [_joined(t, join, [_by_quad(t, reduce, piece) for piece in line]) for line in _lines(x, 1)]
     return assemble((axes[0], (4,)), out)
 
 

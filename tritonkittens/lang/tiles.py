@@ -32,6 +32,11 @@ def warp_layout(t: Trace, rows: int) -> Any:
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
 
 
+def is_accumulator(t: Trace, piece: Any) -> bool:
+    """Does a piece of a register tile lie as the tensor cores leave it?"""
+    return t.explicit and isinstance(piece.type.layout, gl.NVMMADistributedLayout)
+
+
 def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> Any:
     """Layout for global access: every thread holds 16 bytes of a row, neighbours hold neighbouring pieces."""
     vector = min(cols, max(1, 16 // itemsize))
@@ -290,7 +295,7 @@ def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
         halves = t.call(_halves, piece)
     else:
         home = piece.type.layout
-        accumulator, by_rows = isinstance(home, gl.NVMMADistributedLayout), _has_whole_rows(home, whole)
+        accumulator, by_rows = is_accumulator(t, piece), _has_whole_rows(home, whole)
         if not by_rows and (not accumulator or home.warps_per_cta[1] > 1):
             piece = t.convert(piece, row_layout(t, whole))
         kind = "mma" if accumulator else "row" if by_rows else "memory"
