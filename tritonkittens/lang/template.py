@@ -16,7 +16,7 @@ from tritonkittens.lang._backend import InterpretedFunction, JITFunction, librar
 from tritonkittens.lang.cluster_sums import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
-from tritonkittens.lang.engine import TENSOR_MEMORY, _template_kernel
+from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
@@ -25,6 +25,7 @@ from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
 from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
+from tritonkittens.lang.template_memory import TENSOR_MEMORY
 from tritonkittens.lang.types import TileType
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 

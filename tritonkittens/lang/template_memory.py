@@ -1,0 +1,129 @@
+"""What a template keeps in shared and tensor memory: rings, tiles of a task, staged results, and their semaphores."""
+from __future__ import annotations
+
+from typing import Any
+
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
+from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.cluster_sums import new_mailboxes
+from tritonkittens.lang.consumers import WARPS
+from tritonkittens.lang.drawing import new_numbers
+from tritonkittens.lang.layout import EXCHANGE_SLOTS
+from tritonkittens.lang.ring import phase_before
+from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
+from tritonkittens.lang.sync import new_semaphores, publish
+from tritonkittens.lang.tensor_memory import tensor_allocator
+from tritonkittens.lang.types import tt, unwrap
+from tritonkittens.lang.values import struct
+
+TENSOR_MEMORY = 100  # architecture from which on accumulators lie there
+
+
+@op
+def template_memory(t: Trace, T: Any) -> Any:
+    """All shared and tensor memory of the template and its semaphores, as one record."""
+    T = unwrap(T)
+    plan, placed = T._plan, T.placement(t.arch)
+    fields: dict[str, Any] = {}
+
+    def named(what: str, tiles: dict[str, Any]) -> struct:
+        for n, tile in tiles.items():
+            tile._set_name(t.builder, f"{what}.{n}")  # what `inspect` calls the buffer
+        return struct(**tiles)
+
+    def rings(what: str, tiles: Any, number: int, of: str) -> dict[str, Any]:
+        return {n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles}
+
+    ring = rings("input", plan.input, placed.stages, "stages")
+    trailing = rings("trailing", plan.trailing, placed.stages, "stages")
+    scratch = rings("scratch", plan.scratch, T.consumers, "consumers")
+    fields["common"] = named("common", rings("common", plan.common, 1, "slot"))
+    fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
+    fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
+    if placed.over_ring is None and placed.over_working is None:
+        fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
+    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
+    for n in plan.multicast:
+        (ring | trailing)[n].loaders = T.cluster
+    if plan.output:
+        fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
+        fields["written"] = new_semaphores(t, T.output_stages, T.team * WARPS)
+        fields["stored"] = new_semaphores(t, T.output_stages, 1)
+    fields["arrived"] = new_semaphores(t, placed.stages, 1)
+    fields["finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+    if plan.trailing:
+        fields["trailing_arrived"] = new_semaphores(t, placed.stages, 1)
+        fields["trailing_finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+    if plan.scratch:
+        fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
+        fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
+    if plan.common:
+        fields["common_arrived"] = new_semaphores(t, 1, 1)
+        fields["common_finished"] = new_semaphores(t, 1, T.consumers * WARPS)
+    if plan.preload:
+        fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
+        fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
+    if plan.refill:
+        fields["filled"] = new_semaphores(t, T.consumers, 1)
+    if T.sharers > 1:
+        fields |= new_mailboxes(t, T)
+    if T.draws:
+        fields |= new_numbers(t, T)
+    if placed.over_ring is not None:
+        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
+    if t.arch >= TENSOR_MEMORY:
+        for n, s in plan.accumulators:
+            for c in range(T.consumers):
+                fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+    if T.cluster_size > 1:
+        t.call(ptx_mbarrier.fence_init)
+    publish(t)
+    t.call(gl.barrier)
+    for name, field in fields.items():
+        if not isinstance(field, struct):
+            field._set_name(t.builder, name)
+    return struct(**fields)
+
+
+@op
+def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+    """The staging tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
+    config, c = unwrap(ctx.config), unwrap(worker)
+    placed = config.placement(t.arch)
+    over = placed.over_ring if placed.over_working is None else placed.over_working
+    if over is None:
+        return struct(**{n: t.call(s.__getitem__, c) for n, s in memory.staging.fields.items()})
+    tiles = {}
+    homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else memory.working.fields
+    for (name, spec), places in zip(config._plan.finish, over, strict=True):
+        source, slot, part, parts = places[c]
+        piece = t.call(homes[source].__getitem__, slot).pieces[0]
+        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
+        view = t.call(piece.reinterpret, spec.dtype, [parts, spec.rows, spec.cols], home)
+        tiles[name] = shared(spec, ((spec.rows,), (spec.cols,)), None, (t.call(view.index, part),))
+    return struct(**tiles)
+
+
+@op
+def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
+    """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with trailing tiles that which gives them back."""
+    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.ring.fields.items()}
+    if unwrap(producer):
+        tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
+    elif memory.trailing.fields:
+        tiles["finished"] = t.call(memory.finished.__getitem__, slot)
+    return struct(**tiles)
+
+
+@op
+def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
+    """What `compute` sees of the iteration before, and `drain` of the last: its trailing tiles, their semaphore and its phase, or all its tiles."""
+    if not memory.trailing.fields:
+        return t.call(slot_tiles, memory, slot)
+    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.trailing.fields.items()}
+    return struct(**tiles, arrived=t.call(memory.trailing_arrived.__getitem__, slot), phase=t.call(phase_before, phases, slot))
+
+
+@op
+def output_tiles(t: Trace, memory: Any, slot: Any) -> Any:
+    return struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.outputs.fields.items()})
