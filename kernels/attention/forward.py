@@ -16,7 +16,7 @@ def nothing_seen(ctx):
     """The state of queries that have seen no key: output, weights of the block before, largest score, sums of weights."""
     scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
     o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-    p = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
+    p = ctx.config._operand(ctx, tk.zero(scores))
     return tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
 
 

@@ -55,7 +55,11 @@ class AttentionForwardFp8(AttentionForward):
 
     @triton.jit
     def _weighted(ctx, state, tiles, first):
-        return tk.mma_ABt(tk.byte_operand(state.p), tiles.V, state.o, wait=False)
+        return tk.mma_ABt(state.p, tiles.V, state.o, wait=False)
+
+    @triton.jit
+    def _operand(ctx, p):
+        return tk.byte_operand(p, ctx.config.dtype)
 
 
 @plain_kernel

@@ -117,3 +117,60 @@ def test_columns_cut_into_tiles(rows, cols, part, rng):
     cut_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), part)
     exact = (x.double().cpu() @ y.double().cpu().T).reshape(rows, -1, part).flip(1).reshape(rows, cols)
     assert torch.equal(c.cpu().double(), exact)
+
+
+@tk.kernel
+@triton.jit
+def byte_product_kernel(A, B, V, C, factor, TILE_A: tl.constexpr, TILE_B: tl.constexpr, TILE_V: tl.constexpr, ITERATIONS: tl.constexpr):
+    """ITERATIONS times A · Bᵀ · factor as bytes, carried from one iteration to the next, times Vᵀ."""
+    left, right, values = tk.allocate(TILE_A), tk.allocate(TILE_B), tk.allocate(TILE_V)
+    tk.load_into(left, A, (0, 0))
+    tk.load_into(right, B, (0, 0))
+    tk.load_into(values, V, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    weights = tk.byte_operand(tk.mm_ABt(left, right) * factor, TILE_V.dtype)
+    sums = tk.mm_ABt(weights, values)
+    for i in range(1, ITERATIONS):
+        under_way = tk.mma_ABt(weights, values, sums, wait=False)
+        following = tk.byte_operand(tk.mm_ABt(left, right) * (factor * (i + 1)), TILE_V.dtype)
+        sums = tk.mma_wait(under_way)
+        weights = following
+    tk.store(C, sums, (0, 0))
+
+
+def byte_product(x, y, v, factor, dtype, iterations=1):
+    """`v` in the order in which `byte_operand` has the depth."""
+    order = torch.tensor([tk.byte_operand_column.fn(k) for k in range(y.shape[0])], device=DEVICE)
+    assert sorted(order.tolist()) == list(range(y.shape[0]))
+    c = poison(torch.empty(64, v.shape[0], device=DEVICE))
+    element = tk.from_torch(dtype)
+    byte_product_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(v[:, order].to(dtype).contiguous()), tk.gl(c), factor, tk.st(tk.bf16, 64, 64),
+                              tk.st(tk.bf16, y.shape[0], 64), tk.st(element, *v.shape), iterations)  # fmt: skip
+    return c.cpu()
+
+
+@pytest.mark.parametrize("depth", [32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_bytes_of_an_accumulator(dtype, depth, rng):
+    """Times a unit matrix each byte is seen: rounded to even, what is too large the largest number."""
+    x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (64, depth))
+    x[3] *= 64
+    x[5] *= 4096
+    factor = float(rng.uniform(0.5, 2))
+    exact = (x.float() @ y.float().T).cpu() * torch.tensor(factor)
+    largest = torch.finfo(dtype).max
+    assert (exact.abs() > largest).any()
+    found = byte_product(x, y, torch.eye(depth, device=DEVICE), factor, dtype)
+    assert torch.equal(found, exact.clamp(-largest, largest).to(dtype).float())
+
+
+@pytest.mark.parametrize("depth, cols", [(32, 16), (64, 96), (128, 128), (256, 64)])
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_bytes_that_a_loop_carries(depth, cols, iterations, rng):
+    """Also where the accumulator's columns are no power of two."""
+    x, y = (torch.from_numpy(rng.integers(0, 2, (n, 64)) * (rng.random((n, 64)) < 0.06)).to(DEVICE, torch.bfloat16) for n in (64, depth))
+    v = torch.from_numpy(rng.integers(-2, 3, (cols, depth))).to(DEVICE, torch.float32)
+    exact = (x.float() @ y.float().T).cpu()
+    expected = sum((exact * n).to(torch.float8_e4m3fn).float() @ v.cpu().T for n in (1, *range(1, iterations)))
+    assert torch.equal(byte_product(x, y, v, 1.0, torch.float8_e4m3fn, iterations), expected)

@@ -1,4 +1,4 @@
-"""The order of a wgmma accumulator's elements in a thread's registers, put to use: in memory, and as an operand of 8-bit products.
+"""The order of a wgmma accumulator's elements in a thread's registers, put to use in memory.
 
 For sums in memory that only kernels of ours see, moved as bytes, element (row, column) of an accumulator of 64 rows lies where the thread that holds it writes
 its next four numbers: two columns of two rows, 16 bytes, side by side for the threads of the warpgroup. So a store is as wide as it can be, free of bank
@@ -20,7 +20,7 @@ from tritonkittens.lang.fragment_masks import ROWS, is_fragment
 from tritonkittens.lang.shared import piece_shared_layout, shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL
 from tritonkittens.lang.types import sv, unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.values import pieces_of, shape_of
 
 # Bits of a place: a column, 8 rows; then the threads: columns 2 and 4, rows 1, 2, 4 of a warp, 16 and 32 of the warps; then groups of 8 columns
 _BITS = [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0]]
@@ -64,31 +64,10 @@ def add_fragments(t: Trace, pointer: Any, tile: Any) -> Any:
     t.call(asm, "{ " + " ".join(lines) + " }", ",".join(["l"] + ["f"] * count), [pointer, accumulator])
 
 
-@op
-def byte_operand(t: Trace, tile: Any) -> Any:
-    """A wgmma accumulator (64 rows, columns a power of two from 32 on) with its columns in another order: column k of the result is column
-    `byte_operand_column(k)` of the tile. As an operand A of an 8-bit product, after a cast, it is then where the tensor cores want it; else every four numbers
-    of a thread would have to come from two threads. The other operand's depth must have the same order. Source: FlashAttention-3 (Shah et al., 2024),
-    section 3.3."""
-    pieces = pieces_of(tile)
-    cols = int(unwrap(pieces[0].shape[1]))
-    if len(pieces) != 1 or int(unwrap(pieces[0].shape[0])) != ROWS or cols % 32 or not isinstance(pieces[0].type.layout, gl.NVMMADistributedLayout):
-        raise TileError(f"byte_operand of a tile of shape {list(shape_of(tile))}: takes an accumulator of wgmma of {ROWS} rows and a power of two of columns, "
-                        "at least 32")
-    apart = t.method(t.method(pieces[0], "reshape", [ROWS, cols // 32, 2, 2, 4, 2]), "permute", [0, 1, 2, 4, 3, 5])
-    return assemble(axes_of(tile), [t.method(apart, "reshape", [ROWS, cols])])
-
-
-@triton.jit
-def byte_operand_column(k):
-    """Which column of an accumulator is column `k` of what `byte_operand` makes of it; the same for the next 32."""
-    return (k & -16) + ((k & 2) << 2) + ((k & 12) >> 1) + (k & 1)
-
-
 @triton.jit
 def fragment_place(row, col):
     """The number of element (row, col) of an accumulator of 64 rows among those that `store_fragments` stored."""
     return (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + (row >> 4) * 128 + (col >> 3) * 512
 
 
-__all__ = ["add_fragments", "byte_operand", "byte_operand_column", "fragment_place", "store_fragments"]
+__all__ = ["add_fragments", "fragment_place", "store_fragments"]

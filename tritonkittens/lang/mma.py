@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang import whole_wgmma
+from tritonkittens.lang import raw_wgmma
 from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
 from tritonkittens.lang.budget import bill
+from tritonkittens.lang.byte_operands import packed_bytes
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import semaphore
@@ -83,7 +84,7 @@ class pending(base_value):
 
 
 def _axes(x: Any) -> tuple[tuple[int, ...], ...]:
-    return x.axes if isinstance(x, (shared, tensor_tile, pending)) else axes_of(x)
+    return x.axes if isinstance(x, (shared, tensor_tile, pending, packed_bytes)) else axes_of(x)
 
 
 def _extents(x: Any) -> list[int]:
@@ -91,7 +92,7 @@ def _extents(x: Any) -> list[int]:
 
 
 def _dtype(x: Any) -> Any:
-    return x.dtype if isinstance(x, (shared, tensor_tile, composite)) else x.type.element_ty if isinstance(x, pending) else x.dtype
+    return x.dtype if isinstance(x, (shared, tensor_tile, composite, packed_bytes)) else x.type.element_ty if isinstance(x, pending) else x.dtype
 
 
 def _describe(x: Any) -> str:
@@ -130,13 +131,15 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
 def _grid(x: Any) -> list[list[Any]]:
     """Pieces as rows of columns."""
     axes = _axes(x)
-    pieces = x.pieces if isinstance(x, (shared, tensor_tile)) else pieces_of(x)
+    pieces = x.pieces if isinstance(x, (shared, tensor_tile)) else [x.words] if isinstance(x, packed_bytes) else pieces_of(x)
     return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
 def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any, add: bool = True) -> Any:
     """`add`: is the product added to `acc`, or does it only take its registers?"""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
+    if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
+        raise TileError(f"{name}: A is {_describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies in registers")
     a_stored, b_stored = a, b
     a = t.call(transpose, a) if transposed[0] and not isinstance(a, tensor_tile) else a
     b = t.call(transpose, b) if transposed[1] else b
@@ -207,9 +210,9 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     before = acc.parts if isinstance(acc, pending) else pieces_of(acc) if acc is not None else None
     out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
     adds = add or _false(t)
-    whole = b_stored.together
+    whole, packed = b_stored.together, isinstance(a, packed_bytes)
     if whole:
-        whole_wgmma.check(name, rows, cols, a, b_stored, transposed[1])
+        raw_wgmma.check(name, rows, cols, a, b_stored, transposed[1])
     for i in range(len(rows)):
         line: list[Any] = []
         for j in range(len(cols)):
@@ -226,6 +229,10 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
                 total, use = t.convert(before[i * len(cols) + j], layout), adds
+            if packed:
+                parts.append(raw_wgmma.multiply_words(t, a, b_stored.pieces[j * len(ga[0]):(j + 1) * len(ga[0])], total, use))
+                kept.append(a.words)
+                continue
             if whole:
                 line.append(total)
                 continue
@@ -239,7 +246,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 use = True
             parts.append(total)
         if whole:
-            parts += whole_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use)
+            parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use)
     result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * len(ga[0]))
     return _wait(t, [result], 0)[0] if wait else result
 

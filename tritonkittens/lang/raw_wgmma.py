@@ -1,8 +1,8 @@
-"""One wgmma for a product whose columns are no power of two.
+"""Products that Triton's own wgmma does not make: columns that are no power of two, and 8-bit operands A whose registers are ready.
 
-Triton's tensors have powers of two, so such an accumulator is several tensors and Triton's own wgmma makes a product of each, all of which read A again.
-The instruction takes any multiple of 8 columns: where B's pieces lie one behind the other in shared memory, the PTX shim multiplies by all at once.
-Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
+Triton's tensors have powers of two, so an accumulator of other columns is several tensors and Triton's wgmma makes a product of each, all of which read A
+again. The instruction takes any multiple of 8 columns: where B's pieces lie one behind the other in shared memory, the PTX shim multiplies by all at once. Of
+8-bit elements Triton packs registers in front of each product; `packed_bytes` are. Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import triton.language as tl
 from tritonkittens.inline_ptx import wgmma as ptx_wgmma
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, hopper
+from tritonkittens.lang.byte_operands import packed_bytes
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 
@@ -45,17 +46,37 @@ def _operand(t: Trace, piece: Any, k_axis: int) -> tuple[Any, Any]:
     return operand, t.call(_descriptor, address, tl.constexpr(operand.constant))
 
 
+def _registers(accumulator: Any) -> Any:
+    """An accumulator that may be under way as a tile."""
+    if isinstance(accumulator, hopper.warpgroup_mma_accumulator):
+        return tl.tensor(accumulator.handle, accumulator.type.tensor_type)
+    return accumulator
+
+
 def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any) -> list[Any]:
     """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored (N × K), the accumulators' columns one
     behind the other. `adds`: are they read? (A constant, or a run-time condition.)
     """
     operand_a, from_a = _operand(t, a, 1)
     operand_b, from_b = _operand(t, b, 1)
-    tiles: Any = tl.tuple([tl.tensor(x.handle, x.type.tensor_type) if isinstance(x, hopper.warpgroup_mma_accumulator) else x for x in accumulators])
-    tiles = t.call(ptx_wgmma.fence, tiles)
+    tiles = t.call(ptx_wgmma.fence, tl.tuple([_registers(x) for x in accumulators]))
     for step in range(operand_a.k * operand_a.element_bytes // STEP_BYTES):
         places = [t.call(_forward, place, tl.constexpr(x.offset(step) >> 4)) for x, place in ((operand_a, from_a), (operand_b, from_b))]
         tiles = t.call(ptx_wgmma.mma_async, tiles, *places, a_type=tl.constexpr(operand_a.type), b_type=tl.constexpr(operand_b.type),
                        scale_d=adds if step == 0 else 1, trans_a=tl.constexpr(not operand_a.k_major))
     t.call(ptx_wgmma.commit_group)
     return [t.call(hopper.warpgroup_mma_init, tile) for tile in tiles]
+
+
+def multiply_words(t: Trace, a: packed_bytes, b: list[Any], accumulator: Any, adds: Any) -> Any:
+    """accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces side by side along K as they are stored (N × K)."""
+    tile, words, step = t.call(ptx_wgmma.fence, _registers(accumulator)), a.words, 0
+    for piece in b:
+        operand, start = _operand(t, piece, 1)
+        for own in range(operand.k * operand.element_bytes // STEP_BYTES):
+            place = t.call(_forward, start, tl.constexpr(operand.offset(own) >> 4))
+            tile = t.call(ptx_wgmma.mma_async, tile, words, place, a_type=tl.constexpr(a.dtype), b_type=tl.constexpr(operand.type),
+                          scale_d=adds if step == 0 else 1, step=tl.constexpr(step))
+            step += 1
+    t.call(ptx_wgmma.commit_group)
+    return t.call(hopper.warpgroup_mma_init, tile)
