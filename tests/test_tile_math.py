@@ -136,9 +136,9 @@ MISTAKES = {
     "tk.split_cols(x, 48)": "split_cols(cols=48) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
     "tk.split_cols(x, 0)": "split_cols(cols=0) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
     "tk.byte_operand(x, tk.fp8e4m3)": "byte_operand(dtype=fp8e4nv) of a tile of fp32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
-    "power of two of columns, at least 32, and fp8e4nv or fp8e5",
+    "multiple of 32 columns, and fp8e4nv or fp8e5",
     "tk.byte_operand(n, tk.bf16)": "byte_operand(dtype=bf16) of a tile of int32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
-    "power of two of columns, at least 32, and fp8e4nv or fp8e5",
+    "multiple of 32 columns, and fp8e4nv or fp8e5",
     "tk.concat_cols(x, tk.zero((16, 16)))": "concat_cols of shapes [64, 48], [16, 16]: needs tiles of equal rows",
     "tk.store(X, x, 0)": "store of a tile of shape [64, 48]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import attention_fp8, attention_torch
+from tritonkittens.kernels.attention import Config, attention_fp8, attention_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -47,6 +47,14 @@ def test_forward(queries, keys, causal, rng):
 @pytest.mark.parametrize("dim, value_dim", [(32, 32), (128, 128), (96, 160), (256, 256), (192, 128)])
 def test_head_dimensions(dim, value_dim, rng):
     check(*operands(1, 2, 2, 140, 200, dim, value_dim))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim, config", [(128, Config(cols=224)), (64, Config(cols=160, consumers=3)), (256, Config(cols=96, panel=64)),
+                                         (96, Config(cols=64, ordered=False))], ids=str)  # fmt: skip
+def test_configurations(dim, config, causal, rng):
+    """Blocks of keys that are no power of two: K in one line and in two (256), V and P in pieces."""
+    check(*operands(1, 2, 1, 150, 500, dim), config=config, causal=causal)
 
 
 @pytest.mark.parametrize("given", [dict(window=(70, 20)), dict(softcap=3.0), dict(scale=0.3, causal=True)], ids=str)

@@ -150,7 +150,7 @@ def byte_product(x, y, v, factor, dtype, iterations=1):
     return c.cpu()
 
 
-@pytest.mark.parametrize("depth", [32, 64, 128, 256])
+@pytest.mark.parametrize("depth", [32, 64, 96, 128, 224, 256])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_bytes_of_an_accumulator(dtype, depth, rng):
     """Times a unit matrix each byte is seen: rounded to even, what is too large the largest number."""
@@ -165,7 +165,7 @@ def test_bytes_of_an_accumulator(dtype, depth, rng):
     assert torch.equal(found, exact.clamp(-largest, largest).to(dtype).float())
 
 
-@pytest.mark.parametrize("depth, cols", [(32, 16), (64, 96), (128, 128), (256, 64)])
+@pytest.mark.parametrize("depth, cols", [(32, 16), (64, 96), (128, 128), (256, 64), (96, 64), (224, 80)])
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_bytes_that_a_loop_carries(depth, cols, iterations, rng):
     """Also where the accumulator's columns are no power of two."""

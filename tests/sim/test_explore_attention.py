@@ -6,7 +6,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_torch, attention_varlen, product
+from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_fp8, attention_torch, attention_varlen, product
 from tritonkittens.lang import template
 
 CASES = [
@@ -50,6 +50,14 @@ def test_gradients(shape, given, rng, monkeypatch):
     given.pop("deterministic", None)
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
+
+
+@pytest.mark.parametrize("config", [Config(), Config(cols=96)], ids=["128 keys", "96 keys"])
+def test_bytes(config, rng):
+    q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (130, 300, 300))
+    out = poison(torch.empty(1, 2, 130, 64, dtype=torch.bfloat16))
+    sim.explore(lambda: attention_fp8(q, k, v, out=out, config=config, causal=True), schedules=15)
+    assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
 @pytest.mark.parametrize("page_size", [None, 16])

@@ -26,8 +26,8 @@ _REGISTERS, _LANES, _WARPS = [[8, 0], [0, 4]], [[0, 1], [0, 2], [1, 0], [2, 0], 
 
 
 class packed_bytes_type(base_type):
-    def __init__(self, dtype: tl.dtype, words: Any):
-        self.dtype, self.words = dtype, words
+    def __init__(self, dtype: tl.dtype, pieces: tuple[Any, ...]):
+        self.dtype, self.pieces = dtype, pieces
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, packed_bytes_type) and self.mangle() == other.mangle()
@@ -36,63 +36,73 @@ class packed_bytes_type(base_type):
         return hash(self.mangle())
 
     def mangle(self) -> str:
-        return f"B{self.dtype}_{self.words.mangle()}B"
+        return f"B{self.dtype}_{'_'.join(p.mangle() for p in self.pieces)}B"
 
     def _flatten_ir_types(self, builder: Any, out: list) -> None:
-        self.words._flatten_ir_types(builder, out)
+        for p in self.pieces:
+            p._flatten_ir_types(builder, out)
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[packed_bytes, int]:
-        words, cursor = self.words._unflatten_ir(handles, cursor)
-        return packed_bytes(self.dtype, words), cursor
+        pieces = []
+        for p in self.pieces:
+            piece, cursor = p._unflatten_ir(handles, cursor)
+            pieces.append(piece)
+        return packed_bytes(self.dtype, tuple(pieces)), cursor
 
 
 class packed_bytes(base_value):
-    """A tile of 64 rows of 8-bit floats as products read it from registers: `words`, int32, hold four columns each."""
+    """A tile of 64 rows of 8-bit floats as products read it from registers: in `pieces` side by side, of words (int32) of four columns each."""
 
-    def __init__(self, dtype: tl.dtype, words: Any):
-        self.dtype, self.words = dtype, words
+    def __init__(self, dtype: tl.dtype, pieces: tuple[Any, ...]):
+        self.dtype, self.pieces = dtype, pieces
 
     @property
     def type(self) -> packed_bytes_type:  # type: ignore[override]
-        return packed_bytes_type(self.dtype, self.words.type)
+        return packed_bytes_type(self.dtype, tuple(p.type for p in self.pieces))
 
     @property
     def axes(self) -> tuple[tuple[int, ...], ...]:
-        rows, words = (int(unwrap(extent)) for extent in self.words.shape)
-        return (rows,), (4 * words,)
+        return (ROWS,), tuple(4 * int(unwrap(p.shape[1])) for p in self.pieces)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(sum(a) for a in self.axes)
 
     def _flatten_ir(self, handles: list) -> None:
-        self.words._flatten_ir(handles)
+        for p in self.pieces:
+            p._flatten_ir(handles)
 
     def _set_name(self, builder: Any, name: str) -> None:
-        self.words._set_name(builder, name)
+        for p in self.pieces:
+            p._set_name(builder, name)
 
 
 @op
 def byte_operand(t: Trace, tile: Any, dtype: Any) -> Any:
-    """An accumulator of wgmma (fp32, 64 rows, columns a power of two from 32 on) as operand A of 8-bit products, rounded to `dtype` (fp8e4m3 or fp8e5m2, finite
-    values beyond its largest become that), its columns in another order: column k is column `byte_operand_column(k)` of the tile. The other operand's depth
-    must have the same order."""
+    """An accumulator of wgmma (fp32, 64 rows, columns a multiple of 32) as operand A of 8-bit products, rounded to `dtype` (fp8e4m3 or fp8e5m2, finite values
+    beyond its largest become that), its columns in another order: column k is column `byte_operand_column(k)` of the tile. The other operand's depth must have
+    the same order."""
     tile, dtype = unwrap(tile), unwrap(dtype)
     pieces = pieces_of(tile)
-    if dtype not in PACKED or len(pieces) != 1 or not is_fragment(pieces[0]) or int(unwrap(pieces[0].shape[1])) % DEPTH:
+    if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
         raise TileError(f"byte_operand(dtype={dtype}) of a tile of {pieces[0].dtype} and shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of "
-                        f"{ROWS} rows and a power of two of columns, at least {DEPTH}, and {' or '.join(str(d) for d in PACKED)}")
-    cols = int(unwrap(pieces[0].shape[1]))
+                        f"{ROWS} rows and a multiple of {DEPTH} columns, and {' or '.join(str(d) for d in PACKED)}")
+    return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
+
+
+def _words(t: Trace, piece: Any, packed: str) -> Any:
+    """The words of one piece of an accumulator, by conversions to `packed` pairs."""
+    cols = int(unwrap(piece.shape[1]))
     count = cols // 8  # registers of a thread
     lines = [".reg .b16 low, high;"]
     for word in range(count):
         first = count + 8 * (word // 2) + 2 * (word % 2)  # groups of 8 columns, in each two of a row and two of the row 8 below
-        halves = (f"cvt.rn.satfinite.{PACKED[dtype]}.f32 {half}, ${first + 4 * group + 1}, ${first + 4 * group};" for group, half in enumerate(("low", "high")))
+        halves = (f"cvt.rn.satfinite.{packed}.f32 {half}, ${first + 4 * group + 1}, ${first + 4 * group};" for group, half in enumerate(("low", "high")))
         lines += [*halves, f"mov.b32 ${word}, {{low, high}};"]
     layout = gl.DistributedLinearLayout([*_REGISTERS, *([0, 8 << i] for i in range((cols // DEPTH).bit_length() - 1))], _LANES, _WARPS, [], [ROWS, cols // 4])
     kind = gl.distributed_type(tl.int32, [ROWS, cols // 4], layout)
     constraints = ",".join(["=r"] * count + ["f"] * (4 * count))
-    return packed_bytes(dtype, t.call(asm, "{ " + " ".join(lines) + " }", constraints, [pieces[0]], kind, is_pure=True))
+    return t.call(asm, "{ " + " ".join(lines) + " }", constraints, [piece], kind, is_pure=True)
 
 
 @triton.jit

@@ -131,7 +131,7 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
 def _grid(x: Any) -> list[list[Any]]:
     """Pieces as rows of columns."""
     axes = _axes(x)
-    pieces = x.pieces if isinstance(x, (shared, tensor_tile)) else [x.words] if isinstance(x, packed_bytes) else pieces_of(x)
+    pieces = x.pieces if isinstance(x, (shared, tensor_tile, packed_bytes)) else pieces_of(x)
     return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
@@ -231,7 +231,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 total, use = t.convert(before[i * len(cols) + j], layout), adds
             if packed:
                 parts.append(raw_wgmma.multiply_words(t, a, b_stored.pieces[j * len(ga[0]):(j + 1) * len(ga[0])], total, use))
-                kept.append(a.words)
+                kept += a.pieces
                 continue
             if whole:
                 line.append(total)
@@ -247,7 +247,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
             parts.append(total)
         if whole:
             parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use)
-    result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * len(ga[0]))
+    result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * (1 if packed else len(ga[0])))
     return _wait(t, [result], 0)[0] if wait else result
 
 

@@ -69,14 +69,14 @@ def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any) -> li
 
 
 def multiply_words(t: Trace, a: packed_bytes, b: list[Any], accumulator: Any, adds: Any) -> Any:
-    """accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces side by side along K as they are stored (N × K)."""
-    tile, words, step = t.call(ptx_wgmma.fence, _registers(accumulator)), a.words, 0
-    for piece in b:
+    """accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces as wide as those of A, as they are stored (N × K)."""
+    tile = t.call(ptx_wgmma.fence, _registers(accumulator))
+    for words, piece in zip(a.pieces, b, strict=True):
         operand, start = _operand(t, piece, 1)
-        for own in range(operand.k * operand.element_bytes // STEP_BYTES):
-            place = t.call(_forward, start, tl.constexpr(operand.offset(own) >> 4))
-            tile = t.call(ptx_wgmma.mma_async, tile, words, place, a_type=tl.constexpr(a.dtype), b_type=tl.constexpr(operand.type),
-                          scale_d=adds if step == 0 else 1, step=tl.constexpr(step))
-            step += 1
+        for step in range(operand.k * operand.element_bytes // STEP_BYTES):
+            place = t.call(_forward, start, tl.constexpr(operand.offset(step) >> 4))
+            tile = t.call(ptx_wgmma.mma_async, tile, words, place, a_type=tl.constexpr(a.dtype), b_type=tl.constexpr(operand.type), scale_d=adds,
+                          step=tl.constexpr(step))
+            adds = 1
     t.call(ptx_wgmma.commit_group)
     return t.call(hopper.warpgroup_mma_init, tile)
