@@ -8,7 +8,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 
-LINE = 128  # bytes that swizzling permutes
+LINE = 128  # bytes of a line of swizzled memory
 
 
 @triton.jit
@@ -50,7 +50,8 @@ class AttentionForward(QueryTiles):
     def key_lines(self) -> int:
         """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
         line = min(self.head_dim, LINE // tk.to_torch(self.dtype).itemsize)
-        return 0 if self.cols & (self.cols - 1) == 0 or self.head_dim % line or line % 16 or line & (line - 1) else self.head_dim // line
+        in_lines = line & (line - 1) == 0 and self.head_dim % line == 0
+        return self.head_dim // line if in_lines and self.cols & (self.cols - 1) else 0
 
     @property
     def key_tiles(self) -> tuple[str, ...]:
