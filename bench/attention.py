@@ -1,4 +1,4 @@
-"""Attention against cuDNN and FlashAttention-2 (both through torch), forward and backward, causal or not, 16 K tokens; decoding; packed sequences."""
+"""Attention against cuDNN and FlashAttention-2 (both through torch), forward and backward, causal or not, 16 K tokens; of e4m3; decoding; packed sequences."""
 from __future__ import annotations
 
 import argparse
@@ -15,6 +15,7 @@ from bench.peers import Attention, Packed, peers
 TOKENS, WIDTH = 16384, 2048
 LENGTHS, DIMS = (512, 1024, 2048, 4096, 8192, 16384), (64, 128)
 BOUND, GRADIENT_BOUND = 5e-3, 1e-2  # probabilities and results are rounded to bf16; in gradients dS as well
+FP8_BOUND = 4e-2  # probabilities have 3 bits behind the leading one
 
 
 def ours(p: Attention, **given: Any) -> Callable[[], Any]:
@@ -24,13 +25,26 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
     return p.timed(functools.partial(attention, causal=p.causal, **given))
 
 
-def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
+def ours_fp8(p: Attention) -> Callable[[], torch.Tensor]:
+    from tritonkittens.kernels.attention import attention_fp8
+
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in (p.q, p.k, p.v))
+    return functools.partial(attention_fp8, q, k, v, causal=p.causal, out=torch.full_like(p.q, float("nan")))
+
+
+def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False) -> list[Case]:
+    """`fp8`: operands of e4m3, which peers get in bf16: torch has no attention of bytes."""
+
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool) -> Trial:
         q, k, v, grad = (randn(batch, heads, length, dim) for _ in range(4))
         if backward:
             p = Attention(*(x.requires_grad_() for x in (q, k, v)), causal, grad)
             both = {OURS: functools.partial(ours, p), f"{OURS}, deterministic": functools.partial(ours, p, deterministic=True)}
             return Trial(both, peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
+        if fp8:
+            p = Attention(*(x.to(torch.float8_e4m3fn).to(x.dtype) for x in (q, k, v)), causal)
+            both = {OURS: functools.partial(ours_fp8, p), f"{OURS}, bf16": functools.partial(ours, p)}
+            return Trial(both, peers("attention", p, options.slow), p.error(), FP8_BOUND)
         p = Attention(q, k, v, causal)
         return Trial({OURS: functools.partial(ours, p)}, peers("attention", p, options.slow), p.error(), BOUND)
 
@@ -40,7 +54,7 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
             for s in LENGTHS:
                 b, h = max(1, TOKENS // s), WIDTH // dim
                 products = (5 if backward else 2) / (2 if causal else 1)
-                name = f"bf16 {'causal ' * causal}D {dim} S {s} B {b} H {h}"
+                name = f"{'e4m3' if fp8 else 'bf16'} {'causal ' * causal}D {dim} S {s} B {b} H {h}"
                 facts = {"B": b, "H": h, "S": s, "D": dim, "causal": causal, "panel": f"D {dim}{', causal' * causal}"}
                 out.append(Case(name, products * 2 * b * h * s * s * dim, facts, functools.partial(prepare, b, h, s, dim, causal)))
     return out
@@ -127,6 +141,7 @@ PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
     Suite("attention_backward", "attention backward, 16 K tokens (a causal score counts half)", functools.partial(cases, backward=True), plot=PLOT),
+    Suite("attention_fp8", "attention forward of e4m3, peers in bf16, 16 K tokens (a causal score counts half)", functools.partial(cases, fp8=True), plot=PLOT),
     Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
     Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),
 )
