@@ -7,8 +7,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
-
-LINE = 128  # bytes of a line of swizzled memory
+from tritonkittens.lang.types import SWIZZLE_LINE
 
 
 @triton.jit
@@ -49,7 +48,7 @@ class AttentionForward(QueryTiles):
     @property
     def key_lines(self) -> int:
         """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
-        line = min(self.head_dim, LINE // tk.to_torch(self.dtype).itemsize)
+        line = min(self.head_dim, SWIZZLE_LINE // tk.to_torch(self.dtype).itemsize)
         in_lines = line & (line - 1) == 0 and self.head_dim % line == 0
         return self.head_dim // line if in_lines and self.cols & (self.cols - 1) else 0
 

@@ -14,13 +14,12 @@ from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import cluster_slots, split_tail
-from tritonkittens.lang.types import MAX_TMEM_COLUMNS
+from tritonkittens.lang.types import MAX_TMEM_COLUMNS, SWIZZLE_LINE
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
 UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
 SPLIT = ("split_k", "cluster_split_k")  # those whose parts `splits` counts
 ORDERS = ("supergroup", "row_major", "column_major")
-LINE = 128  # bytes: width of a swizzled tile row
 MAX_SPLITS = 16
 TENSOR_MEMORY = (10, 0)  # capability from which on sums lie there
 PANEL_BYTES = 128  # of a row of results that are staged in panels: a swizzled line
@@ -138,7 +137,7 @@ class Config:
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
-        return self.depth or LINE // itemsize
+        return self.depth or SWIZZLE_LINE // itemsize
 
     def scheduler(self) -> tk.Schedule:
         made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
@@ -203,7 +202,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
              Config(rows=128, cols=128, independent=True, schedule="split_tail"), Config(schedule="stream_k"), Config(cols=128, schedule="stream_k"),
              Config(cols=192), Config(cols=192, schedule="stream_k"), Config(cols=192, consumers=1),
              Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
-    line = LINE // _itemsize(problem.dtype)
+    line = SWIZZLE_LINE // _itemsize(problem.dtype)
     small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
     small += [Config(consumers=1, cols=128, cluster=2), Config(cols=64), Config(cols=64, depth=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
@@ -246,7 +245,7 @@ def _tall() -> list[Config]:
 def _whole(problem: Problem, config: Config) -> bool:
     """Does one wgmma take columns that are no power of two? It does where what becomes its B is stored with its depth contiguous."""
     stored_nk = problem.a == "mk" if config.swapped else problem.b == "nk"
-    return stored_nk and config.rows == 64 and config.depth_of(_itemsize(problem.dtype)) * _itemsize(problem.dtype) == LINE
+    return stored_nk and config.rows == 64 and config.depth_of(_itemsize(problem.dtype)) * _itemsize(problem.dtype) == SWIZZLE_LINE
 
 
 def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
@@ -346,7 +345,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    straddle_a, straddle_b = (STRADDLING if extent * size % LINE else 1.0 for extent in _pitches(problem))
+    straddle_a, straddle_b = (STRADDLING if extent * size % SWIZZLE_LINE else 1.0 for extent in _pitches(problem))
     if config.swapped:
         straddle_a, straddle_b = straddle_b, straddle_a
     order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)

@@ -9,9 +9,9 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
 from tritonkittens.kernels.gemm.result import place, result_tiles, store_result
+from tritonkittens.lang.types import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
-SWIZZLE_LINE = 128  # bytes
 
 
 class Gemm(tk.lcf):

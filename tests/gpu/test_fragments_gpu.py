@@ -11,12 +11,18 @@ from tests.util import DEVICE, poison
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 
+@triton.jit
+def in_shared(X, TILE: tl.constexpr):
+    """A matrix of one tile."""
+    tile = tk.allocate(TILE)
+    tk.load_into(tile, X, (0, 0))
+    return tile
+
+
 @tk.kernel
 @triton.jit
 def masked_kernel(A, B, C, row, col, a, b, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MASK: tl.constexpr):
-    left, right = tk.allocate(TILE_A), tk.allocate(TILE_B)
-    tk.load_into(left, A, (0, 0))
-    tk.load_into(right, B, (0, 0))
+    left, right = in_shared(A, TILE_A), in_shared(B, TILE_B)
     tk.fence_async()
     tk.sync()
     s = tk.mm_ABt(left, right)
@@ -61,9 +67,7 @@ def test_masks(mask, rows, cols, rng):
 @triton.jit
 def summed_kernel(A, B, Y, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MEMORY: tl.constexpr):
     """Adds A · Bᵀ, in the order of its fragments, to Y, twice through shared memory and once from registers."""
-    left, right, memory = tk.allocate(TILE_A), tk.allocate(TILE_B), tk.allocate(MEMORY)
-    tk.load_into(left, A, (0, 0))
-    tk.load_into(right, B, (0, 0))
+    left, right, memory = in_shared(A, TILE_A), in_shared(B, TILE_B), tk.allocate(MEMORY)
     tk.fence_async()
     tk.sync()
     product = tk.mm_ABt(left, right)
@@ -99,9 +103,7 @@ def test_order_in_memory(cols, vector, rng):
 @triton.jit
 def cut_kernel(A, B, C, TILE_A: tl.constexpr, TILE_B: tl.constexpr, COLS: tl.constexpr):
     """A · Bᵀ, its tiles of COLS columns stored in the opposite order."""
-    left, right = tk.allocate(TILE_A), tk.allocate(TILE_B)
-    tk.load_into(left, A, (0, 0))
-    tk.load_into(right, B, (0, 0))
+    left, right = in_shared(A, TILE_A), in_shared(B, TILE_B)
     tk.fence_async()
     tk.sync()
     parts = tk.split_cols(tk.mm_ABt(left, right), COLS)
@@ -123,10 +125,7 @@ def test_columns_cut_into_tiles(rows, cols, part, rng):
 @triton.jit
 def byte_product_kernel(A, B, V, C, factor, TILE_A: tl.constexpr, TILE_B: tl.constexpr, TILE_V: tl.constexpr, ITERATIONS: tl.constexpr):
     """ITERATIONS times A · Bᵀ · factor as bytes, carried from one iteration to the next, times Vᵀ."""
-    left, right, values = tk.allocate(TILE_A), tk.allocate(TILE_B), tk.allocate(TILE_V)
-    tk.load_into(left, A, (0, 0))
-    tk.load_into(right, B, (0, 0))
-    tk.load_into(values, V, (0, 0))
+    left, right, values = in_shared(A, TILE_A), in_shared(B, TILE_B), in_shared(V, TILE_V)
     tk.fence_async()
     tk.sync()
     weights = tk.byte_operand(tk.mm_ABt(left, right) * factor, TILE_V.dtype)

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang._backend import Trace, base_type, base_value, gl, op
+from tritonkittens.lang._backend import Trace, base_value, gl, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.fragment_masks import ROWS, is_fragment
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import pieces_of, shape_of
+from tritonkittens.lang.values import pieces_of, shape_of, type_of_members
 
 DEPTH = 32  # of an 8-bit wgmma
 PACKED = {tl.float8e4nv: "e4m3x2", tl.float8e5: "e5m2x2"}
@@ -25,29 +25,18 @@ PACKED = {tl.float8e4nv: "e4m3x2", tl.float8e5: "e5m2x2"}
 _REGISTERS, _LANES, _WARPS = [[8, 0], [0, 4]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
 
 
-class packed_bytes_type(base_type):
+class packed_bytes_type(type_of_members):
+    """The type of `packed_bytes`: the element type and the types of its pieces."""
+
     def __init__(self, dtype: tl.dtype, pieces: tuple[Any, ...]):
-        self.dtype, self.pieces = dtype, pieces
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, packed_bytes_type) and self.mangle() == other.mangle()
-
-    def __hash__(self) -> int:
-        return hash(self.mangle())
+        self.dtype, self.members = dtype, pieces
 
     def mangle(self) -> str:
-        return f"B{self.dtype}_{'_'.join(p.mangle() for p in self.pieces)}B"
-
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
-        for p in self.pieces:
-            p._flatten_ir_types(builder, out)
+        return f"B{self.dtype}_{self._mangled_members()}B"
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[packed_bytes, int]:
-        pieces = []
-        for p in self.pieces:
-            piece, cursor = p._unflatten_ir(handles, cursor)
-            pieces.append(piece)
-        return packed_bytes(self.dtype, tuple(pieces)), cursor
+        pieces, cursor = self._members_from(handles, cursor)
+        return packed_bytes(self.dtype, pieces), cursor
 
 
 class packed_bytes(base_value):

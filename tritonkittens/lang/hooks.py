@@ -15,7 +15,7 @@ from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, wait
-from tritonkittens.lang.template_memory import slot_tiles, staging_tiles
+from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
 from tritonkittens.lang.tiles import opaque_zero
 from tritonkittens.lang.types import split, st, unwrap
 from tritonkittens.lang.values import struct
@@ -66,18 +66,15 @@ def addressed_anew(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
     if not memory.common.fields:
         return ctx
     zero = t.call(opaque_zero, number)
-    return struct(**{**ctx.fields, "common": struct(**{n: t.call(s.__getitem__, zero) for n, s in memory.common.fields.items()})})
+    return struct(**{**ctx.fields, "common": struct(**in_slot(t, memory.common, zero))})
 
 
 @op
 def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     """The context of one consumer: its number among those that share the task, its tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
-
-    def slot(tiles: struct, number: int) -> struct:
-        return struct(**{n: t.call(s.__getitem__, number) for n, s in tiles.fields.items()})
-
-    tiles = dict(scratch=slot(memory.scratch, c), common=slot(memory.common, 0), working=slot(memory.working, c), exchange=memory.exchange)
+    slots = {"scratch": c, "common": 0, "working": c}
+    tiles = {name: struct(**in_slot(t, memory.fields[name], number)) for name, number in slots.items()} | {"exchange": memory.exchange}
     place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
     number = tl.constexpr(c % config.team)
     return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
@@ -117,6 +114,7 @@ def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected
 
 @op
 def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    """Ask for the input tiles of an iteration."""
     config = unwrap(ctx.config)
     expected = nbytes(config._plan.input)
     t.call(expect, t.call(memory.arrived.__getitem__, slot), expected)
@@ -129,7 +127,7 @@ def load_trailing(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     config = unwrap(ctx.config)
     expected, bar = nbytes(config._plan.trailing), t.call(memory.trailing_arrived.__getitem__, slot)
     t.call(expect, bar, expected)
-    tiles = struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.trailing.fields.items()}, arrived=bar)
+    tiles = struct(**in_slot(t, memory.trailing, slot), arrived=bar)
     _checked_load(t, type(config).load_trailing, "load_trailing", None, expected, ctx, tiles)
 
 
@@ -156,6 +154,7 @@ def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, 
 
 @op
 def load_scratch(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Fill the tiles that each consumer keeps for a task, once it has given back those of the task before."""
     plan = unwrap(ctx.config)._plan
     if plan.scratch:
         free = t.method(turn, "__add__", 1)  # fresh scratch is free
@@ -177,6 +176,7 @@ def load_common(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def load_finish(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Load what `finish` reads into the staging tiles of each consumer, once it has let go of them."""
     plan = unwrap(ctx.config)._plan
     chosen = tuple((n, s) for n, s in plan.finish if n in plan.preload)
     _load_for_consumers(t, ctx, "load_finish", memory.staging.fields, chosen, memory.preload_arrived, memory.preload_free, turn)
@@ -216,6 +216,7 @@ def _leave_staging(t: Trace, T: Any) -> Any:
 
 @op
 def call_start(t: Trace, ctx: Any) -> Any:
+    """The state that a consumer begins a task with."""
     hook = getattr(type(unwrap(ctx.config)), "start", None)
     return struct() if hook is None else _state(t, ctx, "start", t.call(hook, ctx), None)
 

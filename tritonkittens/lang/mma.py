@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang import raw_wgmma
-from tritonkittens.lang._backend import Trace, base_type, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
+from tritonkittens.lang._backend import Trace, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.byte_operands import packed_bytes
 from tritonkittens.lang.errors import TileError
@@ -23,37 +23,24 @@ from tritonkittens.lang.sync import semaphore
 from tritonkittens.lang.tensor_memory import BLACKWELL, tensor_tile
 from tritonkittens.lang.tiles import accumulator_layout, transpose, warp_layout
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import assemble, axes_of, composite, pieces_of, shape_of
+from tritonkittens.lang.values import assemble, axes_of, composite, pieces_of, shape_of, type_of_members
 
 FP8 = (tl.float8e4nv, tl.float8e5)
 STANDARD_BITS = 16  # operand width that the layouts of register tiles are named for
 OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
-class pending_type(base_type):
+class pending_type(type_of_members):
     def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
-        self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, pending_type) and self.mangle() == other.mangle()
-
-    def __hash__(self) -> int:
-        return hash(self.mangle())
+        self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
 
     def mangle(self) -> str:
-        return f"W{self.groups}_" + "_".join(p.mangle() for p in (*self.parts, *self.kept)) + "W"
-
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
-        for p in (*self.parts, *self.kept):
-            p._flatten_ir_types(builder, out)
+        return f"W{self.groups}_" + self._mangled_members() + "W"
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[pending, int]:
-        values = []
-        for p in (*self.parts, *self.kept):
-            value, cursor = p._unflatten_ir(handles, cursor)
-            values.append(value)
+        values, cursor = self._members_from(handles, cursor)
         n = len(self.parts)
-        return pending(self.axes, tuple(values[:n]), tuple(values[n:]), self.groups), cursor
+        return pending(self.axes, values[:n], values[n:], self.groups), cursor
 
 
 class pending(base_value):

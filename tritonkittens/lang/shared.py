@@ -5,46 +5,33 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang._backend import Trace, base_type, base_value, gl, op
+from tritonkittens.lang._backend import Trace, base_value, gl, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.tensor_memory import tensor_subtile, tensor_tile
 from tritonkittens.lang.tiles import memory_layout, piece_layout, vector_layout
 from tritonkittens.lang.types import rt, split, st, sv, unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of, type_of_members
 
 TMA_ALIGNMENT = 128  # bytes: of the shared memory that a tensor copy writes or reads. PTX ISA, cp.async.bulk.tensor
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
-class shared_type(base_type):
+class shared_type(type_of_members):
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
                  loaders: int = 1, together: bool = False):
-        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, shared_type) and self.mangle() == other.mangle()
-
-    def __hash__(self) -> int:
-        return hash(self.mangle())
+        self.spec, self.axes, self.stages, self.members, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
 
     def __repr__(self) -> str:
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
 
     def mangle(self) -> str:
-        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_" + "_".join(p.mangle() for p in self.pieces) + "M"
-
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
-        for p in self.pieces:
-            p._flatten_ir_types(builder, out)
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_" + self._mangled_members() + "M"
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[shared, int]:
-        pieces = []
-        for p in self.pieces:
-            piece, cursor = p._unflatten_ir(handles, cursor)
-            pieces.append(piece)
-        return shared(self.spec, self.axes, self.stages, tuple(pieces), self.whole, self.loaders, self.together), cursor
+        pieces, cursor = self._members_from(handles, cursor)
+        return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together), cursor
 
 
 class shared(base_value):

@@ -85,6 +85,11 @@ def template_memory(t: Trace, T: Any) -> Any:
     return struct(**fields)
 
 
+def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
+    """The tiles in a slot of several rings, by name."""
+    return {name: t.call(ring.__getitem__, slot) for name, ring in rings.fields.items()}
+
+
 @op
 def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     """The staging tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
@@ -92,7 +97,7 @@ def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     placed = config.placement(t.arch)
     over = placed.over_ring if placed.over_working is None else placed.over_working
     if over is None:
-        return struct(**{n: t.call(s.__getitem__, c) for n, s in memory.staging.fields.items()})
+        return struct(**in_slot(t, memory.staging, c))
     tiles = {}
     homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else memory.working.fields
     for (name, spec), places in zip(config._plan.finish, over, strict=True):
@@ -107,7 +112,7 @@ def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
 @op
 def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
     """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with trailing tiles that which gives them back."""
-    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.ring.fields.items()}
+    tiles = in_slot(t, memory.ring, slot)
     if unwrap(producer):
         tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
     elif memory.trailing.fields:
@@ -120,10 +125,10 @@ def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
     """What `compute` sees of the iteration before, and `drain` of the last: its trailing tiles, their semaphore and its phase, or all its tiles."""
     if not memory.trailing.fields:
         return t.call(slot_tiles, memory, slot)
-    tiles = {n: t.call(r.__getitem__, slot) for n, r in memory.trailing.fields.items()}
-    return struct(**tiles, arrived=t.call(memory.trailing_arrived.__getitem__, slot), phase=t.call(phase_before, phases, slot))
+    return struct(**in_slot(t, memory.trailing, slot), arrived=t.call(memory.trailing_arrived.__getitem__, slot), phase=t.call(phase_before, phases, slot))
 
 
 @op
 def output_tiles(t: Trace, memory: Any, slot: Any) -> Any:
-    return struct(**{n: t.call(r.__getitem__, slot) for n, r in memory.outputs.fields.items()})
+    """The tiles of a slot of the output ring."""
+    return struct(**in_slot(t, memory.outputs, slot))

@@ -5,41 +5,28 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang._backend import TensorMemoryLayout, Trace, allocate_tensor_memory, base_type, base_value, op
+from tritonkittens.lang._backend import TensorMemoryLayout, Trace, allocate_tensor_memory, base_value, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import split, tt, unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of, type_of_members
 
 BLACKWELL = (100, 119, "sm_100a or sm_103a (Blackwell data centre)")
 
 
-class tensor_tile_type(base_type):
+class tensor_tile_type(type_of_members):
     def __init__(self, spec: tt, pieces: tuple[Any, ...]):
-        self.spec, self.pieces = spec, pieces
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, tensor_tile_type) and self.mangle() == other.mangle()
-
-    def __hash__(self) -> int:
-        return hash(self.mangle())
+        self.spec, self.members = spec, pieces
 
     def __repr__(self) -> str:
         return repr(self.spec)
 
     def mangle(self) -> str:
-        return f"T{self.spec.mangle()}_" + "_".join(p.mangle() for p in self.pieces) + "T"
-
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
-        for p in self.pieces:
-            p._flatten_ir_types(builder, out)
+        return f"T{self.spec.mangle()}_" + self._mangled_members() + "T"
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[tensor_tile, int]:
-        pieces = []
-        for p in self.pieces:
-            piece, cursor = p._unflatten_ir(handles, cursor)
-            pieces.append(piece)
-        return tensor_tile(self.spec, tuple(pieces)), cursor
+        pieces, cursor = self._members_from(handles, cursor)
+        return tensor_tile(self.spec, pieces), cursor
 
 
 class tensor_tile(base_value):

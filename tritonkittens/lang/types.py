@@ -16,6 +16,7 @@ from tritonkittens.lang.dtypes import ELEMENT_TYPES, base_columns, itemsize
 from tritonkittens.lang.errors import TileError
 
 SWIZZLES = (32, 64, 128)
+SWIZZLE_LINE = SWIZZLES[-1]  # bytes of a row that lie together: wider tiles lie line by line
 MAX_TMEM_COLUMNS = 512
 TMEM_LANES = 128
 ACCESSES = ("row", "column", "ldmatrix")

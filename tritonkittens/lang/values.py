@@ -87,6 +87,29 @@ class struct(base_value):
             v._set_name(builder, f"{name}.{n}")
 
 
+class type_of_members(base_type):
+    """The type of a value that is several other values, of the types `members`; its mangled name says all of it."""
+
+    members: tuple[base_type, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.mangle() == other.mangle()
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        _flatten_types(self.members, builder, out)
+
+    def _mangled_members(self) -> str:
+        return "_".join(member.mangle() for member in self.members)
+
+    def _members_from(self, handles: list, cursor: int) -> tuple[tuple[Any, ...], int]:
+        """The members that begin with handle number `cursor`, and where the next value begins."""
+        values, cursor = _unflatten(self.members, handles, cursor)
+        return tuple(values), cursor
+
+
 class composite_type(base_type):
     def __init__(self, axes: tuple[tuple[int, ...], ...], pieces: tuple[base_type, ...]):
         self.axes, self.pieces = axes, pieces
