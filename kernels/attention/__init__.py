@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.config import Config, choose
+from tritonkittens.kernels.attention.config import Config, Shape, choose, suited
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode, decode
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -18,21 +18,23 @@ from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
 
+H200 = 132  # multiprocessors
+
 
 def _tensor(dim: int) -> torch.Tensor:
     return torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
 
 
-def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False, consumers: int | None = None) -> tk.lcf:
-    """The template for 4,096 queries and keys (`shifted`: and some more keys) of a forward kernel: `forward`, `packed_forward`, `forward_fp8`; or, where that
-    is given, with so many consumers."""
-    consumers = consumers or (3 if make is forward and not causal else 2)
-    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), dim, dim, consumers, True)
+def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool = False, keys: int = 4096) -> tk.lcf:
+    """The template of a forward kernel (`forward`, `packed_forward`, `forward_fp8`) for 64 sequences and heads of so many queries and keys on an H200;
+    `shifted`: and some more keys."""
+    shape = Shape(dim, dim, 1 if make is forward_fp8 else 2, keys, keys, 64, causal, False, False, make is packed_forward)
+    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), suited(shape, H200))
 
 
-def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, consumers: int | None = None) -> object:
+def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, keys: int = 4096) -> object:
     x = _tensor(dim)
-    return typical(forward, dim, causal, shifted, consumers).compile(x, x, x, x, scale=1.0, arch=arch)
+    return typical(forward, dim, causal, shifted, keys).compile(x, x, x, x, scale=1.0, arch=arch)
 
 
 def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
@@ -74,8 +76,8 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_decode_d128": functools.partial(_decode, sized=False),
     "attention_decode_lengths_d128": functools.partial(_decode, sized=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
-    "attention_d64_long_causal": functools.partial(_forward, dim=64, causal=True, consumers=3),
-    "attention_d64_short": functools.partial(_forward, dim=64, causal=False, consumers=4),
+    **{f"attention_d{dim}_{length}{'_causal' * causal}": functools.partial(_forward, dim=dim, causal=causal, keys=keys)
+       for dim, length, keys, causal in ((64, "short", 512, False), (64, "short", 512, True), (64, "long", 16384, True), (128, "long", 16384, False))},
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()
        for dim in (64, 128) for causal in (False, True) if causal or name != "shifted_"},

@@ -5,15 +5,17 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.forward import lines_of_keys
 
 C = TypeVar("C")
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
-LONG, LONG_CAUSAL, SHORTEST = 2048, 8192, 512  # keys from which on three consumers are faster than two, and four
-TALL = 256  # queries of a task of four
+SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys that `suited` knows as limits
+TALL, TALL_OF_THREE = 256, 192  # queries of a task of four consumers, of three
+WIDEST = 160  # columns of results that leave registers for the scores of 128 keys
 MANY_ROUNDS, MOST_WASTE = 4, 1.1  # where there are four: of tasks, and queries computed to queries
 MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
 LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks end together
@@ -54,38 +56,102 @@ def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:
     return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if drawn else dict(order=tk.LongestFirst())
 
 
-def consumers_for(queries: int, keys: int, heads: int, slots: int, causal: bool, window: bool, softcap: bool, itemsize: int) -> int:
-    """How many consumers suit a forward of `heads` (of all batches) at dimension 64 on so many multiprocessors; two at other dimensions.
+class Shape(NamedTuple):
+    """What a forward computes; `heads` are those of all batches. Of packed sequences `keys` are those of the longest, and `queries` those of one on average."""
 
-    The exponentials take as long as the products there, and the more consumers there are the better one's run under the other's products. But tiles of 192
-    queries waste the more the shorter sequences are and the more of a tile the causal mask hides, and four consumers, whose registers leave room for blocks of
-    64 keys, have more of everything but products to do for a key. On the H200 three were 6 to 8 % faster than two from 2,048 keys on, causal 1 % at 8,192,
-    4 % at 16,384 and 7 % slower at 4,096; four 3 % faster at 512 and 1,024 (`bench/results/attention_variants.json`).
+    head_dim: int
+    value_dim: int
+    itemsize: int
+    queries: int
+    keys: int
+    heads: int
+    causal: bool
+    window: bool
+    softcap: bool
+    packed: bool = False
+
+    @property
+    def whole_lines(self) -> bool:
+        """May a block have any number of keys?"""
+        return lines_of_keys(self.head_dim, self.itemsize) > 0
+
+    @property
+    def panel(self) -> int:
+        return min(64, self.value_dim & -self.value_dim)
+
+
+def least(keys: int, cost: dict[int, float]) -> int:
+    """The keys of a block for which so many cost least, where a key costs more or less with so many a block: those behind the last cost as much."""
+    return min(cost, key=lambda cols: -(-keys // cols) * cols * cost[cols])
+
+
+@functools.lru_cache(maxsize=4096)
+def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
+    """Configurations for so many multiprocessors, the best first; the others are for tiles that do not fit.
+
+    Measured on the H200 (`bench/results/attention_variants.json`):
+
+    - Dimension 64: the exponentials take as long as the products, and the more consumers there are the better one's run under the others' products. But tiles
+      of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
+      products to do for a key. Three were 6 to 8 % faster than two from 2,048 keys on (packed 8 % from 1,024), four 3 % at 512 and 1,024. Long turns, which
+      keep two consumers from waiting for the same unit, were worth 8 %. Short causal sequences are begin and end of tasks, and half of the diagonal: three
+      blocks a multiprocessor of one consumer each were 15 % faster at 512 keys, 4 % at 1,024, 2 % slower at 2,048; packed 5 to 40 %. At 8,192 and 16,384
+      blocks of 192 keys were 1.5 % faster.
+    - Dimension 128: short turns were up to 5 % better than long ones, and two slots with results beside them up to 9 % better than three under them. Blocks of
+      176 keys, for which results leave in panels, cost 2 % less a key, at 16,384 5 %: there the card is at its power limit.
+    - Above: results in panels, so that they need no slot's memory, 3 % at 256; at 192 and 128 for values, where blocks of 128 keys then fit, 6 to 17 %.
+    - Bytes: blocks of 224 keys 10 % a key less than of 128, at dimension 256 of 96 8 % less than of 64, at 64 of 256 up to 13 %; long turns up to 4 % at 128.
     """
-    if window or itemsize == 1:  # of bytes P takes more registers than three consumers leave
-        return 2
-    if keys >= (LONG_CAUSAL if causal else LONG):
-        return 3
-    tiles = -(-queries // TALL)  # of a head
-    many = tiles * heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * queries
-    return 4 if many and keys >= SHORTEST and not (causal or softcap) else 2
+    wide = max(shape.head_dim, shape.value_dim)
+    best = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
+    return tuple(replace(c, drawn=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in best)
+
+
+def _above_128(shape: Shape) -> list[Config]:
+    cols = [128] if shape.value_dim <= WIDEST else []
+    if shape.itemsize == 1:
+        cols = [least(shape.keys, {64: 1.08, 96: 1.0})] if shape.whole_lines else []
+    return [Config(cols=c, panel=shape.panel) for c in (*cols, 64, 32)]
+
+
+def _above_64(shape: Shape) -> list[Config]:
+    best, smaller = Config(long_turns=shape.itemsize == 1), Config(cols=64)
+    if shape.window or shape.packed or not shape.whole_lines:
+        return [best, smaller]
+    if shape.itemsize == 1:
+        if not shape.causal:
+            best = replace(best, cols=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
+        elif shape.keys >= LONGEST:
+            best = Config(cols=192)
+    elif not shape.causal and shape.panel == 64 and least(shape.keys, {128: 1.0, 176: 0.983}) == 176:
+        best = Config(cols=176, panel=shape.panel)
+    return [best, smaller]
+
+
+def _up_to_64(shape: Shape, slots: int) -> list[Config]:
+    best, keys, of_bytes = Config(long_turns=True), shape.keys, shape.itemsize == 1
+    if shape.window:
+        return [best]
+    if shape.causal:
+        if keys < LONG:
+            return [Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]
+        longer = keys >= LONGEST and shape.whole_lines and not shape.packed
+        return [replace(best, cols=(256 if of_bytes else 192) if longer else 128)]
+    if of_bytes:
+        return [replace(best, cols=256 if keys >= MEDIUM else 128)]
+    if shape.packed:
+        return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
+    tiles = -(-shape.queries // TALL)  # of a head
+    many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries
+    if keys >= LONG:
+        return [Config(consumers=3)]
+    return [Config(cols=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
 
 
 @functools.lru_cache(maxsize=None)
-def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, value_dim: int, consumers: int = 2, drawn: bool = False) -> tk.lcf:
-    """The forward template, of those that `make(*kind, config)` makes, where `kind` begins with dtype, dimensions, causal. `consumers`: see `consumers_for`;
-    `drawn`: have blocks more than one task each?
-
-    Measured on the H200 (`bench/results/attention.json`): at dimension 64 long turns, which keep two consumers from waiting for the same unit, were worth 8 %,
-    for three consumers 1 % under a causal mask. At 128 short turns were up to 5 % better, and two slots with results beside them up to 9 % better than three
-    under them.
-    """
-    wide, causal = max(head_dim, value_dim), kind[3]
-    cols = 128 if wide <= 128 else 64
-    config = Config(drawn=drawn)
-    if wide <= 64:
-        config = replace(config, consumers=consumers, long_turns=causal or consumers == 2)
-        cols = 64 if consumers == 4 else cols
+def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
+    """The forward template, of those that `make(*kind, config)` makes, of the first of `configs` whose tiles fit; with as many slots as leave room for results
+    beside them, if that is two."""
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -97,7 +163,7 @@ def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], head_dim: int, va
                 return smaller
         return template
 
-    return fitting(beside, [replace(config, cols=c) for c in (cols, cols // 2)])
+    return fitting(beside, configs)
 
 
 def choose_backward(
@@ -130,12 +196,16 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
 
 
 @functools.lru_cache
-def parts_of_group(units: int, group: int, slots: int, drawn: bool = False) -> int:
+def parts_of_group(units: int, group: int, slots: int, drawn: bool = False, at_once: float = 0.0) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
-    units of work, which come in whole rounds unless blocks draw them. What it costs are results of each part, in the operands' type, and their sum (16 causal
-    heads in 4 groups, 4,096 tokens, dimension 128, on the H200: 361 µs in two parts, 575 by whole groups; `bench/results/attention_variants.json`)."""
+    units of work, which come in whole rounds unless blocks draw them; and as leave what blocks read and write at the same time in L2, of whose bytes it is
+    `at_once` for whole groups. What it costs are results of each part, in the operands' type, and their sum.
+
+    On the H200, dimension 128, causal, 4,096 tokens (`bench/results/attention_variants.json`): one sequence of 16 heads in 4 groups takes 361 µs in two parts,
+    575 by whole groups; four sequences of 32 heads in 4 groups a quarter less in four parts, 32 in 8 groups 2 % less in two.
+    """
     rounds = {parts: max(1, units * parts / slots if drawn else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
-    return next(parts for parts in rounds if rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values()))
+    return next((parts for parts in rounds if at_once <= parts and rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values())), group)
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:

@@ -10,6 +10,12 @@ from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 
+def lines_of_keys(head_dim: int, itemsize: int) -> int:
+    """How many swizzle lines a key's elements are; 0 where they are no whole ones."""
+    line = min(head_dim, SWIZZLE_LINE // itemsize)
+    return head_dim // line if line & (line - 1) == 0 and head_dim % line == 0 else 0
+
+
 @triton.jit
 def nothing_seen(ctx):
     """The state of queries that have seen no key: output, weights of the block before, largest score, sums of weights."""
@@ -48,9 +54,7 @@ class AttentionForward(QueryTiles):
     @property
     def key_lines(self) -> int:
         """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
-        line = min(self.head_dim, SWIZZLE_LINE // tk.to_torch(self.dtype).itemsize)
-        in_lines = line & (line - 1) == 0 and self.head_dim % line == 0
-        return self.head_dim // line if in_lines and self.cols & (self.cols - 1) else 0
+        return lines_of_keys(self.head_dim, tk.to_torch(self.dtype).itemsize) if self.cols & (self.cols - 1) else 0
 
     @property
     def key_tiles(self) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused, consumers_for, deal, parts_of_group, worth_sums
+from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries, or keys
@@ -134,9 +134,8 @@ def launch_forward(
     if config is not None:
         kernel = make(*kind, config)
     else:
-        slots = multiprocessor_count(q.get_device())
-        consumers = consumers_for(queries, keys, batch * heads, slots, causal, window, softcap, q.element_size())
-        kernel = choose(make, kind, dim, out.shape[3], consumers, batch * heads * -(-queries // TILE) > slots)
+        shape = Shape(dim, out.shape[3], q.element_size(), queries, keys, batch * heads, causal, window, softcap)
+        kernel = choose(make, kind, suited(shape, multiprocessor_count(q.get_device())))
     home = storable_home(out)
     numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
@@ -201,22 +200,30 @@ def run_backward(
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:
         tiles = -(-keys // (fused.rows * fused.consumers))
-        homes = homes_of(dk, dv, tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads, group, causal)
+        units = (tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if causal else (tiles * batch * kv_heads,)
+        homes = homes_of(dk, dv, group, *units)
         fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     else:
         of_queries, of_keys = backward(*kind)
-        homes = homes_of(dk, dv, -(-keys // TILE) * batch * kv_heads, group)
+        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
         for kernel in (of_queries, *of_keys):
             kernel(*((tensors | homes)[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
     return dq, dk, dv
 
 
-def homes_of(dk: torch.Tensor, dv: torch.Tensor, units: int, group: int, drawn: bool = False) -> dict[str, torch.Tensor]:
+def bytes_at_once(fused: AttentionBackward, q: torch.Tensor, tiles: int) -> int:
+    """Of Q and dO, and of dQ in fp32, of the query heads that all blocks of a causal backward are at, if each key head, of so many tiles, had one."""
+    heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
+    return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
+
+
+def homes_of(dk: torch.Tensor, dv: torch.Tensor, group: int, units: int, drawn: bool = False, at_once: int = 0) -> dict[str, torch.Tensor]:
     """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    `units` of work for whole groups of so many query heads (1: they stay whole), see `parts_of_group`."""
-    parts = parts_of_group(units, group, multiprocessor_count(dk.get_device()), drawn) if group > 1 else 1
+    Groups of so many query heads (1: they stay whole), `units` of work and bytes `at_once` for whole groups: see `parts_of_group`."""
+    device = dk.get_device()
+    parts = parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}

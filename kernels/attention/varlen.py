@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
-from tritonkittens.kernels.attention.config import Config, choose, choose_backward, choose_fused
+from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, suited
 from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, homes_of, scores_of, see_nothing, sum_groups
 from tritonkittens.kernels.attention.ragged import (
@@ -26,6 +26,7 @@ from tritonkittens.kernels.attention.ragged import (
     most_tiles,
     packed_statistics,
 )
+from tritonkittens.launch import multiprocessor_count
 
 NAME = "attention_varlen"
 MAX_ROWS = 1 << 29
@@ -69,7 +70,7 @@ def attention_varlen(
         return (result, lse) if return_lse else result
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
-    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, result, lse, scores.features(*_lengths(q, k, longest)), scores)
+    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, result, lse, _lengths(q, k, longest), scores)
     return result if lse is None else (result, lse)
 
 
@@ -128,16 +129,18 @@ def packed_forward(
 
 
 def _run_forward(
-    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, features: tuple[bool, bool, bool], scores: Scores,
+    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
-    (queries, _, dim), (keys, _, value_dim) = q.shape, v.shape
+    (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return see_nothing(out, lse)
+    features, sequences = scores.features(*longest), starts_q.shape[0] - 1
     # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
     same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
-    kernel = choose(packed_forward, kind, dim, value_dim)
+    shape = Shape(dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True)
+    kernel = choose(packed_forward, kind, suited(shape, multiprocessor_count(q.get_device())))
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
     home = storable_home(out)
     kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
@@ -188,7 +191,7 @@ def _run_backward(
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
-    homes = homes_of(dk, dv, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads, 1 if deterministic else heads // kv_heads)
+    homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}
     if fused is not None:
         tensors["dQ"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
@@ -221,7 +224,7 @@ def _computed(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k))), scores)
+    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, _lengths(q, k, (max_seqlen_q, max_seqlen_k)), scores)
     return out, lse
 
 
