@@ -14,6 +14,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squashed, whole_from
 from tritonkittens.kernels.attention.tiles import QueryTiles
+from tritonkittens.launch import plain_kernel
 
 ROWS = 64  # queries of a program of `statistics`
 
@@ -25,30 +26,38 @@ def numbers(ctx, head, block):
 
 
 @triton.jit
-def offset_and_delta(O, dO, L, dL, place, corner, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
-    """What `statistics` writes for the queries at a tile's `corner`, whose numbers are at `place`; zeros outside the tensors."""
-    TILE: tl.constexpr = tk.rt(DTYPE, 64, DIM)
-    delta = tk.row_sum(tk.mul(tk.cast(tk.load(O, TILE, corner), tk.fp32), tk.cast(tk.load(dO, TILE, corner), tk.fp32)))
-    SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, DIM))
+def offsets_and_deltas(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """What `statistics` writes for 64 queries from `first` on; zeros from `behind` on. O, dO: pointers to row 0, then between rows; L, dL: to query 0."""
+    row, col = first + tl.arange(0, 64), tl.arange(0, WIDTH)
+    inside, place = row < behind, row[:, None].to(tl.int64)
+    here = inside[:, None] & (col < DIM)[None, :]
+    o = tl.load(O + place * o_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+    do = tl.load(dO + place * do_row + col[None, :], mask=here, other=0.0).to(tl.float32)
+    delta = tl.sum(o * do, 1)
     if HAS_DL:
-        delta = delta - tk.load(dL, SUMS, place)
-    offset = tk.load(L, SUMS, place) * 1.4426950408889634
-    return tk.where(offset == float("-inf"), float("inf"), offset), delta
+        delta -= tl.load(dL + row, mask=inside, other=0.0)
+    offset = tl.load(L + row, mask=inside, other=0.0) * 1.4426950408889634
+    return tl.where(offset == float("-inf"), float("inf"), offset), delta
 
 
+@plain_kernel
 @triton.jit
-def statistics(O, dO, L, dL, offsets, deltas, sums, numbers_of_head, DIM: tl.constexpr, DTYPE: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr):  # noqa: E741
-    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) of
-    DTYPE; L, dL, offsets and deltas: (B, H, S) fp32. Where NUMBERS is not 0, also zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile
-    before, `numbers_of_head` of a head."""
-    place = (tl.program_id(2), tl.program_id(1), tl.program_id(0))
-    corner = (tl.program_id(2), tl.program_id(1), tl.program_id(0), 0)
-    offset, delta = offset_and_delta(O, dO, L, dL, place, corner, DIM, DTYPE, HAS_DL)
-    tk.store(deltas, delta, place)
-    tk.store(offsets, offset, place)
+def statistics(
+    O, dO, L, dL, offsets, deltas, sums, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, queries, pitch, numbers_of_head,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
+    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
+    on. Where NUMBERS is not 0, also zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile before, `numbers_of_head` of a head."""
+    tile, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    number = batch * tl.num_programs(1) + head
+    offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
+                                       L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
+    row = tile * 64 + tl.arange(0, 64)
+    tl.store(deltas + number * pitch + row, delta, mask=row < queries)
+    tl.store(offsets + number * pitch + row, offset, mask=row < queries)
     if NUMBERS > 0:
-        home = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * numbers_of_head + tl.program_id(0).to(tl.int64) * NUMBERS
-        tl.store(sums + home + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
+        tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
 
 
 class AttentionBackwardQueries(QueryTiles):

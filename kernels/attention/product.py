@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import triton
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
@@ -182,7 +183,7 @@ def run_backward(
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
-    no_grad = lse if grad_lse is None else grad_lse
+    grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     causal, window, softcap = scores.features(queries, keys)
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
     cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
@@ -191,11 +192,11 @@ def run_backward(
     if fused is not None:
         blocks = -(-queries // fused.cols)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
-    statistics[-(-queries // ROWS), heads, batch](*(tk.gl(x).plain() for x in (out, grad, lse, no_grad, offsets, deltas)), sums, blocks * 2 * HALF.value,
-                                                  value_dim, tk.from_torch(q.dtype), grad_lse is not None, ROWS * fused.head_dim if fused else 0)
+    statistics[-(-queries // ROWS), heads, batch](
+        out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, offsets.stride(1),
+        blocks * 2 * HALF.value, value_dim, triton.next_power_of_2(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
     numbers = {**scores.numbers(window), "gradient": scores.scale}
-    tensors = dict(Q=q, K=k, V=v, dO=grad)
-    tensors = {name: as_addressable(x) for name, x in tensors.items()} | dict(offsets=offsets, deltas=deltas, dQ=dq)
+    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
     kv_heads = k.shape[1]
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offset_and_delta, task_of_keys
+from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
@@ -94,15 +94,24 @@ def _task(ctx, heads):
     return head, row, queries, keys, numbers
 
 
+@plain_kernel
 @triton.jit
-def packed_statistics(O, dO, L, dL, entries, offsets, deltas, DIM: tl.constexpr, DTYPE: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
-    """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (H, total, DIM) of DTYPE; L, dL: (H, total) fp32;
-    offsets and deltas: (1, H, blocks · TILES · 64) fp32, each sequence in whole blocks, zeros behind its end in its last tile."""
+def packed_statistics(
+    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, total, tiles,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr,
+):  # fmt: skip
+    """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
+    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole blocks of TILES tiles, zeros behind its end in its last
+    tile."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
+    head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
-        offset, delta = offset_and_delta(O, dO, L, dL, (rows, tl.program_id(1), tile), (rows, tl.program_id(1), tile, 0), DIM, DTYPE, HAS_DL)
-        tk.store(deltas, delta, (0, tl.program_id(1), block * TILES + tile))
-        tk.store(offsets, offset, (0, tl.program_id(1), block * TILES + tile))
+        first = rows.begin.to(tl.int64)
+        offset, delta = offsets_and_deltas(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
+                                           L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
+        place = (head * tiles + block * TILES + tile) * 64 + tl.arange(0, 64)
+        tl.store(deltas + place, delta)
+        tl.store(offsets + place, offset)
 
 
 @plain_kernel

@@ -5,6 +5,7 @@ import functools
 from typing import Any, cast
 
 import torch
+import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -184,10 +185,9 @@ def _run_backward(
     blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
     make = torch.empty if block == ROWS else torch.zeros  # a block that ends in its first tile has no program for its second
     offsets, deltas = (make(1, heads, blocks * block, dtype=torch.float32, device=q.device) for _ in range(2))
-    no_grad = lse if grad_lse is None else grad_lse
-    packed_statistics[of_rows.shape[0], heads](*(tk.gl(x.transpose(0, 1)).plain() for x in (out, grad)), *(tk.gl(x).plain() for x in (lse, no_grad)), of_rows,
-                                               *(tk.gl(x).plain() for x in (offsets, deltas)), value_dim, tk.from_torch(q.dtype), block // ROWS,
-                                               grad_lse is not None)
+    grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
+    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], queries,
+                                               blocks * block // ROWS, value_dim, triton.next_power_of_2(value_dim), block // ROWS, grad_lse is not None)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
