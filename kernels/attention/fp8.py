@@ -116,8 +116,9 @@ def attention_fp8(
     if result.numel() == 0 or keys == 0:
         see_nothing(result, lse)
         return result if lse is None else (result, lse)
-    one = torch.ones(batch, kv_heads, dtype=torch.float32, device=q.device)
-    descales = torch.stack([one if x is None else x for x in given.values()])
+    descales = torch.ones(3, batch, kv_heads, dtype=torch.float32, device=q.device)
+    if any(x is not None for x in given.values()):
+        descales = torch.stack([one if x is None else x for one, x in zip(descales, given.values(), strict=True)])
     parts = -(-keys // KEYS.value)
     values = v.new_empty(batch, kv_heads, value_dim, parts * KEYS.value)
     transposed_values[parts, kv_heads, batch](v, values, *v.stride(), keys, value_dim)

@@ -26,7 +26,8 @@ class AttentionBackward(AttentionBackwardKeys):
     Worth, on the H200 (`bench/results/attention_variants.json`): this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at
     dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %, and offsets read before the products are
     queued up to 6 %; a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks of few heads at a time, whose operands and sums stay in
-    L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more.
+    L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing: a launch for the first keys of all heads, whose dQ is
+    stored, so that no zeros need be made (−6 to 1 %); dS kept in registers for dK (−2 to −25 %); L2 hints for the sums of dQ.
 
     Q, K, V, dO, offsets and deltas as for `AttentionBackwardKeys`. dQ: (B, H, blocks, 2, 4096) fp32, of every block of queries the halves, 64 by 64, as
     `tk.store_fragments` orders them, without the factor.
