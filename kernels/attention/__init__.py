@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.config import Config, Shape, choose, suited
+from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode, decode
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -29,7 +29,7 @@ def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool =
     """The template of a forward kernel (`forward`, `packed_forward`, `forward_fp8`) for 64 sequences and heads of so many queries and keys on an H200;
     `shifted`: and some more keys."""
     shape = Shape(dim, dim, 1 if make is forward_fp8 else 2, keys, keys, 64, causal, False, False, make is packed_forward)
-    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), suited(shape, H200))
+    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), shape, H200)
 
 
 def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, keys: int = 4096) -> object:

@@ -85,7 +85,6 @@ def least(keys: int, cost: dict[int, float]) -> int:
     return min(cost, key=lambda cols: -(-keys // cols) * cols * cost[cols])
 
 
-@functools.lru_cache(maxsize=4096)
 def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     """Configurations for so many multiprocessors, the best first; the others are for tiles that do not fit.
 
@@ -148,10 +147,15 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
     return [Config(cols=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
 
 
+@functools.lru_cache(maxsize=4096)
+def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], shape: Shape, slots: int) -> tk.lcf:
+    """The forward template, of those that `make(*kind, config)` makes, for a shape on so many multiprocessors."""
+    return _first_that_fits(make, kind, suited(shape, slots))
+
+
 @functools.lru_cache(maxsize=None)
-def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
-    """The forward template, of those that `make(*kind, config)` makes, of the first of `configs` whose tiles fit; with as many slots as leave room for results
-    beside them, if that is two."""
+def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
+    """Of the first of `configs` whose tiles fit; with as many slots as leave room for results beside them, if that is two."""
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)

@@ -13,7 +13,7 @@ import triton
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, suited, worth_sums
+from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
@@ -136,7 +136,7 @@ def launch_forward(
         kernel = make(*kind, config)
     else:
         shape = Shape(dim, out.shape[3], q.element_size(), queries, keys, batch * heads, causal, window, softcap)
-        kernel = choose(make, kind, suited(shape, multiprocessor_count(q.get_device())))
+        kernel = choose(make, kind, shape, multiprocessor_count(q.get_device()))
     home = storable_home(out)
     numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)

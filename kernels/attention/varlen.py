@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
-from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, suited
+from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, homes_of, scores_of, see_nothing, sum_groups
 from tritonkittens.kernels.attention.ragged import (
@@ -141,7 +141,7 @@ def _run_forward(
     same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     shape = Shape(dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True)
-    kernel = choose(packed_forward, kind, suited(shape, multiprocessor_count(q.get_device())))
+    kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
     entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
     home = storable_home(out)
     kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
