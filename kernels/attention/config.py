@@ -77,6 +77,7 @@ class Shape(NamedTuple):
 
     @property
     def panel(self) -> int:
+        """Columns of results that leave at a time where all of them would need too much memory."""
         return min(64, self.value_dim & -self.value_dim)
 
 
@@ -102,8 +103,8 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     - Bytes: blocks of 224 keys 10 % a key less than of 128, at dimension 256 of 96 8 % less than of 64, at 64 of 256 up to 13 %; long turns up to 4 % at 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
-    best = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
-    return tuple(replace(c, drawn=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in best)
+    found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
+    return tuple(replace(c, drawn=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in found)
 
 
 def _above_128(shape: Shape) -> list[Config]:
