@@ -1,10 +1,14 @@
 """What every PyTorch entry point checks before a kernel sees a tensor."""
 from __future__ import annotations
 
+import functools
+
 import torch
+import triton
 
 from tritonkittens.launch import is_reachable
 
+power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
 

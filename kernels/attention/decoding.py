@@ -5,10 +5,9 @@ import functools
 from typing import Any, cast
 
 import torch
-import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable, check_small, storable
+from tritonkittens.kernels._tensors import as_addressable, check_small, power_of_two, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
@@ -30,9 +29,6 @@ def decode(
                                  starts=starts, partial=partial, lse=lse)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
-
-
-_power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,7 +105,7 @@ def attention_decode(
     tensors |= dict(O=some, L=sums)
     kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                   _power_of_two(parts), _power_of_two(value_dim), lse is not None)
+                                   power_of_two(parts), power_of_two(value_dim), lse is not None)
     return result if lse is None else (result, lse)
 
 

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from tritonkittens.kernels._tensors import is_eager
 from tritonkittens.kernels.attention.decoding import attention_decode
-from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_backward, run_forward
+from tritonkittens.kernels.attention.product import Known, Scores, check, empty_like, run_backward, run_forward
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())
@@ -21,10 +21,12 @@ def attention_operator(
     return _computed(q, k, v, scale, softcap, left, right)
 
 
-def _computed(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int) -> tuple[Tensor, Tensor]:
+def _computed(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, known: Known | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     out = empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right))
+    run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right), known=known)
     return out, lse
 
 
@@ -68,16 +70,19 @@ attention_operator.register_autograd(_backward, setup_context=_save)
 
 
 class AttentionFunction(torch.autograd.Function):
-    """`attention` of operands that were checked, in eager mode; arguments as of the operator."""
+    """`attention` of operands that were checked, in eager mode; what is known of the call, and arguments as of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, known: Known | None, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, scale, softcap, left, right, _ = inputs
-        output = _computed(q, k, v, scale, softcap, left, right)
+        output = _computed(q, k, v, scale, softcap, left, right, known)
         _save(ctx, inputs, output)
         return output
 
-    backward = staticmethod(once_differentiable(_backward))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+        return None, *_backward(ctx, grad, grad_lse)
 
 
 @torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())

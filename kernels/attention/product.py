@@ -8,16 +8,26 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, is_eager, padded_empty, storable_home
+from tritonkittens.kernels._tensors import (
+    HALF_TYPES,
+    addressable,
+    as_addressable,
+    check_operands,
+    is_eager,
+    padded_empty,
+    power_of_two,
+    signature,
+    storable,
+    storable_home,
+)
 from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
-from tritonkittens.launch import l2_bytes, multiprocessor_count
+from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries, or keys
@@ -85,20 +95,54 @@ def attention(
     TypeError for operands that do not fit together.
     """
     traced = torch.compiler.is_compiling()
-    if not traced:  # the operator checks what a trace cannot
-        check(q, k, v, out)
-    left, right = check_window(causal, window)
-    scores = scores_of(q, scale, softcap, left, right)
+    known = None if traced else known_call(q, k, v, out, causal, window, scale, softcap)
+    scores = None if known is None else known.scores
+    if scores is None:
+        if not traced:  # the operator checks what a trace cannot
+            check(q, k, v, out)
+        scores = scores_of(q, scale, softcap, *check_window(causal, window))
+        if known is not None:
+            known.scores = scores
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        differentiable = autograd_function().apply if is_eager(q, k, v) else torch.ops.tritonkittens.attention
-        result, lse = differentiable(q, k, v, scores.scale, softcap, left, right, deterministic)
+        differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention
+        result, lse = differentiable(q, k, v, scores.scale, softcap, scores.left, scores.right, deterministic)
         result = result if out is None else out.copy_(result)
         return (result, lse) if return_lse else result
     result = out if out is not None else empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    run_forward(q, k, v, result, lse, scores, config)
+    run_forward(q, k, v, result, lse, scores, config, known)
     return result if lse is None else (result, lse)
+
+
+class Known:
+    """What is known of a call: its `scores`, once it was checked, and the `launches` (with log-sum-exp or not) where no operand needs a copy."""
+
+    def __init__(self) -> None:
+        self.scores: Scores | None = None
+        self.launches: dict[bool, Callable[..., None]] = {}
+
+
+_known: dict[tuple, Known] = {}
+MAX_KNOWN = 4096  # calls
+
+
+def known_call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, causal: bool, window: Any, scale: float | None, softcap: float | None,
+) -> Known | None:  # fmt: skip
+    """What is known of calls with such operands and arguments; None where they cannot be told from others. It saves a call half of its host time."""
+    try:
+        tensors = signature(q, k, v) if out is None else signature(q, k, v, out)
+        types = (causal.__class__, *map(type, window or ()), scale.__class__, softcap.__class__)  # True is not 1
+        key = (tensors, causal, window, scale, softcap, types, None if q.is_cuda else simulated_facts())
+        found = _known.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # no tensors, or fake ones; window is a list
+        return None
+    if found is None:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        found = _known[key] = Known()
+    return found
 
 
 @functools.cache
@@ -116,29 +160,39 @@ def empty_like(x: torch.Tensor, width: int) -> torch.Tensor:
 
 def run_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
+    known: Known | None = None,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of operands that were checked."""
+    if known is not None and config is None and (launch := known.launches.get(lse is not None)):
+        return launch(q, k, v, out) if lse is None else launch(q, k, v, out, lse)
     if out.numel() == 0 or k.shape[2] == 0:
         return see_nothing(out, lse)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
+    if known is not None and config is None and addressable(q) and addressable(k) and addressable(v) and storable(out):
+        kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
+        known.launches[lse is not None] = functools.partial(kernel, **numbers)
+
+
+def kernel_of(
+    make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, value_dim: int, lse: bool, scores: Scores, config: Config | None = None,
+) -> tuple[tk.lcf, dict[str, Any]]:  # fmt: skip
+    """The forward kernel of `config`, or the one that suits the shapes, and the numbers it takes. `make` makes it, of `dtype`, dimensions and features."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
+    causal, window, softcap = scores.features(queries, keys)
+    kind = (dtype, dim, value_dim, causal, window, softcap, causal and scores.shifted(queries, keys), lse)
+    if config is not None:
+        return make(*kind, config), scores.numbers(window)
+    shape = Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, causal, window, softcap)
+    return choose(make, kind, shape, multiprocessor_count(q.get_device())), scores.numbers(window)
 
 
 def launch_forward(
     make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor | None, others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
 ) -> None:  # fmt: skip
-    """Run the forward kernel of `config`, or of the one that suits the shapes, on q, k, `values` as the kernel wants them, and what `others` it takes.
-    `make` makes it, of `dtype`, dimensions and features."""
-    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    causal, window, softcap = scores.features(queries, keys)
-    kind = (dtype, dim, out.shape[3], causal, window, softcap, causal and scores.shifted(queries, keys), lse is not None)
-    if config is not None:
-        kernel = make(*kind, config)
-    else:
-        shape = Shape(dim, out.shape[3], q.element_size(), queries, keys, batch * heads, causal, window, softcap)
-        kernel = choose(make, kind, shape, multiprocessor_count(q.get_device()))
+    """Run the forward kernel (see `kernel_of`) on q, k, `values` as the kernel wants them, and what `others` it takes."""
+    kernel, numbers = kernel_of(make, dtype, q, k, out.shape[3], lse is not None, scores, config)
     home = storable_home(out)
-    numbers = scores.numbers(window)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
     if home is not out:
         out.copy_(home)
@@ -194,7 +248,7 @@ def run_backward(
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, offsets.stride(1),
-        blocks * 2 * HALF.value, value_dim, triton.next_power_of_2(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
+        blocks * 2 * HALF.value, value_dim, power_of_two(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
     kv_heads = k.shape[1]

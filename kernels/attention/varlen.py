@@ -5,12 +5,11 @@ import functools
 from typing import Any, cast
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, storable_home
+from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
@@ -187,7 +186,7 @@ def _run_backward(
     offsets, deltas = (make(1, heads, blocks * block, dtype=torch.float32, device=q.device) for _ in range(2))
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], queries,
-                                               blocks * block // ROWS, value_dim, triton.next_power_of_2(value_dim), block // ROWS, grad_lse is not None)
+                                               blocks * block // ROWS, value_dim, power_of_two(value_dim), block // ROWS, grad_lse is not None)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]

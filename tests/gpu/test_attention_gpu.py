@@ -7,7 +7,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.util import DEVICE, on_gpu_or_simulated, poison
-from tritonkittens.kernels.attention import Config, attention, attention_torch
+from tritonkittens.kernels.attention import Config, attention, attention_torch, product
 from tritonkittens.kernels.attention.reference import sides, visible
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -128,6 +128,33 @@ def test_layouts_of_the_operands(rng):
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     for causal in (False, True):
         assert torch.equal(attention(q, k, v, causal=causal), attention(*strided, causal=causal))
+
+
+def test_calls_that_are_known(rng, monkeypatch):
+    """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong is refused as before."""
+    launched = []
+    original = product.launch_forward
+    monkeypatch.setattr(product, "launch_forward", lambda *given: launched.append(given) or original(*given))
+    q, k, v = operands(1, 2, 1, 100, 130, 64)
+    for given in ({}, dict(causal=True), dict(window=(20, None)), dict(softcap=2.0, scale=0.2)):
+        before = len(launched)
+        for _ in range(3):
+            check(q, k, v, **given)
+            q.normal_()
+        assert len(launched) == before + 1
+        assert torch.equal(attention(q, k, v, **given), attention(q, k, v, **given)) and len(launched) == before + 2, "without log-sum-exp another kernel"
+    uneven = [torch.cat([x, x[..., :1]], -1)[..., :64] for x in (q, k, v)]  # rows of 65 elements: TMA cannot address them
+    before = len(launched)
+    for _ in range(2):
+        out = poison(torch.empty(1, 2, 100, 65, device=DEVICE, dtype=BF16))
+        assert torch.equal(attention(*uneven, out=out[..., :64]), attention(q, k, v)) and out[..., 64].isnan().all()
+    assert len(launched) == before + 2
+    with pytest.raises(TypeError, match="causal=1; it must be True or False"):
+        attention(q, k, v, causal=1)
+    with pytest.raises(ValueError, match=r"window=\(20.0, None\)"):
+        attention(q, k, v, window=(20.0, None))
+    with pytest.raises(TypeError, match="k has dtype"):
+        attention(q, k.half(), v.half())
 
 
 def test_outliers(rng):

@@ -6,6 +6,7 @@ producer already fills the ring for the next task. Source: ThunderKittens (Spect
 """
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from typing import Any, ClassVar, NamedTuple
@@ -218,7 +219,7 @@ class lcf:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""
         raise TileError(f"{type(self).__name__}: hook 'layout' is missing")
 
-    @property
+    @functools.cached_property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors of a call, in order."""
         return tuple(name for name, _ in self._plan.globals)
