@@ -111,7 +111,7 @@ def attention(
         return (result, lse) if return_lse else result
     result = out if out is not None else empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    run_forward(q, k, v, result, lse, scores, config, known)
+    run_forward(q, k, v, result, lse, scores, config, known if config is None else None)
     return result if lse is None else (result, lse)
 
 
@@ -130,7 +130,8 @@ MAX_KNOWN = 4096  # calls
 def known_call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, causal: bool, window: Any, scale: float | None, softcap: float | None,
 ) -> Known | None:  # fmt: skip
-    """What is known of calls with such operands and arguments; None where they cannot be told from others. It saves a call half of its host time."""
+    """What is known of calls with such operands and arguments; None where they cannot be told from others. It saves three quarters of
+    a call's time in Python, half with gradients."""
     try:
         tensors = signature(q, k, v) if out is None else signature(q, k, v, out)
         types = (causal.__class__, *map(type, window or ()), scale.__class__, softcap.__class__)  # True is not 1
@@ -162,13 +163,13 @@ def run_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
     known: Known | None = None,
 ) -> None:  # fmt: skip
-    """Write the output and, where given, the log-sum-exp of operands that were checked."""
-    if known is not None and config is None and (launch := known.launches.get(lse is not None)):
-        return launch(q, k, v, out) if lse is None else launch(q, k, v, out, lse)
+    """Write the output and, where given, the log-sum-exp of operands that were checked; `known` is of a call without `config`."""
+    if known is not None and (launch := known.launches.get(lse is not None)):
+        return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return see_nothing(out, lse)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
-    if known is not None and config is None and addressable(q) and addressable(k) and addressable(v) and storable(out):
+    if known is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
         known.launches[lse is not None] = functools.partial(kernel, **numbers)
 
