@@ -30,10 +30,10 @@ def rows() -> list[tuple[str, str, str]]:
         for backward in ("", "backward ") for d, heads in SHAPES.items() for causal in ("", "causal ") for s, batch in BATCHES.items()
         if not backward or s > 512
     ]  # fmt: skip
-    bytes_ = [f"e4m3 {causal}D {d} S {s} B {BATCHES[s]} H {SHAPES[d]}" for d in SHAPES for causal in ("", "causal ") for s in (4096, 16384)]
-    fp8 = [(f"attention {case} (torch: bf16)", "attention_fp8", case) for case in bytes_]
+    e4m3 = [f"e4m3 {causal}D {d} S {s} B {BATCHES[s]} H {SHAPES[d]}" for d in SHAPES for causal in ("", "causal ") for s in (4096, 16384)]
+    attention += [(f"attention {case} (torch: bf16)", "attention_fp8", case) for case in e4m3]
     decode = [(f"attention decode B {b} S {s} (TB/s of K and V)", "attention_decode", f"bf16 decode B {b} S {s}") for b, s in ((8, 4096), (64, 8192))]
-    return gemm + attention + fp8 + decode
+    return gemm + attention + decode
 
 
 def table(folder: pathlib.Path = RESULTS) -> str:

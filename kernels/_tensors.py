@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import torch
 import triton
@@ -11,6 +12,9 @@ from tritonkittens.launch import is_reachable
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
+MAX_REMEMBERED = 4096  # kinds of calls
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def check_tensor(name: str, argument: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], first_name: str, first: torch.Tensor) -> None:
@@ -64,6 +68,14 @@ def signature(*tensors: torch.Tensor) -> tuple:
     for x in tensors:
         out += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % TMA_BYTES)
     return tuple(out)
+
+
+def remember(memo: dict[K, V], key: K, value: V) -> V:
+    """Keep, and return, what is known of a kind of calls. A full memo begins anew."""
+    if len(memo) >= MAX_REMEMBERED:
+        memo.clear()
+    memo[key] = value
+    return value
 
 
 def addressable(x: torch.Tensor) -> bool:

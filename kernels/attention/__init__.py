@@ -17,8 +17,7 @@ from tritonkittens.kernels.attention.product import attention, backward, forward
 from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
-
-H200 = 132  # multiprocessors
+from tritonkittens.tune import Device
 
 
 def _tensor(dim: int) -> torch.Tensor:
@@ -29,7 +28,7 @@ def typical(make: Callable[..., tk.lcf], dim: int, causal: bool, shifted: bool =
     """The template of a forward kernel (`forward`, `packed_forward`, `forward_fp8`) for 64 sequences and heads of so many queries and keys on an H200;
     `shifted`: and some more keys."""
     shape = Shape(dim, dim, 1 if make is forward_fp8 else 2, keys, keys, 64, causal, False, False, make is packed_forward)
-    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), shape, H200)
+    return choose(make, (torch.bfloat16, dim, dim, causal, False, False, shifted, False), shape, Device.named("H200").multiprocessors)
 
 
 def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, keys: int = 4096) -> object:

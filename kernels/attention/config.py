@@ -141,10 +141,10 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
         return [replace(best, cols=256 if keys >= MEDIUM else 128)]
     if shape.packed:
         return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
-    tiles = -(-shape.queries // TALL)  # of a head
-    many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries
     if keys >= LONG:
         return [Config(consumers=3)]
+    tiles = -(-shape.queries // TALL)  # of a head
+    many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries
     return [Config(cols=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
 
 

@@ -73,7 +73,7 @@ class AttentionFunction(torch.autograd.Function):
     """`attention` of operands that were checked, in eager mode; what is known of the call, and arguments as of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, known: Known | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, known: Known, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, scale, softcap, left, right, _ = inputs
         output = _computed(q, k, v, scale, softcap, left, right, known)
         _save(ctx, inputs, output)

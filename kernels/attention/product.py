@@ -18,6 +18,7 @@ from tritonkittens.kernels._tensors import (
     is_eager,
     padded_empty,
     power_of_two,
+    remember,
     signature,
     storable,
     storable_home,
@@ -95,14 +96,12 @@ def attention(
     TypeError for operands that do not fit together.
     """
     traced = torch.compiler.is_compiling()
-    known = None if traced else known_call(q, k, v, out, causal, window, scale, softcap)
-    scores = None if known is None else known.scores
-    if scores is None:
+    known = Known() if traced else known_call(q, k, v, out, causal, window, scale, softcap)
+    if known.scores is None:
         if not traced:  # the operator checks what a trace cannot
             check(q, k, v, out)
-        scores = scores_of(q, scale, softcap, *check_window(causal, window))
-        if known is not None:
-            known.scores = scores
+        known.scores = scores_of(q, scale, softcap, *check_window(causal, window))
+    scores = known.scores
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention
@@ -124,26 +123,20 @@ class Known:
 
 
 _known: dict[tuple, Known] = {}
-MAX_KNOWN = 4096  # calls
 
 
 def known_call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, causal: bool, window: Any, scale: float | None, softcap: float | None,
-) -> Known | None:  # fmt: skip
-    """What is known of calls with such operands and arguments; None where they cannot be told from others. It saves three quarters of
-    a call's time in Python, half with gradients."""
+) -> Known:  # fmt: skip
+    """What is known of calls with such operands and arguments: nothing where they cannot be told from others."""
     try:
         tensors = signature(q, k, v) if out is None else signature(q, k, v, out)
         types = (causal.__class__, *map(type, window or ()), scale.__class__, softcap.__class__)  # True is not 1
         key = (tensors, causal, window, scale, softcap, types, None if q.is_cuda else simulated_facts())
         found = _known.get(key)
     except (AttributeError, TypeError, RuntimeError):  # no tensors, or fake ones; window is a list
-        return None
-    if found is None:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        found = _known[key] = Known()
-    return found
+        return Known()
+    return remember(_known, key, Known()) if found is None else found
 
 
 @functools.cache
@@ -256,8 +249,8 @@ def run_backward(
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:
         tiles = -(-keys // (fused.rows * fused.consumers))
-        units = (tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if causal else (tiles * batch * kv_heads,)
-        homes = homes_of(dk, dv, group, *units)
+        units = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
+        homes = homes_of(dk, dv, group, units, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
         fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_eager, padded_empty, signature, storable
+from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_eager, padded_empty, remember, signature, storable
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
@@ -24,7 +24,6 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
-MAX_PLANS = 4096  # kinds of calls that are remembered
 
 
 def gemm(
@@ -73,10 +72,7 @@ def gemm(
         _check_activation(activation)
         raise
     if plan is None:
-        plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
-        if len(_plans) >= MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
+        plan = remember(_plans, key, _plan(a, b, operands, activation, out_dtype, out, config, accumulate))
     return plan(a, b, operands, out)
 
 
