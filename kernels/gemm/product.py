@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import TMA_BYTES, addressable, as_addressable, check_tensor, is_eager, padded_empty, remember, signature, storable
+from tritonkittens.kernels._tensors import (
+    TMA_BYTES,
+    addressable,
+    allocator,
+    as_addressable,
+    check_tensor,
+    is_eager,
+    padded_empty,
+    remember,
+    signature,
+    storable,
+)
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
@@ -374,16 +385,16 @@ class _Product:
     def straight(self, a: Tensor, b: Tensor, out: Tensor | None) -> Plan:
         """The plan where the kernel takes the operands as they are, or as views, and writes to `out` or a new matrix: as few steps as possible."""
         shape, dtype, device = self.shape, self.dtype, a.device
-        like = torch.empty(shape, dtype=dtype, device=device) if out is None else out
+        allocate = allocator(shape, dtype, device)
+        like = allocate() if out is None else out
         config = self.chosen(a, b, NO_OPERANDS)
         template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
         launch = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like).launch
-        is_same = dtype == a.dtype
         plain = store_a is _itself and store_b is _itself and not swapped
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
-                out = a.new_empty(*shape) if is_same else a.new_empty(*shape, dtype=dtype)  # one by one: a third less host time than as a tuple
+                out = allocate()
             if plain:
                 launch(a, b, out)
             elif swapped:
