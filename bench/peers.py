@@ -5,6 +5,7 @@ A peer imports what it needs when it is asked for, so that one that is not insta
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -237,9 +238,27 @@ def _of_torch(backend: str) -> Peer:
     return make
 
 
+def _of_package(module: str) -> Peer:
+    """`flash_attn_func` of a FlashAttention package, whose tensors are (B, S, H, D) and whose result may come with more: the third has no wheel, the folder
+    `hopper` of its repository makes the module; the fourth is on PyPI (flash-attn-4)."""
+
+    def make(p: Attention) -> Callable[[], Any]:
+        function = importlib.import_module(module).flash_attn_func
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            found = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=p.causal)
+            return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+        return p.timed(call)
+
+    return make
+
+
 for _operation in ("attention", "attention backward"):
     peer(_operation, "cudnn")(_of_torch("CUDNN_ATTENTION"))
     peer(_operation, "flash-attention 2 (torch)")(_of_torch("FLASH_ATTENTION"))
+    peer(_operation, "flash-attention 3")(_of_package("flash_attn_interface"))
+    peer(_operation, "flash-attention 4")(_of_package("flash_attn.cute"))
 
 
 @dataclass(frozen=True)
