@@ -294,6 +294,7 @@ REDUCTIONS = Group(
         Case("tk.row_norm(x)", lambda i: i.x.double().norm(dim=1), of="col", dtype=fp32, slack=16),
         Case("tk.col_norm(x)", lambda i: i.x.double().norm(dim=0), of="row", dtype=fp32, slack=16),
         Case("tk.row_sum(tk.row_sum_by_quad(x))", lambda i: i.x.sum(1), of="col", dtype=wide, slack=16),
+        Case("tk.row_sum(tk.row_sum_by_quad(x, accumulate=tk.row_sum_by_quad(y)))", lambda i: (i.x + i.y).sum(1), of="col", dtype=wide, slack=16),
         Case("tk.row_sum(tk.gt(x, 0))", lambda i: (i.x > 0).sum(1), of="col", dtype=index),
     ),
 )

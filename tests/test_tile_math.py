@@ -114,6 +114,7 @@ MISTAKES = {
     "got fp32 of shape [48]",
     "tk.row_sum(n, accumulate=c)": "row_sum(accumulate): a tile of int32 and shape [64, 48] needs a vector of 64 elements of int32, "
     "got fp32 of shape [64]",
+    "tk.row_sum_by_quad(x, accumulate=c)": "row_sum_by_quad(accumulate) of shape [64, 48]: needs sums of fp32 and shape [64, 4], got fp32 of shape [64]",
     "tk.row_topk(x, 49)": "row_topk(k=49): must be between 1 and the 48 columns of the tile",
     "tk.row_topk(n, 2)": "row_topk: needs floating-point elements, got int32",
     "tk.max(1.0)": "max of 1.0: needs a register tile or vector",

@@ -158,7 +158,7 @@ class AttentionForward(QueryTiles):
         if ctx.config.long_turns:  # exponentials of one consumer then run under products and maxima of the other
             tk.pass_turn(ctx)
         p, m, alpha = ctx.config._softmax(ctx, state, s)
-        sums = tk.add(tk.mul_row(state.sums, alpha), tk.row_sum_by_quad(p))
+        sums = tk.row_sum_by_quad(p, accumulate=tk.mul_row(state.sums, alpha))
         return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=ctx.config._operand(ctx, p), m=m, sums=sums)
 
     @triton.jit

@@ -89,9 +89,9 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def _exchanged(ctx, consumer, number):
-        """dS of a consumer's keys. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps descriptors of all parts in
-        registers that accumulators need."""
-        return ctx.exchange.dS[tk.opaque_zero(number) + consumer]
+        """dS of a consumer's keys, for products. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps the
+        descriptors of all parts in registers that accumulators need."""
+        return ctx.exchange.dS[tk.zero_at(ctx, number, "z") + consumer]
 
     @triton.jit
     def _queries(ctx, number):
@@ -135,7 +135,10 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _show(ctx, ds, number):
         """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
-        tk.store(ctx.config._exchanged(ctx, ctx.consumer, number), ds)
+        if ctx.config.draws:
+            tk.store(ctx.exchange.dS[ctx.consumer], ds)
+        else:  # with the plain slot ptxas would count iterations in vector registers here, too: see `tk.zero_at`
+            tk.store(ctx.config._exchanged(ctx, ctx.consumer, number), ds)
         tk.fence_async()
         tk.hand_over(ctx)
 

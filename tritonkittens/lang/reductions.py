@@ -54,10 +54,24 @@ def _lines(x: Any, axis: int) -> list[list[Any]]:
     return [[pieces[i * across + j] for i in range(down)] for j in range(across)]
 
 
-def _by_quad(t: Trace, reduce: Any, piece: Any) -> Any:
-    """What each lane of a quad holds of an accumulator's rows, reduced: rows × 4."""
+@triton.jit
+def _with_first(pairs, more, index):
+    return tl.where(index[None, :, None] == 0, pairs + more[:, None, :], pairs)
+
+
+def _by_quad(t: Trace, reduce: Any, piece: Any, before: Any = None) -> Any:
+    """What each lane of a quad holds of an accumulator's rows, reduced: rows × 4. Sums of `before` are what the first of its elements is added to."""
     rows, cols = (int(unwrap(extent)) for extent in piece.shape)
-    return t.call(reduce, t.call(reduce, t.call("reshape", piece, (rows, cols // 8, 4, 2)), 3), 1)
+    pairs = t.call(reduce, t.call("reshape", piece, (rows, cols // 8, 4, 2)), 3)
+    if before is not None:
+        if t.explicit:
+            layout = pairs.type.layout
+            before = t.convert(before, gl.SliceLayout(1, layout))
+            index = t.semantic.arange(0, cols // 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+        else:
+            index = t.call("arange", 0, cols // 8)
+        pairs = t.call(_with_first, pairs, before, index)
+    return t.call(reduce, pairs, 1)
 
 
 def _joined(t: Trace, join: Any, parts: list[Any]) -> Any:
@@ -122,19 +136,25 @@ row_prod, col_prod = _reduction("row_prod", "prod", 1), _reduction("col_prod", "
 
 
 @op
-def row_sum_by_quad(t: Trace, x: Any) -> Any:
+def row_sum_by_quad(t: Trace, x: Any, accumulate: Any = None) -> Any:
     """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it
-    completes them.
+    completes them. `accumulate`: such sums, which they are added to.
 
     In an accumulator's layout those are the columns that one lane of a quad holds, so that a sum over many tiles needs its shuffles only
-    once, at the end.
+    once, at the end. Sums of before stand at the head of the chain of additions: ptxas then computes at once what they were scaled by, and whatever else
+    is scaled by it runs under the exponentials, rather than behind the last of them.
     """
-    axes = axes_of(x)
+    axes, accumulate = axes_of(x), unwrap(accumulate)
     if len(axes) != 2:
         raise TileError(f"row_sum_by_quad of shape {list(shape_of(x))}: needs a register tile of two axes")
-    x, out = _widened(t, x), []
-    reduce, join = _JOIN["sum"]
-    out = [_joined(t, join, [_by_quad(t, reduce, piece) for piece in line]) for line in _lines(x, 1)]
+    x = _widened(t, x)
+    if accumulate is not None and (axes_of(accumulate) != (axes[0], (4,)) or dtype_of(accumulate) != dtype_of(x)):
+        raise TileError(f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {dtype_of(x)} and shape [{shape_of(x)[0]}, 4], got "
+                        f"{dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
+    (reduce, join), lines = _JOIN["sum"], _lines(x, 1)
+    before = [None] * len(lines) if accumulate is None else pieces_of(accumulate)
+    out = [_joined(t, join, [_by_quad(t, reduce, piece, sums if i == 0 else None) for i, piece in enumerate(line)])
+           for line, sums in zip(lines, before, strict=True)]
     return assemble((axes[0], (4,)), out)
 
 
