@@ -552,9 +552,10 @@ def tensor_views(X, Y, COLS: tl.constexpr, PART: tl.constexpr):
 
 @tk.kernel
 @triton.jit
-def zero_and_branch(OUT, number):
-    """OUT[0] = 0, which hangs on `number`; OUT[1] = 1 where that is odd, in a branch that stays one."""
-    tl.store(OUT, tk.opaque_zero(number))
+def zeros_and_branch(OUT, number):
+    """OUT[0] = OUT[1] = 0, which the compiler cannot tell; OUT[2] = 1 where `number` is odd, in a branch that stays one."""
+    tl.store(OUT, tk.opaque_zero())
+    tl.store(OUT + 1, tk.opaque_zero("z"))
     if number % 2 == 1:
         tk.scheduling_barrier(number)
-        tl.store(OUT + 1, 1)
+        tl.store(OUT + 2, 1)

@@ -31,17 +31,17 @@ TEMPLATES = {
 WITH_EDGE_LOOP = [name for name in TEMPLATES if "shifted" in name or "varlen" in name or name == "attention_d64_long_causal"]
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
-# What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass also dS, for the
-# other consumer, and dQ on its way to global memory
+# What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass, where those are
+# added by products, dS, for the other consumer, and dQ on its way to global memory
 NEEDED = {
     f"attention_{name}d{dim}{'_causal' * causal}": needed
     for causal in (False, True)
-    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"LDS": 32, "STS": 8, "STSM": 8}),
-                              ("backward_", 128, {"LDS": 16, "STS": 8, "STSM": 4}))
+    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
+                              ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
-MOST_SPILLS = {name: 32 for name in NEEDED if "backward" in name}  # in a loop
+MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
 
 
 def test_every_template_kernel_is_registered():
@@ -143,11 +143,11 @@ def test_sums_are_scaled_under_the_exponentials(name):
         assert scaled >= 32 and bases[last:].count("FMUL") <= most * scaled
 
 
-@pytest.mark.parametrize("dim, most", [(64, 2), (128, 40)])
-def test_drawn_tasks_have_their_descriptors_in_uniform_registers(dim, most):
-    """What depends on the number of an iteration is in vector registers where tasks are drawn: 57 moves to uniform ones an iteration at dimension 64, 60 at
-    128, and spills in the loop."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_backward_d{dim}_causal"]("sm_90a").asm["cubin"])))
+@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 54), ("d128_causal", 40)])
+def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
+    """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
+    spills in the loop."""
+    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_backward_{name}"]("sm_90a").asm["cubin"])))
     assert graph.main_loops
     for loop in graph.main_loops:
         found = [i.base for block in loop.blocks for i in graph.blocks[block]]

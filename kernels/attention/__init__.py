@@ -6,6 +6,7 @@ from typing import cast
 import torch
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.backward import STEP
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode, decode
@@ -52,11 +53,12 @@ def _decode(arch: str, sized: bool) -> object:
 
 def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     """The single pass (part 0), or the pass of dQ or of dK and dV (1, 2)."""
-    x, numbers = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
+    x, sums = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
+    numbers = sums if part else torch.empty(4, 16, 4096, STEP.value, dtype=torch.bfloat16, device="meta")
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)
     template = cast(tk.lcf, (fused_backward(*kind, False), queries, keys[0])[part])
-    tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers) | ({} if part else {"dQ": numbers})
+    tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers) | ({} if part else {"dQ": sums})
     return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, arch=arch)
 
 

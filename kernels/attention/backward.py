@@ -17,11 +17,14 @@ from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
 ROWS = 64  # queries of a program of `statistics`
+PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
+STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
+LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
 
 
 @triton.jit
 def numbers(ctx, head, block):
-    """Coordinates of the offsets and deltas of a block of queries."""
+    """Coordinates of the numbers of a block of queries."""
     return ctx.batch, head, block
 
 
@@ -40,24 +43,43 @@ def offsets_and_deltas(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.const
     return tl.where(offset == float("-inf"), float("inf"), offset), delta
 
 
+@triton.jit
+def store_addends(addends, place, x, here):
+    """Store numbers as `AttentionBackward` adds them to products: rows `place` of STEP bf16, where `here`, that begin with the number's parts. −∞ becomes the
+    smallest number, for zero times infinity is not zero."""
+    col = tl.arange(0, STEP)[None, :]
+    rest = tl.where(x < -LARGEST, -LARGEST, x)[:, None]
+    found = tl.zeros_like(rest + col)
+    for part in tl.static_range(PARTS):
+        head = rest.to(tl.bfloat16).to(tl.float32)
+        found = tl.where(col == part, head, found)
+        rest = tl.where(tl.abs(head) == float("inf"), 0.0, rest - head)
+    tl.store(addends + place[:, None] * STEP + col, found.to(tl.bfloat16), mask=here[:, None])
+
+
 @plain_kernel
 @triton.jit
 def statistics(
     O, dO, L, dL, offsets, deltas, sums, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, queries, pitch, numbers_of_head,  # noqa: E741
-    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
+    factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
-    on. Where NUMBERS is not 0, also zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile before, `numbers_of_head` of a head."""
+    on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, pitch, STEP) bf16 as
+    `store_addends` has them, and there are zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile before, `numbers_of_head` of a head."""
     tile, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
     row = tile * 64 + tl.arange(0, 64)
-    tl.store(deltas + number * pitch + row, delta, mask=row < queries)
-    tl.store(offsets + number * pitch + row, offset, mask=row < queries)
+    place = number * pitch + row
     if NUMBERS > 0:
+        store_addends(offsets, place, -offset * factor, row < queries)
+        store_addends(deltas, place, -delta, row < queries)
         tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
+    else:
+        tl.store(deltas + place, delta, mask=row < queries)
+        tl.store(offsets + place, offset, mask=row < queries)
 
 
 class AttentionBackwardQueries(QueryTiles):

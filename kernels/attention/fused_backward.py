@@ -1,13 +1,11 @@
 """Gradients of attention in one pass over the scores: dK and dV stay in registers, dQ is summed up in global memory by TMA."""
 from __future__ import annotations
 
-from typing import ClassVar
-
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import AttentionBackwardKeys
+from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, place_of
 from tritonkittens.kernels.attention.masks import hidden_from, squashed
 from tritonkittens.launch import plain_kernel
 
@@ -17,34 +15,44 @@ HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 class AttentionBackward(AttentionBackwardKeys):
     """dK, dV, and dQ added to a buffer in fp32 that was zero: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
 
-    A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P is an operand in registers; dS goes through shared memory,
-    for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An iteration
-    computes P and dS of its block, and dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the other's,
-    so that the consumers drift out of phase, and one computes exponentials while products of the other run. Dimensions: 64 or 128, the same for keys and
-    values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
+    A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
+    memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
+    iteration computes P, dS, dV and dK of its block, and dQ of the block before: half an iteration lies between the writing of dS and the first that needs the
+    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. Dimensions: 64 or 128, the same for keys
+    and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at
-    dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %, and offsets read before the products are
-    queued up to 6 %; a third slot, which hides the copies, 16 to 25 % at dimension 128; causal tasks of few heads at a time, whose operands and sums stay in
-    L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing: a launch for the first keys of all heads, whose dQ is
-    stored, so that no zeros need be made (−6 to 1 %); dS kept in registers for dK (−2 to −25 %); L2 hints for the sums of dQ.
+    Shared memory is what limits it: every product reads operands there, and what a block reads and writes takes nine tenths of its time. So dK takes dS from
+    registers, and what is added to the scores and to dP of a query, a number for each column, which threads would read as often as there are rows for one of
+    them (256 of 3,400 cycles of a block at dimension 128, 512 of 3,600 at 64), comes by products, too: of three ones a row, which stay in registers, and of the
+    number's three parts in bf16, which are exact (`store_addends`).
 
-    Q, K, V, dO, offsets and deltas as for `AttentionBackwardKeys`. dQ: (B, H, blocks, 2, 4096) fp32, of every block of queries the halves, 64 by 64, as
-    `tk.store_fragments` orders them, without the factor.
+    Worth, on the H200 (`bench/results/attention_variants.json`), before that: this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to
+    29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies,
+    16 to 25 % at dimension 128; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by
+    the blocks 2 to 6 % more. Worth nothing: a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to 1 %); L2 hints
+    for the sums of dQ.
+
+    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. dQ: (B, H, blocks, 2, 4096) fp32,
+    of every block of queries the halves, 64 by 64, as `tk.store_fragments` orders them, without the factor.
     """
 
     consumers: int = 2
     edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
-    fences_reads: ClassVar[bool] = True  # offsets and deltas are read before dS is written and fenced
+
+    @property
+    def crowded(self) -> bool:
+        """Do the scores of a block leave no registers for both P and dS as operands of products that are under way?"""
+        return self.cols > 64
 
     def layout(self):
-        height, number = self.rows * self.consumers, tk.sv(tk.fp32, self.cols)
+        height = self.rows * self.consumers
         q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
         results = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
-        input, common = dict(Q=q, dO=do, offsets=number, deltas=number), dict(K=k, V=v)
+        addends = tk.st(tk.bf16, self.cols, STEP.value)
+        input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
         return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
                          working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
@@ -54,67 +62,77 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.load_async(common.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
 
     @triton.jit
+    def load(ctx, input):
+        head, block = place_of(ctx)
+        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
+        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
+        batch, head, block = ctx.config._numbers(ctx, head, block)
+        tk.load_async(input.offsets, ctx.globals.offsets, (batch, head, block, 0), input.arrived)
+        tk.load_async(input.deltas, ctx.globals.deltas, (batch, head, block, 0), input.arrived)
+
+    @triton.jit
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
         head = ctx.result * ctx.group + tl.where(ctx.edge_blocks > 0, 0, ctx.group - 1)
-        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block)
+        # Pinned, or ptxas makes them anew in front of every product, in registers that one under way still reads, for which all then wait
+        ones = tk.pin(tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS))
+        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
-    def _of_queries(ctx, numbers):
-        """A number for each query, which are the columns of scores."""
-        return tk.load(numbers, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+    def _added(ctx, state, addends):
+        """A number of every query, for all keys: a product, under way."""
+        return tk.mm_ABt(state.ones, addends, wait=False)
 
     @triton.jit
-    def _scores(ctx, input):
-        """The product of this consumer's keys and a block of queries, under way."""
-        return tk.mm_ABt(tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
+    def _scores(ctx, state, input):
+        """The product of this consumer's keys and a block of queries, less their log-sum-exp, under way; with a soft-cap, which comes first, without that."""
+        k = tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0)
+        if ctx.config.softcap:
+            return tk.mm_ABt(k, input.Q, wait=False)
+        else:
+            return tk.mma_ABt(k, input.Q, ctx.config._added(ctx, state, input.offsets), wait=False)
 
     @triton.jit
-    def _weights(ctx, s, offsets, block, number):
-        """(P, derivative of the soft-cap) of the scores of a block. What masks need is computed where they are: `number` is unknown to the compiler, which else
-        keeps it in registers."""
-        slope = 1.0
+    def _weights(ctx, state, input, block):
+        """(P, derivative of the soft-cap) of a block. What masks need is computed where they are, and not kept in registers."""
+        s, slope = tk.mma_wait(ctx.config._scores(ctx, state, input)), 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
+            s = s + tk.mma_wait(ctx.config._added(ctx, state, input.offsets))
         if ctx.edge:
-            key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero(number)
+            key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, block * ctx.config.cols)
             if ctx.config.cut:
                 if key + ctx.config.rows > ctx.keys:
                     tk.scheduling_barrier(ctx.keys)
                     s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
-        return tk.pin(tk.exp2_col(s, ctx.args.scale, offsets)), slope
+        return tk.pin(tk.exp2(s * ctx.args.scale)), slope
 
     @triton.jit
-    def _exchanged(ctx, consumer, number):
-        """dS of a consumer's keys, for products. The iteration's `number` hides from the compiler that its slot is always the same: else it keeps the
-        descriptors of all parts in registers that accumulators need."""
-        return ctx.exchange.dS[tk.zero_at(ctx, number, "z") + consumer]
+    def _exchanged(ctx, consumer):
+        """dS of a consumer's keys, for products. The compiler does not see that its slot is always the same: else it keeps the descriptors of all parts in
+        registers that accumulators need."""
+        return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
-    def _queries(ctx, number):
+    def _queries(ctx):
         """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
         ROWS: tl.constexpr = ctx.config.rows
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
         OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0, number), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 0, OF_DIMENSIONS)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 0, OF_DIMENSIONS)
         dq = tk.mm_AtB(ds, k, wait=False)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1, number), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
         return tk.mma_AtB(ds, k, dq, wait=False)
 
     @triton.jit
-    def _staged(ctx, state, tiles, number):
-        """(dK, dQ on its way to shared memory) with the block before, whose tiles these are."""
+    def _staged(ctx):
+        """dQ of the block before on its way to shared memory."""
         tk.store_read_wait(0)
         tk.take_over(ctx)
-        dq = ctx.config._queries(ctx, number)
-        dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer, number), tiles.Q, state.dk, wait=False)
-        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
-        if ctx.config.cols > 64:  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
-            tk.scheduling_barrier(ctx.keys)
-        return tk.mma_wait(dk), half
+        return tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
 
     @triton.jit
     def _send(ctx, state, half):
@@ -125,22 +143,32 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
 
     @triton.jit
-    def _values(ctx, dv, p, slope, input):
-        """(dV under way, dS) of a block."""
-        dp = tk.mm_ABt(tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0), input.dO, wait=False)
-        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, dv, wait=False)
-        ds = p * tk.sub_col(tk.mma_wait(dp, leave=dv), ctx.config._of_queries(ctx, input.deltas)) * slope
-        return dv, tk.cast(ds, ctx.config.dtype)
+    def _values(ctx, state, p, slope, input):
+        """(dV, under way where registers allow it, dS) of a block."""
+        v, weights = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0), tk.cast(p, ctx.config.dtype)
+        if ctx.config.crowded:
+            dv = tk.mma_AB(weights, input.dO, state.dv, wait=False)
+            dp = tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
+            dp, dv = tk.mma_wait(dp, dv)
+        else:
+            dp = tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
+            dv = tk.mma_AB(weights, input.dO, state.dv, wait=False)
+            dp = tk.mma_wait(dp, leave=dv)
+        return dv, tk.cast(p * dp * slope, ctx.config.dtype)
 
     @triton.jit
-    def _show(ctx, ds, number):
+    def _show(ctx, ds):
         """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
-        if ctx.config.draws:
-            tk.store(ctx.exchange.dS[ctx.consumer], ds)
-        else:  # with the plain slot ptxas would count iterations in vector registers here, too: see `tk.zero_at`
-            tk.store(ctx.config._exchanged(ctx, ctx.consumer, number), ds)
+        tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.hand_over(ctx)
+
+    @triton.jit
+    def _done(ctx, dv, dk):
+        if ctx.config.crowded:
+            return dv, tk.mma_wait(dk)
+        else:
+            return tk.mma_wait(dv, dk)
 
     @triton.jit
     def _next(ctx, state):
@@ -154,33 +182,34 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def first(ctx, state, input):
-        offsets = ctx.config._of_queries(ctx, input.offsets)
-        p, slope = ctx.config._weights(ctx, tk.mma_wait(ctx.config._scores(ctx, input)), offsets, state.block, ctx.iterations)
-        dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
-        ctx.config._show(ctx, ds, ctx.iterations)
-        return state.replace(dv=tk.mma_wait(dv))
+        p, slope = ctx.config._weights(ctx, state, input, state.block)
+        dv, ds = ctx.config._values(ctx, state, p, slope, input)
+        dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
+        ctx.config._show(ctx, ds)
+        dv, dk = ctx.config._done(ctx, dv, dk)
+        return state.replace(dk=dk, dv=dv)
 
     @triton.jit
-    def compute(ctx, state, input, previous):
-        offsets = ctx.config._of_queries(ctx, input.offsets)  # before the products: reads wait for the queue in which those stand
-        s = ctx.config._scores(ctx, input)
+    def compute(ctx, state, input):
         head, block = ctx.config._next(ctx, state)
-        p, slope = ctx.config._weights(ctx, tk.mma_wait(s), offsets, block, ctx.iter)
-        dk, half = ctx.config._staged(ctx, state, previous, ctx.iter)
+        p, slope = ctx.config._weights(ctx, state, input, block)
+        half = ctx.config._staged(ctx)
         tk.hand_back(ctx)
-        dv, ds = ctx.config._values(ctx, state.dv, p, slope, input)
+        dv, ds = ctx.config._values(ctx, state, p, slope, input)
+        dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
         tk.take_back(ctx)
-        ctx.config._show(ctx, ds, ctx.iter)
+        ctx.config._show(ctx, ds)
         ctx.config._send(ctx, state, half)
-        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block)
+        dv, dk = ctx.config._done(ctx, dv, dk)
+        return state.replace(dk=dk, dv=dv, head=head, block=block)
 
     @triton.jit
-    def drain(ctx, state, input):
-        dk, half = ctx.config._staged(ctx, state, input, ctx.iterations)
+    def drain(ctx, state):
+        half = ctx.config._staged(ctx)
         tk.fence_async()
         ctx.config._send(ctx, state, half)
         tk.sync_consumers(ctx)  # the next task writes dS anew
-        return state.replace(dk=dk)
+        return state
 
 
 @triton.jit

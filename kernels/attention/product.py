@@ -23,7 +23,7 @@ from tritonkittens.kernels._tensors import (
     storable,
     storable_home,
 )
-from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
+from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
@@ -32,6 +32,7 @@ from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries, or keys
+SMALLEST_SCALE = 2.0**-64  # of scores, by which numbers that are added to them are divided
 
 
 @dataclass(frozen=True)
@@ -230,20 +231,24 @@ def run_backward(
     dq, dk, dv = (empty_like(x, x.shape[3]) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     causal, window, softcap = scores.features(queries, keys)
+    numbers = {**scores.numbers(window), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
     cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
-    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic else None
-    blocks, sums = 0, offsets
+    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and numbers["scale"] >= SMALLEST_SCALE else None
+    blocks, pitch = 0, queries
     if fused is not None:
         blocks = -(-queries // fused.cols)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+        offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=q.device).unbind()
+    else:
+        offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
+        sums, pitch = offsets, offsets.stride(1)
     statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, offsets.stride(1),
-        blocks * 2 * HALF.value, value_dim, power_of_two(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
-    numbers = {**scores.numbers(window), "gradient": scores.scale}
+        out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch,
+        blocks * 2 * HALF.value, 1 / max(numbers["scale"], SMALLEST_SCALE), value_dim, power_of_two(value_dim), grad_lse is not None,
+        ROWS * fused.head_dim if fused else 0)  # fmt: skip
     tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
     kv_heads = k.shape[1]
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch

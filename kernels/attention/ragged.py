@@ -12,13 +12,14 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, task_of_keys
+from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
+NUMBERS_OF_QUERIES = ("offsets", "deltas")  # in whole blocks of each sequence: no copy of theirs ends within one
 ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
 
 
@@ -97,12 +98,12 @@ def _task(ctx, heads):
 @plain_kernel
 @triton.jit
 def packed_statistics(
-    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, total, tiles,  # noqa: E741
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr,
+    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, total, tiles, factor,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
-    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole blocks of TILES tiles, zeros behind its end in its last
-    tile."""
+    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole blocks of TILES tiles, one or two, zeros behind its end in
+    its last; with ADDENDS bf16, (1, H, tiles · 64, STEP), as `statistics` has them for `AttentionBackward`."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
@@ -110,8 +111,17 @@ def packed_statistics(
         offset, delta = offsets_and_deltas(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
                                            L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
         place = (head * tiles + block * TILES + tile) * 64 + tl.arange(0, 64)
-        tl.store(deltas + place, delta)
-        tl.store(offsets + place, offset)
+        if ADDENDS:
+            here = place >= 0
+            store_addends(offsets, place, -offset * factor, here)
+            store_addends(deltas, place, -delta, here)
+            if TILES == 2:  # a block that ends in its first tile has no program for its second
+                if (tile % 2 == 0) & ((tile + 1) * 64 >= rows.rows):
+                    store_addends(offsets, place + 64, tl.zeros_like(offset), here)
+                    store_addends(deltas, place + 64, tl.zeros_like(delta), here)
+        else:
+            tl.store(deltas + place, delta)
+            tl.store(offsets + place, offset)
 
 
 @plain_kernel
@@ -130,7 +140,7 @@ def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves,
 
 @triton.jit
 def _packed_numbers(ctx, head, block):
-    """Coordinates of the offsets and deltas of a block of queries."""
+    """Coordinates of the numbers of a block of queries."""
     return 0, head, ctx.numbers + block
 
 
@@ -144,7 +154,7 @@ class Packed(QueryTiles):
 
     def layout(self) -> tk.layout:
         plan = super().layout()
-        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles))
+        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles) and name not in NUMBERS_OF_QUERIES)
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
@@ -187,4 +197,4 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them, in blocks of `cols`."""
+    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it, in blocks of `cols`."""

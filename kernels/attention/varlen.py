@@ -10,10 +10,20 @@ from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
-from tritonkittens.kernels.attention.backward import ROWS
+from tritonkittens.kernels.attention.backward import ROWS, STEP
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
-from tritonkittens.kernels.attention.product import TILE, Scores, check_heads, check_window, homes_of, scores_of, see_nothing, sum_groups
+from tritonkittens.kernels.attention.product import (
+    SMALLEST_SCALE,
+    TILE,
+    Scores,
+    check_heads,
+    check_window,
+    homes_of,
+    scores_of,
+    see_nothing,
+    sum_groups,
+)
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
     FIELDS,
@@ -111,7 +121,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_keys: bool, height: int, numbers: int = ROWS) -> Tensor:
-    """The list of the tiles of `height` queries, or keys; offsets and deltas in blocks of so many `numbers`."""
+    """The list of the tiles of `height` queries, or keys; numbers of theirs in blocks of so many."""
     sequences = starts_q.shape[0] - 1
     entries = torch.empty(most_tiles(keys if of_keys else queries, sequences, height), FIELDS.value, dtype=torch.int32, device=starts_q.device)
     list_tiles[(entries.shape[0] // ENTRIES.value,)](starts_q.contiguous(), starts_k.contiguous(), entries, sequences, queries, keys, of_keys, height, numbers)
@@ -178,16 +188,19 @@ def _run_backward(
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     entries = functools.partial(_entries, starts_q, starts_k, queries, keys)
-    fused = None if deterministic else packed_fused_backward(q.dtype, dim, value_dim, *features)
+    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+    fused = None if deterministic or numbers["scale"] < SMALLEST_SCALE else packed_fused_backward(q.dtype, dim, value_dim, *features)
     block = ROWS if fused is None else fused.cols
     of_rows = entries(False, ROWS, block)
     blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
-    make = torch.empty if block == ROWS else torch.zeros  # a block that ends in its first tile has no program for its second
-    offsets, deltas = (make(1, heads, blocks * block, dtype=torch.float32, device=q.device) for _ in range(2))
+    if fused is not None:
+        offsets, deltas = torch.empty(2, 1, heads, blocks * block, STEP.value, dtype=torch.bfloat16, device=q.device).unbind()
+    else:
+        offsets, deltas = torch.empty(2, 1, heads, blocks * block, dtype=torch.float32, device=q.device).unbind()
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], queries,
-                                               blocks * block // ROWS, value_dim, power_of_two(value_dim), block // ROWS, grad_lse is not None)
-    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+                                               blocks * block // ROWS, 1 / max(numbers["scale"], SMALLEST_SCALE), value_dim, power_of_two(value_dim),
+                                               block // ROWS, grad_lse is not None, fused is not None)
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
     homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)

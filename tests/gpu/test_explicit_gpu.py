@@ -444,7 +444,7 @@ def test_nothing_is_launched_after_a_refusal(rng):
 
 @pytest.mark.parametrize("number", [0, 1, 5, 2**30 - 1])
 def test_what_the_compiler_cannot_see_through(number):
-    out = torch.full((3,), 7, dtype=torch.int32, device=DEVICE)
-    cases.zero_and_branch[(1,)](out, number)
+    out = torch.full((4,), 7, dtype=torch.int32, device=DEVICE)
+    cases.zeros_and_branch[(1,)](out, number)
     synchronize()
-    assert out.tolist() == [0, 1 if number % 2 else 7, 7]
+    assert out.tolist() == [0, 0, 1 if number % 2 else 7, 7]

@@ -6,7 +6,7 @@ from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_t
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.fragments import add_fragments, fragment_place, store_fragments
 from tritonkittens.lang.globals import extent, gl
-from tritonkittens.lang.hooks import release, wait_for, zero_at
+from tritonkittens.lang.hooks import opaque_zero, release, wait_for
 from tritonkittens.lang.im2col import im2col, load_im2col_async
 from tritonkittens.lang.kernel import Kernel, kernel
 from tritonkittens.lang.layout import layout
@@ -173,7 +173,6 @@ from tritonkittens.lang.tiles import (
     iota,
     neg_infty,
     one,
-    opaque_zero,
     pin,
     pos_infty,
     scheduling_barrier,

@@ -17,7 +17,6 @@ from tritonkittens.lang.memory import store_read_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, wait
 from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
-from tritonkittens.lang.tiles import opaque_zero
 from tritonkittens.lang.types import split, st, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.lang.work import extra
@@ -66,26 +65,25 @@ def _coordinate(AXIS: tl.constexpr):
 
 
 @op
-def zero_at(t: Trace, ctx: Any, number: Any, axis: Any = "y") -> Any:
-    """Zero, which the compiler cannot tell, in an iteration of a template: of its `number`, as `opaque_zero` has it, or where blocks draw their tasks the
-    block's coordinate along an `axis` that the grid of a template does not have, "y" or "z" (two zeros that it cannot tell from each other either).
+def opaque_zero(t: Trace, axis: Any = "y") -> Any:
+    """Zero, which the compiler cannot tell: the block's coordinate along an `axis` that the grid of a template does not have (nor may that of another kernel
+    which calls this), "y" or "z", two zeros that it cannot tell from each other either. What an index or address it is added to leads to is computed where it
+    is used, and not once for a whole loop, to be held in registers that accumulators need.
 
-    How many iterations a drawn task has is read from memory. ptxas then counts them in vector registers, and what it derives from their number, such as
-    descriptors, is in vector registers too, in front of every wgmma a move to a uniform one: with those of the coordinate instead, the backward of attention
-    of dimension 64 was 4 to 10 % faster on the H200 under a causal mask (`bench/results/attention_variants.json`).
+    It is in a uniform register. With a zero made of the number of an iteration, which ptxas may count in a vector register, descriptors are in vector registers
+    too, and in front of every wgmma is a move to a uniform one: the backward of attention of dimension 64 was 4 to 10 % slower so on the H200 under a causal
+    mask (`bench/results/attention_variants.json`).
     """
-    if unwrap(ctx.config).draws:
-        return t.call(_coordinate, axis)
-    return t.call(opaque_zero, number)
+    return t.call(_coordinate, axis)
 
 
 @op
-def addressed_anew(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
-    """The context with its common tiles addressed anew: their slot is zero, but from a run-time `number` the compiler cannot tell. Else it computes the
-    descriptors of all their parts once, and keeps them in registers that accumulators need."""
+def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
+    """The context with its common tiles addressed anew: their slot is zero, but the compiler cannot tell. Else it computes the descriptors of all their parts
+    once, and keeps them in registers that accumulators need."""
     if not memory.common.fields:
         return ctx
-    zero = t.call(zero_at, ctx, number)
+    zero = t.call(opaque_zero)
     return struct(**{**ctx.fields, "common": struct(**in_slot(t, memory.common, zero))})
 
 
@@ -302,7 +300,10 @@ _first_hook = _hook("first")
 @op
 def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
     """Iteration 0 of a pipelined computation."""
-    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "first") else t.call(call_compute, ctx, state, input, input)
+    config = unwrap(ctx.config)
+    if hasattr(type(config), "first"):
+        return t.call(_first_hook, ctx, state, input)
+    return t.call(call_compute, ctx, state, *([input] * (1 + config.holds)))
 
 
 # ---------------------------------------------------------------- ring slots given back
@@ -344,7 +345,7 @@ def _give_back(t: Trace, bar: Any, T: Any, unread: Any = False) -> Any:
     """
     cluster = unwrap(T).cluster
     for rank in range(cluster):
-        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unwrap(T).fences_reads or unwrap(unread))
+        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unread)
 
 
 # ---------------------------------------------------------------- stores and the end of a task

@@ -243,14 +243,6 @@ def scheduling_barrier(t: Trace, number: Any) -> Any:
 
 
 @op
-def opaque_zero(t: Trace, number: Any) -> Any:
-    """Zero, which the compiler cannot tell: a run-time integer, 0 ≤ `number` < 2³⁰, shifted out. What an index or address it is added to leads to is computed
-    where it is used, and not once for a whole loop, to be held in registers that accumulators need.
-    """
-    return t.method(t.scalar(number), "__rshift__", 30)
-
-
-@op
 def swap_layout(t: Trace, x: Any) -> Any:
     """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it:
     the same values.
