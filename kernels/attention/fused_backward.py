@@ -43,7 +43,7 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @property
     def crowded(self) -> bool:
-        """Do the scores of a block leave no registers for both P and dS as operands of products that are under way?"""
+        """Do the scores of a block leave no registers for P as the operand of a product that is under way, and dP, and dS?"""
         return self.cols > 64
 
     def layout(self):
@@ -119,6 +119,8 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _queries(ctx):
         """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
+        tk.store_read_wait(0)
+        tk.take_over(ctx)
         ROWS: tl.constexpr = ctx.config.rows
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
         OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
@@ -126,13 +128,6 @@ class AttentionBackward(AttentionBackwardKeys):
         dq = tk.mm_AtB(ds, k, wait=False)
         ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
         return tk.mma_AtB(ds, k, dq, wait=False)
-
-    @triton.jit
-    def _staged(ctx):
-        """dQ of the block before on its way to shared memory."""
-        tk.store_read_wait(0)
-        tk.take_over(ctx)
-        return tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
 
     @triton.jit
     def _send(ctx, state, half):
@@ -143,18 +138,15 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
 
     @triton.jit
-    def _values(ctx, state, p, slope, input):
-        """(dV, under way where registers allow it, dS) of a block."""
-        v, weights = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0), tk.cast(p, ctx.config.dtype)
-        if ctx.config.crowded:
-            dv = tk.mma_AB(weights, input.dO, state.dv, wait=False)
-            dp = tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
-            dp, dv = tk.mma_wait(dp, dv)
-        else:
-            dp = tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
-            dv = tk.mma_AB(weights, input.dO, state.dv, wait=False)
-            dp = tk.mma_wait(dp, leave=dv)
-        return dv, tk.cast(p * dp * slope, ctx.config.dtype)
+    def _values(ctx, state, p, input):
+        """dV with this block, under way."""
+        return tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
+
+    @triton.jit
+    def _of_weights(ctx, state, input):
+        """dP less Δ of a block, under way."""
+        v = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
+        return tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
 
     @triton.jit
     def _show(ctx, ds):
@@ -162,13 +154,6 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.hand_over(ctx)
-
-    @triton.jit
-    def _done(ctx, dv, dk):
-        if ctx.config.crowded:
-            return dv, tk.mma_wait(dk)
-        else:
-            return tk.mma_wait(dv, dk)
 
     @triton.jit
     def _next(ctx, state):
@@ -183,29 +168,41 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def first(ctx, state, input):
         p, slope = ctx.config._weights(ctx, state, input, state.block)
-        dv, ds = ctx.config._values(ctx, state, p, slope, input)
+        dv = tk.mma_wait(ctx.config._values(ctx, state, p, input))
+        ds = tk.cast(p * tk.mma_wait(ctx.config._of_weights(ctx, state, input)) * slope, ctx.config.dtype)
         dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
         ctx.config._show(ctx, ds)
-        dv, dk = ctx.config._done(ctx, dv, dk)
-        return state.replace(dk=dk, dv=dv)
+        return state.replace(dk=tk.mma_wait(dk), dv=dv)
 
     @triton.jit
     def compute(ctx, state, input):
         head, block = ctx.config._next(ctx, state)
         p, slope = ctx.config._weights(ctx, state, input, block)
-        half = ctx.config._staged(ctx)
-        tk.hand_back(ctx)
-        dv, ds = ctx.config._values(ctx, state, p, slope, input)
+        if ctx.config.crowded:
+            dv = ctx.config._values(ctx, state, p, input)
+            dq = ctx.config._queries(ctx)
+            dv = tk.mma_wait(dv, leave=dq)
+            dp = ctx.config._of_weights(ctx, state, input)
+            half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dp))
+            tk.hand_back(ctx)
+            dp = tk.mma_wait(dp)
+        else:
+            half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
+            tk.hand_back(ctx)
+            dp = ctx.config._of_weights(ctx, state, input)
+            dv = ctx.config._values(ctx, state, p, input)
+            dp = tk.mma_wait(dp, leave=dv)
+        ds = tk.cast(p * dp * slope, ctx.config.dtype)
         dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
         tk.take_back(ctx)
         ctx.config._show(ctx, ds)
         ctx.config._send(ctx, state, half)
-        dv, dk = ctx.config._done(ctx, dv, dk)
+        dv, dk = tk.mma_wait(dv, dk)
         return state.replace(dk=dk, dv=dv, head=head, block=block)
 
     @triton.jit
     def drain(ctx, state):
-        half = ctx.config._staged(ctx)
+        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
         tk.fence_async()
         ctx.config._send(ctx, state, half)
         tk.sync_consumers(ctx)  # the next task writes dS anew
