@@ -40,6 +40,7 @@ class AttentionBackward(AttentionBackwardKeys):
     edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
+    staged: bool = True  # does dQ leave through shared memory, by copies, rather than from registers?
 
     @property
     def crowded(self) -> bool:
@@ -54,7 +55,7 @@ class AttentionBackward(AttentionBackwardKeys):
         addends = tk.st(tk.bf16, self.cols, STEP.value)
         input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
         return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
-                         working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+                         working=dict(dQ=tk.st(tk.fp32, 64, 64)) if self.staged else {}, exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     @triton.jit
     def load_common(ctx, common):
@@ -119,7 +120,8 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _queries(ctx):
         """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
-        tk.store_read_wait(0)
+        if ctx.config.staged:
+            tk.store_read_wait(0)
         tk.take_over(ctx)
         ROWS: tl.constexpr = ctx.config.rows
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
@@ -130,12 +132,28 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.mma_AtB(ds, k, dq, wait=False)
 
     @triton.jit
-    def _send(ctx, state, half):
-        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
+    def _half(ctx, state):
+        """Where this consumer's half of dQ of the state's block is in global memory."""
         batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
         place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
-        tk.sync()
-        tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
+        return ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF
+
+    @triton.jit
+    def _leave(ctx, state, dq):
+        """Add this consumer's half to dQ of the state's block, or stage it for `_send`."""
+        if ctx.config.staged:
+            return tk.store_fragments(ctx.working.dQ, dq)
+        else:
+            tk.add_fragments(ctx.config._half(ctx, state), dq)
+            if not ctx.config.crowded:  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
+                tk.scheduling_barrier(ctx.keys)
+
+    @triton.jit
+    def _send(ctx, state, half):
+        """Add what was staged and fenced to dQ of the state's block."""
+        if ctx.config.staged:
+            tk.sync()
+            tk.store_add_bytes_async(ctx.config._half(ctx, state), half)
 
     @triton.jit
     def _values(ctx, state, p, input):
@@ -183,11 +201,11 @@ class AttentionBackward(AttentionBackwardKeys):
             dq = ctx.config._queries(ctx)
             dv = tk.mma_wait(dv, leave=dq)
             dp = ctx.config._of_weights(ctx, state, input)
-            half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dp))
+            half = ctx.config._leave(ctx, state, tk.mma_wait(dq, leave=dp))
             tk.hand_back(ctx)
             dp = tk.mma_wait(dp)
         else:
-            half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
+            half = ctx.config._leave(ctx, state, tk.mma_wait(ctx.config._queries(ctx)))
             tk.hand_back(ctx)
             dp = ctx.config._of_weights(ctx, state, input)
             dv = ctx.config._values(ctx, state, p, input)
@@ -202,7 +220,7 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def drain(ctx, state):
-        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(ctx.config._queries(ctx)))
+        half = ctx.config._leave(ctx, state, tk.mma_wait(ctx.config._queries(ctx)))
         tk.fence_async()
         ctx.config._send(ctx, state, half)
         tk.sync_consumers(ctx)  # the next task writes dS anew

@@ -6,7 +6,16 @@ import torch
 import tritonkittens.lang as tk
 from tests.util import in_pages, poison, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_fp8, attention_torch, attention_varlen, product
+from tritonkittens.kernels.attention import (
+    AttentionBackward,
+    Config,
+    attention,
+    attention_decode,
+    attention_fp8,
+    attention_torch,
+    attention_varlen,
+    product,
+)
 from tritonkittens.lang import template
 
 CASES = [
@@ -50,6 +59,14 @@ def test_gradients(shape, given, rng, monkeypatch):
     given.pop("deterministic", None)
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradients_that_leave_from_registers(dim, rng, monkeypatch):
+    monkeypatch.setattr(AttentionBackward, "staged", False)
+    product.fused_backward.cache_clear()
+    test_gradients((200, 200, dim, dim), dict(causal=True), rng, monkeypatch)
+    product.fused_backward.cache_clear()
 
 
 @pytest.mark.parametrize("config", [Config(), Config(cols=96)], ids=["128 keys", "96 keys"])
