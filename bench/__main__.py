@@ -32,6 +32,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", help=f"folder for results (default {RESULTS})")
     parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20")
     parser.add_argument("--slow", action="store_true", help="also peers that take minutes to compile")
+    parser.add_argument("--knobs", action="append", default=[], metavar="NAME=VALUE[;NAME=VALUE…]",
+                        help="attention, attention_backward: also ours with these knobs of the kernel; may be given several times")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--list", action="store_true", help="list suites and their cases; measure nothing")
     options = parser.parse_args(arguments)
@@ -81,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     if len(options.suites) == 1:
         return alone(options.suites[0], options)
     flags = [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
-             *(["--only", options.only] if options.only else [])]  # fmt: skip
+             *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text))]  # fmt: skip
     return max(abs(subprocess.run([sys.executable, "-m", "bench", name, *flags]).returncode) for name in options.suites)
 
 

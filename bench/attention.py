@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
 import functools
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +28,25 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
     return p.timed(functools.partial(attention, causal=p.causal, **given))
 
 
+def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
+    """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
+    from tritonkittens.kernels.attention import product
+    from tritonkittens.kernels.attention.config import Shape, suited
+
+    if p.grad is None:
+        (batch, heads, queries, dim), keys = p.q.shape, p.k.shape[2]
+        shape = Shape(dim, p.v.shape[3], p.q.element_size(), queries, keys, batch * heads, p.causal, False, False)
+        return ours(p, config=dataclasses.replace(suited(shape, product.multiprocessor_count(p.q.get_device()))[0], **knobs))
+    of_knobs = functools.partial(product.fused_backward, more=tuple(knobs.items()))
+    timed = ours(p)
+
+    def call() -> Any:
+        with unittest.mock.patch.object(product, "fused_backward", of_knobs):
+            return timed()
+
+    return call
+
+
 def ours_fp8(p: Attention) -> Callable[[], torch.Tensor]:
     from tritonkittens.kernels.attention import attention_fp8
 
@@ -33,20 +55,24 @@ def ours_fp8(p: Attention) -> Callable[[], torch.Tensor]:
 
 
 def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False) -> list[Case]:
-    """`fp8`: operands of e4m3, which peers get in bf16: torch has no attention of bytes."""
+    """`fp8`: operands of e4m3, which peers get in bf16: torch has no attention of bytes. Else each of `options.knobs` is one more of ours."""
+
+    def variants(p: Attention) -> dict[str, Callable]:
+        return {f"{OURS}, {text}": functools.partial(ours_with, p, {name: ast.literal_eval(x) for name, x in (k.split("=") for k in text.split(";"))})
+                for text in options.knobs}  # fmt: skip
 
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool) -> Trial:
         q, k, v, grad = (randn(batch, heads, length, dim) for _ in range(4))
         if backward:
             p = Attention(*(x.requires_grad_() for x in (q, k, v)), causal, grad)
             both = {OURS: functools.partial(ours, p), f"{OURS}, deterministic": functools.partial(ours, p, deterministic=True)}
-            return Trial(both, peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
+            return Trial(both | variants(p), peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
         if fp8:
             p = Attention(*(x.to(torch.float8_e4m3fn).to(x.dtype) for x in (q, k, v)), causal)
             both = {OURS: functools.partial(ours_fp8, p), f"{OURS}, bf16": functools.partial(ours, p)}
             return Trial(both, peers("attention", p, options.slow), p.error(), FP8_BOUND)
         p = Attention(q, k, v, causal)
-        return Trial({OURS: functools.partial(ours, p)}, peers("attention", p, options.slow), p.error(), BOUND)
+        return Trial({OURS: functools.partial(ours, p)} | variants(p), peers("attention", p, options.slow), p.error(), BOUND)
 
     out = []
     for dim in DIMS:

@@ -17,7 +17,7 @@ from bench import attention, attention_models, block_order, gemm, harness, hbm, 
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 
-OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="")
+OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[])
 
 
 @pytest.fixture
@@ -440,10 +440,12 @@ def test_attention_suites(suite, monkeypatch):
     small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)})
     for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
-    for case in suite.cases(OPTIONS):
+    knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["staged=False"]}.get(suite.name, [])
+    for case in suite.cases(argparse.Namespace(**{**vars(OPTIONS), "knobs": knobs})):
         with sim.device():
             row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
+        assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
 
 

@@ -214,9 +214,12 @@ def backward(
 
 
 @functools.lru_cache
-def fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool) -> AttentionBackward | None:
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?"""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, **deal(causal))
+def fused_backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, more: tuple[tuple[str, Any], ...] = (),
+) -> AttentionBackward | None:  # fmt: skip
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile? `more`:
+    knobs that are not as they are by default."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, **deal(causal), **dict(more))
     return cast("AttentionBackward | None",
                 choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
