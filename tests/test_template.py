@@ -810,6 +810,12 @@ def test_knobs_are_part_of_the_key():
     assert Applied(epilogue=_square) == Applied(epilogue=_square) and hash(Copy()) == hash(Copy())
 
 
+def test_properties_are_part_of_the_key():
+    """Hooks read them as constants: with another body a kernel from the compiler's cache would be the one of before."""
+    twice, thrice, again = (type("Factor", (Copy,), {"factor": property(lambda self, n=n: n)})() for n in (2, 3, 2))
+    assert twice != thrice and twice.cache_key != thrice.cache_key and twice == again
+
+
 def test_a_hook_may_call_a_knob():
     square, cube = (Applied(epilogue=f).compile(*tensors()) for f in (_square, _cube))
     assert square.asm["cubin"] != cube.asm["cubin"]

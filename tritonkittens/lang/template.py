@@ -249,15 +249,20 @@ class lcf:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
         return {n: getattr(self, n) for n in names if not n.startswith("_")}
 
+    def _properties(self) -> dict[str, Any]:
+        """What properties of classes derived from these say: constants that hooks may read, by code which no hash of hooks or knobs covers."""
+        names = {n for c in type(self).__mro__ if c.__module__.split(".")[:2] != ["tritonkittens", "lang"] for n, v in vars(c).items() if isinstance(v, property)}
+        return {n: getattr(self, n) for n in names}
+
     def _make_key(self) -> str:
         hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
-        knobs = sorted((n, getattr(v, "cache_key", v)) for n, v in self._knobs().items())
-        parts = [type(self).__qualname__, library_hash(), repr(knobs), repr(self._plan), *(h.cache_key for h in hooks)]
+        constants = sorted((n, getattr(v, "cache_key", v)) for n, v in (self._knobs() | self._properties()).items())
+        parts = [type(self).__qualname__, library_hash(), repr(constants), repr(self._plan), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def cache_key(self) -> str:
-        """Hash of hooks, knobs, layout and this library: what the compiled code depends on."""
+        """Hash of hooks, knobs, properties, layout and this library: what the compiled code depends on."""
         return self._key
 
     def mangle(self) -> str:
