@@ -251,8 +251,8 @@ class lcf:
 
     def _properties(self) -> dict[str, Any]:
         """What properties of classes derived from these say: constants that hooks may read, by code which no hash of hooks or knobs covers."""
-        names = {n for c in type(self).__mro__ if c.__module__.split(".")[:2] != ["tritonkittens", "lang"] for n, v in vars(c).items() if isinstance(v, property)}
-        return {n: getattr(self, n) for n in names}
+        classes = [c for c in type(self).__mro__ if not c.__module__.startswith("tritonkittens.lang.")]
+        return {n: getattr(self, n) for c in classes for n, v in vars(c).items() if isinstance(v, property)}
 
     def _make_key(self) -> str:
         hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
