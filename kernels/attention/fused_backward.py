@@ -24,7 +24,7 @@ class AttentionBackward(AttentionBackwardKeys):
     Shared memory is what limits it: every product reads operands there, and what a block reads and writes takes nine tenths of its time. So dK takes dS from
     registers, and what is added to the scores and to dP of a query, a number for each column, which threads would read as often as there are rows for one of
     them (256 of 3,400 cycles of a block at dimension 128, 512 of 3,600 at 64), comes by products, too: of three ones a row, which stay in registers, and of the
-    number's three parts in bf16, which are exact (`store_addends`).
+    number's three parts in bf16, which are exact (`store_addends`). What that is worth was counted and not yet measured.
 
     Worth, on the H200 (`bench/results/attention_variants.json`), before that: this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to
     29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies,
