@@ -143,7 +143,7 @@ def test_sums_are_scaled_under_the_exponentials(name):
         assert scaled >= 32 and bases[last:].count("FMUL") <= most * scaled
 
 
-@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 54), ("d128_causal", 40)])
+@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 54), ("d128_causal", 54)])
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""

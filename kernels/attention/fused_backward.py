@@ -76,23 +76,20 @@ class AttentionBackward(AttentionBackwardKeys):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
         head = ctx.result * ctx.group + tl.where(ctx.edge_blocks > 0, 0, ctx.group - 1)
-        # Pinned, or ptxas makes them anew in front of every product, in registers that one under way still reads, for which all then wait
-        ones = tk.pin(tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS))
+        # No two of a thread's registers alike, as far as ptxas can tell: it would copy them in front of every product, where others are under way, which then
+        # all wait for each other
+        ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS)
+        ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
         return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block, ones=tk.cast(ones, tk.bf16))
-
-    @triton.jit
-    def _added(ctx, state, addends):
-        """A number of every query, for all keys: a product, under way."""
-        return tk.mm_ABt(state.ones, addends, wait=False)
 
     @triton.jit
     def _scores(ctx, state, input):
         """The product of this consumer's keys and a block of queries, less their log-sum-exp, under way; with a soft-cap, which comes first, without that."""
-        k = tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0)
+        s = tk.mm_ABt(tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
         if ctx.config.softcap:
-            return tk.mm_ABt(k, input.Q, wait=False)
-        else:
-            return tk.mma_ABt(k, input.Q, ctx.config._added(ctx, state, input.offsets), wait=False)
+            return s
+        else:  # behind the products, whose sums would else be rounded where they are large
+            return tk.mma_ABt(state.ones, input.offsets, s, wait=False)
 
     @triton.jit
     def _weights(ctx, state, input, block):
@@ -101,7 +98,7 @@ class AttentionBackward(AttentionBackwardKeys):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-            s = s + tk.mma_wait(ctx.config._added(ctx, state, input.offsets))
+            s = s + tk.mm_ABt(state.ones, input.offsets)
         if ctx.edge:
             key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, block * ctx.config.cols)
@@ -164,7 +161,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def _of_weights(ctx, state, input):
         """dP less Δ of a block, under way."""
         v = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
-        return tk.mma_ABt(v, input.dO, ctx.config._added(ctx, state, input.deltas), wait=False)
+        return tk.mma_ABt(v, input.dO, tk.mm_ABt(state.ones, input.deltas, wait=False), wait=False)
 
     @triton.jit
     def _show(ctx, ds):
