@@ -52,6 +52,25 @@ def test_gradients(queries, keys, causal, dim, deterministic, rng):
     check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 3.0])  # the first by two passes: what is added to scores is divided by it
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scales_far_from_one(dim, scale, rng):
+    check(*leaves(1, 2, 1, 150, 70, dim), scale=scale, through_lse=True)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_values_that_are_not_finite(dim, rng):
+    """dV has nothing to do with V: what makes dP infinite, or no number at all, must not reach the weights."""
+    q, k, v = leaves(1, 2, 1, 150, 130, dim)
+    with torch.no_grad():
+        v[..., 5, 0], v[..., 7, 1] = float("inf"), float("nan")
+    grad = torch.randn(1, 2, 150, dim, device=DEVICE).bfloat16()
+    *others, found = torch.autograd.grad(attention(q, k, v), (q, k, v), grad)
+    weights = torch.softmax(q.double() @ k.double().mT / dim**0.5, -1)
+    assert relative_error(found, (weights.mT @ grad.double()).sum(1, keepdim=True)) < ROUNDINGS[BF16]
+    assert all(x.isnan().all() for x in others)
+
+
 @pytest.mark.parametrize("keys", [256, 384])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_gradients_of_full_tiles(dim, keys, rng):
