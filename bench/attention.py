@@ -31,12 +31,13 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
     from tritonkittens.kernels.attention import product
-    from tritonkittens.kernels.attention.config import Shape, suited
+    from tritonkittens.kernels.attention.config import suited
+    from tritonkittens.launch import multiprocessor_count
 
     if p.grad is None:
-        (batch, heads, queries, dim), keys = p.q.shape, p.k.shape[2]
-        shape = Shape(dim, p.v.shape[3], p.q.element_size(), queries, keys, batch * heads, p.causal, False, False)
-        return ours(p, config=dataclasses.replace(suited(shape, product.multiprocessor_count(p.q.get_device()))[0], **knobs))
+        scores = product.scores_of(p.q, None, None, *product.check_window(p.causal, None))
+        chosen = suited(product.shape_of(p.q, p.k, p.v.shape[3], scores), multiprocessor_count(p.q.get_device()))[0]
+        return ours(p, config=dataclasses.replace(chosen, **knobs))
     of_knobs = functools.partial(product.fused_backward, more=tuple(knobs.items()))
     timed = ours(p)
 

@@ -163,7 +163,7 @@ class RememberingStream(Stream):
         return state.replace(acc=state.acc + state.before * state.weights)
 
 
-class TrailingStream(Stream):
+class TrailingStream(RememberingStream):
     """The same with E as trailing tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
 
     extra: int = 64
@@ -184,11 +184,6 @@ class TrailingStream(Stream):
     @triton.jit
     def load_trailing(ctx, trailing):
         tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
-
-    @triton.jit
-    def start(ctx):
-        acc = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        return tk.struct(acc=acc, before=acc, weights=_weights(ctx, acc))
 
     @triton.jit
     def first(ctx, state, input):

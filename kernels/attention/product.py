@@ -32,7 +32,7 @@ from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
 HEAD_DIMS = range(16, 257, 16)
 TILE = 128  # queries, or keys
-SMALLEST_SCALE = 2.0**-64  # of scores, by which numbers that are added to them are divided
+SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Scores:
         if self.softcap is not None:
             numbers["squash"] = 2 * factor * self.scale / self.softcap
         return numbers
+
+
+def summand_factor(numbers: dict[str, Any]) -> float:
+    """What log-sum-exps are multiplied by to be added to scores, for a kernel with these numbers; 0 where too little of those would be left."""
+    return 1 / numbers["scale"] if numbers["scale"] >= SMALLEST_SCALE else 0.0
 
 
 @functools.lru_cache
@@ -172,13 +177,18 @@ def kernel_of(
     make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, value_dim: int, lse: bool, scores: Scores, config: Config | None = None,
 ) -> tuple[tk.lcf, dict[str, Any]]:  # fmt: skip
     """The forward kernel of `config`, or the one that suits the shapes, and the numbers it takes. `make` makes it, of `dtype`, dimensions and features."""
-    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    causal, window, softcap = scores.features(queries, keys)
-    kind = (dtype, dim, value_dim, causal, window, softcap, causal and scores.shifted(queries, keys), lse)
+    shape = shape_of(q, k, value_dim, scores)
+    features = (shape.causal, shape.window, shape.softcap)
+    kind = (dtype, shape.head_dim, value_dim, *features, shape.causal and scores.shifted(shape.queries, shape.keys), lse)
     if config is not None:
-        return make(*kind, config), scores.numbers(window)
-    shape = Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, causal, window, softcap)
-    return choose(make, kind, shape, multiprocessor_count(q.get_device())), scores.numbers(window)
+        return make(*kind, config), scores.numbers(shape.window)
+    return choose(make, kind, shape, multiprocessor_count(q.get_device())), scores.numbers(shape.window)
+
+
+def shape_of(q: torch.Tensor, k: torch.Tensor, value_dim: int, scores: Scores) -> Shape:
+    """What a forward of these operands computes."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
+    return Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, *scores.features(queries, keys))
 
 
 def launch_forward(
@@ -239,7 +249,8 @@ def run_backward(
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
     cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
-    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and numbers["scale"] >= SMALLEST_SCALE else None
+    factor = summand_factor(numbers)
+    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and factor else None
     blocks, pitch = 0, queries
     if fused is not None:
         blocks = -(-queries // fused.cols)
@@ -250,8 +261,7 @@ def run_backward(
         sums, pitch = offsets, offsets.stride(1)
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch,
-        blocks * 2 * HALF.value, 1 / max(numbers["scale"], SMALLEST_SCALE), value_dim, power_of_two(value_dim), grad_lse is not None,
-        ROWS * fused.head_dim if fused else 0)  # fmt: skip
+        blocks * 2 * HALF.value, factor, value_dim, power_of_two(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
     tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
     kv_heads = k.shape[1]
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch

@@ -14,7 +14,6 @@ from tritonkittens.kernels.attention.backward import ROWS, STEP
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import (
-    SMALLEST_SCALE,
     TILE,
     Scores,
     check_heads,
@@ -23,6 +22,7 @@ from tritonkittens.kernels.attention.product import (
     scores_of,
     see_nothing,
     sum_groups,
+    summand_factor,
 )
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,
@@ -189,7 +189,8 @@ def _run_backward(
         return dq.zero_(), dk.zero_(), dv.zero_()
     entries = functools.partial(_entries, starts_q, starts_k, queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    fused = None if deterministic or numbers["scale"] < SMALLEST_SCALE else packed_fused_backward(q.dtype, dim, value_dim, *features)
+    factor = summand_factor(numbers)
+    fused = packed_fused_backward(q.dtype, dim, value_dim, *features) if factor and not deterministic else None
     block = ROWS if fused is None else fused.cols
     of_rows = entries(False, ROWS, block)
     blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
@@ -199,8 +200,8 @@ def _run_backward(
         offsets, deltas = torch.empty(2, 1, heads, blocks * block, dtype=torch.float32, device=q.device).unbind()
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], queries,
-                                               blocks * block // ROWS, 1 / max(numbers["scale"], SMALLEST_SCALE), value_dim, power_of_two(value_dim),
-                                               block // ROWS, grad_lse is not None, fused is not None)
+                                               blocks * block // ROWS, factor, value_dim, power_of_two(value_dim), block // ROWS, grad_lse is not None,
+                                               fused is not None)
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
     homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)

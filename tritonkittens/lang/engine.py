@@ -289,9 +289,10 @@ def _behind_edges(work, number):
 @triton.jit
 def _pipelined(mine, memory, state, slot, phases, previous, i, EDGE: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
+    HOLDS: tl.constexpr = _facts(T)[12]
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
-    if _facts(T)[12]:
+    if HOLDS:
         state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
         release_before(memory, previous, T)
     else:
