@@ -10,10 +10,12 @@ import pathlib
 import torch
 
 ADDRESS, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+KEYS = 128  # of a block of the backward
 
 
 class Sizes(ctypes.Structure):
-    _fields_ = [*((name, INT) for name in ("batch", "queries", "keys", "heads", "key_heads", "dim", "causal", "multiprocessors")), ("scale", FLOAT)]
+    _fields_ = [*((name, INT) for name in ("batch", "queries", "keys", "heads", "key_heads", "dim", "causal", "multiprocessors", "rounded_queries",
+                                           "rounded_keys")), ("scale", FLOAT)]  # fmt: skip
 
 
 @functools.cache
@@ -31,7 +33,9 @@ def multiprocessors(device: int) -> int:
 
 def sizes(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Sizes:
     batch, queries, heads, dim = q.shape
-    return Sizes(batch, queries, k.shape[1], heads, k.shape[2], dim, causal, multiprocessors(q.device.index), dim**-0.5)
+    block = 128 if dim == 64 else 64 if causal else 80  # queries of a block of the backward, which writes whole ones
+    rounded = (-(-queries // block) * block, -(-k.shape[1] // KEYS) * KEYS)
+    return Sizes(batch, queries, k.shape[1], heads, k.shape[2], dim, causal, multiprocessors(q.device.index), *rounded, dim**-0.5)
 
 
 def arrays(tensors: tuple[torch.Tensor, ...]) -> tuple[ctypes.Array, ctypes.Array]:
@@ -59,8 +63,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad):
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         grads = tuple(torch.empty_like(x) for x in (q, k, v))
-        (batch, queries, heads, dim), (keys, key_heads) = q.shape, k.shape[1:3]
-        rows, columns = (-(-length // 128) * 128 for length in (queries, keys))
+        (batch, _, heads, dim), key_heads, of = q.shape, k.shape[2], sizes(q, k, ctx.causal)
+        rows, columns = of.rounded_queries, of.rounded_keys
         sums, base_two = torch.empty(2, batch, heads, rows, device=q.device)
         dq = torch.empty(batch, heads, rows, dim, device=q.device)
         shared = (None, None) if heads == key_heads else torch.zeros(2, batch, key_heads, columns, dim, device=q.device).unbind()
@@ -68,7 +72,7 @@ class _Attention(torch.autograd.Function):
         memory = (log_sum_exp, sums, base_two, dq, *shared, semaphores)
         buffers = (ADDRESS * len(memory))(*(0 if x is None else x.data_ptr() for x in memory))
         tensors = arrays((q, k, v, out, grad, *grads))
-        checked(library().backward(sizes(q, k, ctx.causal), *tensors, buffers, torch.cuda.current_stream().cuda_stream))
+        checked(library().backward(of, *tensors, buffers, torch.cuda.current_stream().cuda_stream))
         return *grads, None
 
 

@@ -7,11 +7,9 @@
 #include "flash.h"
 
 struct Sizes {
-    int batch, queries, keys, heads, key_heads, dim, causal, multiprocessors;
+    int batch, queries, keys, heads, key_heads, dim, causal, multiprocessors, rounded_queries, rounded_keys;
     float scale;
 };
-
-static int rounded(int x) { return (x + 127) / 128 * 128; }
 
 static void set_common(Flash_fwd_params &p, Sizes const &n, void *const *tensors, int64_t const *strides, float *log_sum_exp) {
     p.q_ptr = tensors[0], p.k_ptr = tensors[1], p.v_ptr = tensors[2], p.o_ptr = tensors[3];
@@ -21,7 +19,7 @@ static void set_common(Flash_fwd_params &p, Sizes const &n, void *const *tensors
     p.o_batch_stride = strides[9], p.o_row_stride = strides[10], p.o_head_stride = strides[11];
     p.softmax_lse_ptr = log_sum_exp;
     p.b = p.b_k = n.batch, p.h = n.heads, p.h_k = n.key_heads;
-    p.seqlen_q = n.queries, p.seqlen_k = n.keys, p.seqlen_q_rounded = rounded(n.queries), p.seqlen_k_rounded = rounded(n.keys);
+    p.seqlen_q = n.queries, p.seqlen_k = n.keys, p.seqlen_q_rounded = n.rounded_queries, p.seqlen_k_rounded = n.rounded_keys;
     p.total_q = n.batch * n.queries, p.total_k = n.batch * n.keys;
     p.d = p.d_rounded = p.dv = p.dv_rounded = n.dim;
     p.scale_softmax = n.scale;
@@ -46,8 +44,8 @@ extern "C" int forward(Sizes const *n, void *const *tensors, int64_t const *stri
     return cudaGetLastError();
 }
 
-// `buffers`: log-sum-exp, then fp32 memory for the row sums of O·dO and for log-sum-exp in base 2 (B × H × rounded S each), for dQ (B × H × rounded S × D), for
-// dK and dV (B × key heads × rounded S × D, zeros; null where each head has keys of its own), and ints (B × H × S / 64, rounded up).
+// `buffers`: log-sum-exp, then fp32 memory for the row sums of O·dO and for log-sum-exp in base 2 (B × H × rounded queries each), for dQ (B × H × rounded queries
+// × D), for dK and dV (B × key heads × rounded keys × D, zeros; null where each head has keys of its own), and ints (B × H × S / 64, rounded up).
 extern "C" int backward(Sizes const *n, void *const *tensors, int64_t const *strides, void *const *buffers, cudaStream_t stream) {
     Flash_bwd_params p = {};
     set_common(p, *n, tensors, strides, static_cast<float *>(buffers[0]));
