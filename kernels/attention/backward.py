@@ -57,6 +57,14 @@ def store_addends(addends, place, x, here):
     tl.store(addends + place[:, None] * STEP + col, found.to(tl.bfloat16), mask=here[:, None])
 
 
+@triton.jit
+def last_first():
+    """(head, batch) of a program of a grid (…, heads, batch), the last first: what the first heads need, with which the kernel behind this one begins, is then
+    still in L2; so are sums of the last, with which the kernel before ended."""
+    head, batch = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(2) - 1 - tl.program_id(2)
+    return head.to(tl.int64), batch.to(tl.int64)
+
+
 @plain_kernel
 @triton.jit
 def statistics(
@@ -67,7 +75,7 @@ def statistics(
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
     on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, pitch, STEP) bf16 as
     `store_addends` has them, and there are zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile before, `numbers_of_head` of a head."""
-    tile, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)

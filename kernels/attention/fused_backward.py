@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, place_of
+from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, last_first, place_of
 from tritonkittens.kernels.attention.masks import hidden_from, squashed
 from tritonkittens.launch import plain_kernel
 
@@ -17,20 +17,21 @@ class AttentionBackward(AttentionBackwardKeys):
 
     A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
-    iteration computes P, dS, dV and dK of its block, and dQ of the block before: half an iteration lies between the writing of dS and the first that needs the
-    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. Dimensions: 64 or 128, the same for keys
-    and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
+    iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
+    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 they run under its own
+    dQ and dK, too. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
 
-    Shared memory is what limits it: every product reads operands there, and what a block reads and writes takes nine tenths of its time. So dK takes dS from
-    registers, and what is added to the scores and to dP of a query, a number for each column, which threads would read as often as there are rows for one of
-    them (256 of 3,400 cycles of a block at dimension 128, 512 of 3,600 at 64), comes by products, too: of three ones a row, which stay in registers, and of the
-    number's three parts in bf16, which are exact (`store_addends`). What that is worth was counted and not yet measured.
+    What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
+    number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`), before that: this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to
-    29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies,
-    16 to 25 % at dimension 128; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by
-    the blocks 2 to 6 % more. Worth nothing: a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to 1 %); L2 hints
-    for the sums of dQ.
+    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; exponentials under dQ and
+    dK up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and 1 to 8
+    % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of few
+    heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing or
+    less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as
+    FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no
+    zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); L2 hints for the sums of
+    dQ.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. dQ: (B, H, blocks, 2, 4096) fp32,
     of every block of queries the halves, 64 by 64, as `tk.store_fragments` orders them, without the factor.
@@ -40,12 +41,11 @@ class AttentionBackward(AttentionBackwardKeys):
     edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
-    staged: bool = True  # does dQ leave through shared memory, by copies, rather than from registers?
 
     @property
-    def crowded(self) -> bool:
-        """Do the scores of a block leave no registers for P as the operand of a product that is under way, and dP, and dS?"""
-        return self.cols > 64
+    def under_products(self) -> bool:
+        """Do exponentials run under dQ and dK of the block before?"""
+        return self.cols == 64
 
     def layout(self):
         height = self.rows * self.consumers
@@ -55,7 +55,7 @@ class AttentionBackward(AttentionBackwardKeys):
         addends = tk.st(tk.bf16, self.cols, STEP.value)
         input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
         return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
-                         working=dict(dQ=tk.st(tk.fp32, 64, 64)) if self.staged else {}, exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+                         working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     @triton.jit
     def load_common(ctx, common):
@@ -92,9 +92,9 @@ class AttentionBackward(AttentionBackwardKeys):
             return tk.mma_ABt(state.ones, input.offsets, s, wait=False)
 
     @triton.jit
-    def _weights(ctx, state, input, block):
-        """(P, derivative of the soft-cap) of a block. What masks need is computed where they are, and not kept in registers."""
-        s, slope = tk.mma_wait(ctx.config._scores(ctx, state, input)), 1.0
+    def _weights(ctx, state, input, s, block):
+        """(P, derivative of the soft-cap) of the scores of a block. What masks need is computed where they are, and not kept in registers."""
+        slope = 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
@@ -115,10 +115,9 @@ class AttentionBackward(AttentionBackwardKeys):
         return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
-    def _queries(ctx):
-        """This consumer's half of dQ of the block before, under way: dS of all keys times the keys."""
-        if ctx.config.staged:
-            tk.store_read_wait(0)
+    def _before(ctx, state, tiles):
+        """(this consumer's half of dQ, dK) with the block before, whose tiles these are, under way: dS of all keys times the keys, of its own times queries."""
+        tk.store_read_wait(0)
         tk.take_over(ctx)
         ROWS: tl.constexpr = ctx.config.rows
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
@@ -126,42 +125,31 @@ class AttentionBackward(AttentionBackwardKeys):
         ds, k = tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 0, OF_DIMENSIONS)
         dq = tk.mm_AtB(ds, k, wait=False)
         ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
-        return tk.mma_AtB(ds, k, dq, wait=False)
+        dq = tk.mma_AtB(ds, k, dq, wait=False)
+        return dq, tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
 
     @triton.jit
-    def _half(ctx, state):
-        """Where this consumer's half of dQ of the state's block is in global memory."""
-        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
-        place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
-        return ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF
-
-    @triton.jit
-    def _leave(ctx, state, dq):
-        """Add this consumer's half to dQ of the state's block, or stage it for `_send`."""
-        if ctx.config.staged:
-            return tk.store_fragments(ctx.working.dQ, dq)
-        else:
-            tk.add_fragments(ctx.config._half(ctx, state), dq)
-            if not ctx.config.crowded:  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
-                tk.scheduling_barrier(ctx.keys)
+    def _staged(ctx, dq, dk):
+        """(dQ on its way to shared memory, dK)."""
+        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
+        tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
+        return half, tk.mma_wait(dk)
 
     @triton.jit
     def _send(ctx, state, half):
-        """Add what was staged and fenced to dQ of the state's block."""
-        if ctx.config.staged:
-            tk.sync()
-            tk.store_add_bytes_async(ctx.config._half(ctx, state), half)
+        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
+        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
+        place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
+        tk.sync()
+        tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
 
     @triton.jit
-    def _values(ctx, state, p, input):
-        """dV with this block, under way."""
-        return tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
-
-    @triton.jit
-    def _of_weights(ctx, state, input):
-        """dP less Δ of a block, under way."""
+    def _gradient(ctx, state, p, slope, input):
+        """(dV under way, dS) of a block."""
         v = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
-        return tk.mma_ABt(v, input.dO, tk.mm_ABt(state.ones, input.deltas, wait=False), wait=False)
+        dp = tk.mma_ABt(v, input.dO, tk.mm_ABt(state.ones, input.deltas, wait=False), wait=False)
+        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
+        return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
 
     @triton.jit
     def _show(ctx, ds):
@@ -182,46 +170,37 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def first(ctx, state, input):
-        p, slope = ctx.config._weights(ctx, state, input, state.block)
-        dv = tk.mma_wait(ctx.config._values(ctx, state, p, input))
-        ds = tk.cast(p * tk.mma_wait(ctx.config._of_weights(ctx, state, input)) * slope, ctx.config.dtype)
-        dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
+        s = tk.mma_wait(ctx.config._scores(ctx, state, input))
+        p, slope = ctx.config._weights(ctx, state, input, s, state.block)
+        dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         ctx.config._show(ctx, ds)
-        return state.replace(dk=tk.mma_wait(dk), dv=dv)
+        return state.replace(dv=tk.mma_wait(dv))
 
     @triton.jit
-    def compute(ctx, state, input):
+    def compute(ctx, state, input, previous):
         head, block = ctx.config._next(ctx, state)
-        p, slope = ctx.config._weights(ctx, state, input, block)
-        if ctx.config.crowded:
-            dv = ctx.config._values(ctx, state, p, input)
-            dq = ctx.config._queries(ctx)
-            dv = tk.mma_wait(dv, leave=dq)
-            dp = ctx.config._of_weights(ctx, state, input)
-            half = ctx.config._leave(ctx, state, tk.mma_wait(dq, leave=dp))
-            tk.hand_back(ctx)
-            dp = tk.mma_wait(dp)
+        s = ctx.config._scores(ctx, state, input)
+        if ctx.config.under_products:
+            dq, dk = ctx.config._before(ctx, state, previous)
+            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block)
         else:
-            half = ctx.config._leave(ctx, state, tk.mma_wait(ctx.config._queries(ctx)))
-            tk.hand_back(ctx)
-            dp = ctx.config._of_weights(ctx, state, input)
-            dv = ctx.config._values(ctx, state, p, input)
-            dp = tk.mma_wait(dp, leave=dv)
-        ds = tk.cast(p * dp * slope, ctx.config.dtype)
-        dk = tk.mma_AB(ds, input.Q, state.dk, wait=False)
+            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block)
+            dq, dk = ctx.config._before(ctx, state, previous)
+        half, dk = ctx.config._staged(ctx, dq, dk)
+        tk.hand_back(ctx)
+        dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         tk.take_back(ctx)
         ctx.config._show(ctx, ds)
         ctx.config._send(ctx, state, half)
-        dv, dk = tk.mma_wait(dv, dk)
-        return state.replace(dk=dk, dv=dv, head=head, block=block)
+        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block)
 
     @triton.jit
-    def drain(ctx, state):
-        half = ctx.config._leave(ctx, state, tk.mma_wait(ctx.config._queries(ctx)))
+    def drain(ctx, state, input):
+        half, dk = ctx.config._staged(ctx, *ctx.config._before(ctx, state, input))
         tk.fence_async()
         ctx.config._send(ctx, state, half)
         tk.sync_consumers(ctx)  # the next task writes dS anew
-        return state
+        return state.replace(dk=dk)
 
 
 @triton.jit
@@ -241,6 +220,6 @@ def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, DIM:
     """dQ = factor · its sums. Grid: halves of all blocks, heads, batch. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, H, queries, WIDTH),
     with these strides, the last 1."""
     ACROSS: tl.constexpr = DIM // 64
-    part, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    part, (head, batch) = tl.program_id(0), last_first()
     half = (batch * tl.num_programs(1) + head) * tl.num_programs(0) + part
     write_half(sums, half, dQ + batch * stride_b + head * stride_h, stride_s, part // ACROSS * 64, queries, part % ACROSS * 64, factor, WIDTH)
