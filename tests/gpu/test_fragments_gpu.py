@@ -66,7 +66,7 @@ def test_masks(mask, rows, cols, rng):
 @tk.kernel
 @triton.jit
 def summed_kernel(A, B, Y, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MEMORY: tl.constexpr):
-    """Adds A · Bᵀ, in the order of its fragments, to Y, twice through shared memory and once from registers."""
+    """Adds A · Bᵀ, in the order of its fragments, to Y, twice."""
     left, right, memory = in_shared(A, TILE_A), in_shared(B, TILE_B), tk.allocate(MEMORY)
     tk.fence_async()
     tk.sync()
@@ -77,7 +77,6 @@ def summed_kernel(A, B, Y, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MEMORY: t
     tk.store_add_bytes_async(Y, numbers)
     tk.store_add_bytes_async(Y, numbers)
     tk.store_wait()
-    tk.add_fragments(Y.pointer, product)
 
 
 @triton.jit
@@ -96,7 +95,65 @@ def test_order_in_memory(cols, vector, rng):
     summed_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(sums), tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64), memory)
     ordered_kernel[(1,)](sums, found, 64, cols)
     exact = x.double().cpu() @ y.double().cpu().T
-    assert torch.equal(found.cpu().double(), 1 + exact * 3)
+    assert torch.equal(found.cpu().double(), 1 + exact * 2)
+
+
+@tk.kernel
+@triton.jit
+def rescaled_kernel(A, B, F, C, TILE_A: tl.constexpr, TILE_B: tl.constexpr):
+    """A · Bᵀ, each row times its factor."""
+    left, right = in_shared(A, TILE_A), in_shared(B, TILE_B)
+    tk.fence_async()
+    tk.sync()
+    product = tk.mm_ABt(left, right)
+    factor = tk.load(F, tk.col_vec(tk.rt(tk.fp32, TILE_A.rows, TILE_B.rows)), (0,))
+    tk.store(C, tk.rescale_row(product, factor), (0, 0))
+
+
+@pytest.mark.parametrize("rows, cols", [(64, 64), (64, 256), (64, 112), (128, 64)])
+def test_rows_are_rescaled_where_a_warp_has_to(rows, cols, rng):
+    """Also where only one row has a factor, and where it is no number."""
+    x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (rows, cols))
+    exact = x.double().cpu() @ y.double().cpu().T
+    some = torch.ones(rows, device=DEVICE)
+    some[17], some[40] = 0.5, float("nan")
+    for factor in (torch.ones(rows, device=DEVICE), some, torch.from_numpy(rng.integers(-4, 5, rows) / 4).to(DEVICE, torch.float32)):
+        c = poison(torch.empty(rows, cols, device=DEVICE))
+        rescaled_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(factor), tk.gl(c), tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64))
+        assert torch.equal(c.cpu().double().nan_to_num(99), (exact * factor.double().cpu()[:, None]).nan_to_num(99))
+
+
+@tk.kernel
+@triton.jit
+def exceeding_kernel(A, B, C, LIMIT: tl.constexpr, TILE: tl.constexpr):
+    """A · Bᵀ, less its rows' largest in the warps that have an element above a limit."""
+    left, right = in_shared(A, TILE), in_shared(B, TILE)
+    tk.fence_async()
+    tk.sync()
+    product = tk.mm_ABt(left, right)
+    if tk.warp_exceeds(product, LIMIT):
+        product = tk.sub_row(product, tk.row_max(product))
+    tk.store(C, product, (0, 0))
+
+
+@pytest.mark.parametrize("where", [[], [(20, 3)], [(0, 63), (15, 0), (63, 63)]], ids=str)
+def test_warps_with_an_element_above_a_limit(where, rng):
+    """16 rows each; NaN is above, too, and what is the limit is not."""
+    x, y = torch.zeros(2, 64, 64, device=DEVICE, dtype=torch.bfloat16).unbind()
+    y[:] = torch.eye(64)
+    x[:] = torch.from_numpy(rng.integers(-8, 9, (64, 64)))
+    for n, place in enumerate(where):
+        x[place] = 9 if n % 2 == 0 else float("nan")
+    c = poison(torch.empty(64, 64, device=DEVICE))
+    exceeding_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), 8.0, tk.st(tk.bf16, 64, 64))
+    exact = x.double().cpu() @ y.double().cpu().T
+    for warp in range(4):
+        rows = slice(16 * warp, 16 * warp + 16)
+        above = any(row // 16 == warp for row, _ in where)
+        largest = torch.stack([row[~row.isnan()].max() if not row.isnan().all() else row[0] for row in exact[rows]])
+        expected = exact[rows] - largest[:, None] if above else exact[rows]
+        here = ~expected.isnan()
+        assert torch.equal(c[rows].cpu().double()[here], expected[here])
 
 
 @tk.kernel

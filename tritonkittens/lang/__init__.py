@@ -4,7 +4,7 @@ from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_tur
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
 from tritonkittens.lang.errors import ArchitectureError, TileError
-from tritonkittens.lang.fragments import add_fragments, fragment_place, store_fragments
+from tritonkittens.lang.fragments import fragment_place, store_fragments
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.hooks import opaque_zero, release, wait_for
 from tritonkittens.lang.im2col import im2col, load_im2col_async
@@ -113,6 +113,7 @@ from tritonkittens.lang.reductions import (
     softmax_step,
     sum,
 )
+from tritonkittens.lang.rescaling import rescale_row, warp_exceeds
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
 from tritonkittens.lang.schedule import (
     ClusterSplitK,

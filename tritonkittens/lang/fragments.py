@@ -13,12 +13,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.fragment_masks import ROWS, is_fragment
 from tritonkittens.lang.shared import piece_shared_layout, shared
-from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL
 from tritonkittens.lang.types import sv, unwrap
 from tritonkittens.lang.values import pieces_of, shape_of
 
@@ -50,24 +48,10 @@ def store_fragments(t: Trace, memory: Any, tile: Any) -> Any:
     return shared(sv(tl.float32, number), ((number,),), None, (t.call(piece.reinterpret, tl.float32, [number], piece_shared_layout(tl.float32, 0, 1)),))
 
 
-@op
-def add_fragments(t: Trace, pointer: Any, tile: Any) -> Any:
-    """Add an fp32 accumulator of wgmma, 64 rows and a power of two of columns, one by one and atomically, to as many fp32 numbers from `pointer` on (a multiple
-    of 16 bytes), in the order of its fragments. Straight from registers, four numbers at once, side by side for the threads of a warp. Source: PTX ISA, red."""
-    accumulator = _accumulator("add_fragments", tile)
-    t.require("add_fragments (red.v4.f32)", *HOPPER_AND_BLACKWELL)
-    count = int(unwrap(accumulator.shape[1])) // 2
-    lines = [".reg .b32 thread; .reg .b64 place;", "mov.u32 thread, %tid.x; and.b32 thread, thread, 127;",
-             "mul.wide.u32 place, thread, 16; add.s64 place, place, $0;"]
-    for i in range(0, count, 4):
-        lines.append(f"red.relaxed.gpu.global.add.v4.f32 [place+{i * 4 * 128}], {{{', '.join(f'${1 + i + j}' for j in range(4))}}};")
-    t.call(asm, "{ " + " ".join(lines) + " }", ",".join(["l"] + ["f"] * count), [pointer, accumulator])
-
-
 @triton.jit
 def fragment_place(row, col):
     """The number of element (row, col) of an accumulator of 64 rows among those that `store_fragments` stored."""
     return (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + (row >> 4) * 128 + (col >> 3) * 512
 
 
-__all__ = ["add_fragments", "fragment_place", "store_fragments"]
+__all__ = ["fragment_place", "store_fragments"]

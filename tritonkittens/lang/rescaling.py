@@ -1,0 +1,54 @@
+"""Factors of rows that are nearly always one: a warp skips the multiplications where they are."""
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang._backend import Trace, op
+from tritonkittens.lang.fragment_masks import HALVES, is_fragment
+from tritonkittens.lang.types import unwrap
+from tritonkittens.lang.values import assemble, axes_of, pieces_of
+from tritonkittens.lang.vectors import mul_row
+
+
+@op
+def rescale_row(t: Trace, x: Any, factor: Any) -> Any:
+    """`mul_row(x, factor)`, `factor` a column vector. Of an accumulator of wgmma of 64 rows, a warp all of whose rows have the factor 1 multiplies nothing: it
+    asks its threads and branches. For the results of an online softmax, whose largest scores seldom grow (Source: FlashAttention-4, its conditional rescaling).
+    """
+    pieces, factors = pieces_of(x), pieces_of(factor)
+    if len(factors) != 1 or not all(is_fragment(piece) for piece in pieces):
+        return t.call(mul_row, x, factor)
+    return assemble(axes_of(x), [_rescaled(t, piece, factors[0]) for piece in pieces])
+
+
+def _rescaled(t: Trace, piece: Any, factor: Any) -> Any:
+    elements = int(unwrap(piece.shape[1])) // 2
+    constraints = ["=f"] * elements + [str(i) for i in range(elements)] + ["f"] * HALVES
+    return t.call(asm, rescale_asm(elements), ",".join(constraints), [piece, t.vector(factor, 0, piece)], piece.type, is_pure=True)
+
+
+def rescale_asm(elements: int) -> str:
+    """In place on $0 … of a thread, behind which stand the operands again and the factors of its two rows."""
+    factors = [f"${2 * elements + half}" for half in range(HALVES)]
+    lines = [".reg .pred p, q;", *(f"setp.neu.f32 {name}, {factor}, 0f3F800000;" for name, factor in zip("pq", factors, strict=True)),
+             "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra SAME;"]
+    lines += [f"mul.f32 ${i}, ${i}, {factors[i % 4 // 2]};" for i in range(elements)]
+    return "{ " + " ".join(lines) + " SAME: }"
+
+
+@op
+def warp_exceeds(t: Trace, x: Any, limit: Any) -> Any:
+    """1 (int32) in a warp where an element of `x` that it holds is above `limit` or NaN, else 0; in a branch on it stand only operations within a warp: those
+    of elements, reductions of rows. PTX ISA, vote.sync."""
+    t.require_explicit("warp_exceeds")
+    pieces = pieces_of(x)
+    bits = struct.unpack("<I", struct.pack("<f", float(unwrap(limit))))[0]
+    counts = [t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder)) for piece in pieces]
+    lines = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"]
+    lines += [f"setp.gtu.f32 q, ${1 + i}, 0f{bits:08X}; or.pred p, p, q;" for i in range(sum(counts))]
+    text = "{ " + " ".join(lines) + " vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }"
+    return t.call(asm, text, ",".join(["=r"] + ["f"] * sum(counts)), list(pieces), tl.int32)
