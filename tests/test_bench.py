@@ -440,7 +440,7 @@ def test_attention_suites(suite, monkeypatch):
     small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)})
     for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
-    knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["staged=False"]}.get(suite.name, [])
+    knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
     for case in suite.cases(argparse.Namespace(**{**vars(OPTIONS), "knobs": knobs})):
         with sim.device():
             row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})

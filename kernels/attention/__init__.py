@@ -77,8 +77,8 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_decode_d128": functools.partial(_decode, sized=False),
     "attention_decode_lengths_d128": functools.partial(_decode, sized=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
-    **{f"attention_d{dim}_{length}{'_causal' * causal}": functools.partial(_forward, dim=dim, causal=causal, keys=keys)
-       for dim, length, keys, causal in ((64, "short", 512, False), (64, "short", 512, True), (64, "long", 16384, True), (128, "long", 16384, False))},
+    "attention_d64_short": functools.partial(_forward, dim=64, causal=False, keys=512),
+    "attention_d64_long_causal": functools.partial(_forward, dim=64, causal=True, keys=16384),
     **{f"attention_{name}d{dim}{'_causal' * causal}": functools.partial(compiled, dim=dim, causal=causal)
        for name, compiled in KERNELS.items()
        for dim in (64, 128) for causal in (False, True) if causal or name != "shifted_"},

@@ -93,12 +93,12 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
 
     - Dimension 64: the exponentials take as long as the products, and the more consumers there are the better one's run under the others' products. But tiles
       of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
-      products to do for a key. Three were 6 to 8 % faster than two from 2,048 keys on (packed 8 % from 1,024), four 3 % at 512 and 1,024. Long turns, which
-      keep two consumers from waiting for the same unit, were worth 8 %. Short causal sequences are begin and end of tasks, and half of the diagonal: three
-      blocks a multiprocessor of one consumer each were 15 % faster at 512 keys, 4 % at 1,024, 2 % slower at 2,048; packed 5 to 40 %. At 8,192 and 16,384
-      blocks of 192 keys were 1.5 % faster.
-    - Dimension 128: short turns were up to 5 % better than long ones, and two slots with results beside them up to 9 % better than three under them. Blocks of
-      176 keys, for which results leave in panels, cost 2 % less a key, at 16,384 5 %: there the card is at its power limit.
+      products to do for a key: up to 4,096 keys they were 2 % faster than three, from 8,192 on 2 to 3 % slower. Under a causal mask short sequences are begin
+      and end of tasks, and half of the diagonal: three blocks a multiprocessor of one consumer each were 35 % faster than three consumers at 512 keys, 14 % at
+      2,048, 3 % at 4,096, 10 to 15 % slower from 8,192 on. Two are for what has not been measured with more: windows, packed sequences. Long turns, which keep
+      two from waiting for the same unit, were worth 8 %.
+    - Dimension 128: two slots with results beside them were up to 9 % better than three under them, blocks of 176 keys 4 to 8 % slower than of 128, whose
+      largest scores need not be known. Long turns were within 3 % of short ones, better as often as worse.
     - Above: results in panels, so that they need no slot's memory, 3 % at 256; at 192 and 128 for values, where blocks of 128 keys then fit, 6 to 17 %.
     - Bytes: blocks of 224 keys 10 % a key less than of 128, at dimension 256 of 96 8 % less than of 64, at 64 of 256 up to 13 %; long turns up to 4 % at 128.
     """
@@ -116,15 +116,11 @@ def _above_128(shape: Shape) -> list[Config]:
 
 def _above_64(shape: Shape) -> list[Config]:
     best, smaller = Config(long_turns=shape.itemsize == 1), Config(cols=64)
-    if shape.window or shape.packed or not shape.whole_lines:
-        return [best, smaller]
-    if shape.itemsize == 1:
+    if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.packed):
         if not shape.causal:
             best = replace(best, cols=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
         elif shape.keys >= LONGEST:
             best = Config(cols=192)
-    elif not shape.causal and shape.panel == 64 and least(shape.keys, {128: 1.0, 176: 0.983}) == 176:
-        best = Config(cols=176, panel=shape.panel)
     return [best, smaller]
 
 
@@ -133,10 +129,11 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
     if shape.window:
         return [best]
     if shape.causal:
-        if keys < LONG:
+        if keys < (LONG if of_bytes else LONGEST):
             return [Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]
-        longer = keys >= LONGEST and shape.whole_lines and not shape.packed
-        return [replace(best, cols=(256 if of_bytes else 192) if longer else 128)]
+        if of_bytes:
+            return [replace(best, cols=256 if keys >= LONGEST and shape.whole_lines else 128)]
+        return [best if shape.packed else Config(consumers=3)]
     if of_bytes:
         return [replace(best, cols=256 if keys >= MEDIUM else 128)]
     if shape.packed:
@@ -194,10 +191,9 @@ def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: i
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others; and two
-    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal from 1,024, at 128
-    from 1,024 and 4,096 (`bench/results/attention_variants.json`)."""
-    padded = 64 if head_dim <= 64 else 128
-    return keys >= padded**2 // (4 if causal else 16)
+    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, else from 1,024
+    (`bench/results/attention_variants.json`)."""
+    return keys >= (256 if head_dim <= 64 and not causal else 1024)
 
 
 @functools.lru_cache

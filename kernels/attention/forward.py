@@ -9,6 +9,9 @@ from tritonkittens.kernels.attention.masks import squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.lang.types import SWIZZLE_LINE
 
+LIMIT = tl.constexpr(2.0**15)  # of the sums of weights that a thread holds: each is below what fp16 has, too
+MOST_HELD = 128  # scores of a row that registers hold beside their weights
+
 
 def lines_of_keys(head_dim: int, itemsize: int) -> int:
     """How many swizzle lines a key's elements are; 0 where they are no whole ones."""
@@ -22,7 +25,8 @@ def nothing_seen(ctx):
     scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
     o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
     p = ctx.config._operand(ctx, tk.zero(scores))
-    return tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
+    state = tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
+    return tk.with_field(state, "alpha", tk.one(tk.col_vec(scores))) if ctx.config.lazy else state
 
 
 class AttentionForward(QueryTiles):
@@ -31,11 +35,17 @@ class AttentionForward(QueryTiles):
     V trails by one iteration. Where `cols` is no power of two one wgmma makes a block's scores, too, of K in swizzle lines (`key_lines`).
     Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to
-    20 %, weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there (`config.choose` has the rest).
-    Worth nothing or less: rescaling only where the largest score has grown by much (−2 to −8 %), blocks of 96 to 192 keys of several products (−10 to −20 %),
-    scores a whole block ahead in registers of their own (up to 3 % on short sequences without a mask, −10 % on long ones), turns at the exponentials
-    themselves (−5 %), K and V for two blocks of a cluster at once (−1 to −8 %), three consumers at dimension 128 (−4 to −8 %).
+    What limits it is not the tensor cores but what a consumer does between two of its products, part of it while the other does the same: every instruction
+    there counts. Largest scores are a sixth of them, the scaling of the output a seventh, and neither is needed where weights may be above one (`lazy`):
+    a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT` looks for the
+    largest and computes its weights again. Results are the same up to rounding, for numbers with exponents carry the factor, and nothing is read twice.
+
+    Worth, on the H200 (`bench/results/attention_variants.json`): that 3 to 17 % at dimension 128, where scaling in a branch alone was 1 to 4 %, and 5 to 17 %
+    at 64, where three consumers have gained most; a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to 20 %,
+    weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there (`config.suited` has the rest).
+    Worth nothing or less: blocks of 96 to 192 keys of several products (−10 to −20 %), scores a whole block ahead in registers of their own (up to 3 % on short
+    sequences without a mask, −10 % on long ones), turns at the exponentials themselves (−5 %), K and V for two blocks of a cluster at once (−1 to −8 %), three
+    consumers at dimension 128 (−4 to −8 %).
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32.
     """
@@ -48,8 +58,17 @@ class AttentionForward(QueryTiles):
     panel: int | None = None  # columns of its results that a consumer stages at a time; None: all
 
     @property
+    def lazy(self) -> bool:
+        """May a block's largest scores stay unknown? Where registers hold its scores as long as its weights, which may be far above one. Not with two
+        consumers at dimension 64: there ptxas gives operands registers of their own, and copies them (6 % slower than with the largest scores known)."""
+        return self.cols <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
+
+    @property
     def one_edge(self) -> bool:
-        return super().one_edge or (self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0)
+        whole = self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0
+        if self.lazy and self.consumers == 3 and not whole:
+            return False  # behind a loop of its own for edges, ptxas finds registers for the main one; without, it spills 20 of them an iteration
+        return super().one_edge or whole
 
     @property
     def key_lines(self) -> int:
@@ -99,13 +118,18 @@ class AttentionForward(QueryTiles):
             return s
 
     @triton.jit
-    def _softmax(ctx, state, s):
-        """(p, largest score, factor of what was summed before) of a block's scores."""
+    def _masked(ctx, s):
+        """A block's scores as the softmax takes them."""
         if ctx.config.softcap:
             s = squashed(ctx, s)
         if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
+        return s
+
+    @triton.jit
+    def _softmax(ctx, state, s):
+        """(p, largest score, factor of what was summed before) of a block's scores."""
         scale = ctx.config._scale(ctx)
         m = tk.row_max(s, accumulate=state.m)
         # A row that has seen no key yet. Where none is, this selection still makes ptxas wait for the product with V, and pass the turn, in the middle of the
@@ -114,10 +138,24 @@ class AttentionForward(QueryTiles):
         return tk.exp2_row(s, scale, offset - ctx.config.raised), m, tk.exp2(state.m * scale - offset)
 
     @triton.jit
+    def _lazily(ctx, state, s, o):
+        """The state with a block's scores, relative to a score that was the largest when its row first saw a key, or when a sum was last above `LIMIT`: what is
+        above it is above one. The output of before, under way in `o`, is scaled where it is multiplied next."""
+        m, scale = state.m, ctx.config._scale(ctx)
+        alpha = tk.one(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+        weights = tk.exp2_row(s, scale, m * scale)  # infinite or NaN in a row that has seen no key yet
+        o = tk.mma_wait(o)  # before operands are made, which then have the registers of those of before
+        sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
+        if tk.warp_exceeds(sums, LIMIT):
+            weights, m, alpha = ctx.config._softmax(ctx, state, s)
+            sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
+        return state.replace(o=o, p=p, m=m, alpha=alpha, sums=tk.mul_row(state.sums, alpha) + sums)
+
+    @triton.jit
     def first(ctx, state, input):
         s = tk.mma_wait(ctx.config._scores(ctx, input))
         tk.release(ctx, input)
-        p, m, _ = ctx.config._softmax(ctx, state, s)
+        p, m, _ = ctx.config._softmax(ctx, state, ctx.config._masked(ctx, s))
         return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit
@@ -141,9 +179,15 @@ class AttentionForward(QueryTiles):
         return tiles.V
 
     @triton.jit
+    def _times_values(ctx, p, tiles, o, first):
+        """The output plus the product of P and V of a block, under way."""
+        return tk.mma_AB(p, ctx.config._values(ctx, tiles, first), o, wait=False)
+
+    @triton.jit
     def _weighted(ctx, state, tiles, first):
-        """The output and the product of P and V of a block, under way."""
-        return tk.mma_AB(state.p, ctx.config._values(ctx, tiles, first), state.o, wait=False)
+        """The output with the block before, whose V is in `tiles`, under way."""
+        o = tk.rescale_row(state.o, state.alpha) if ctx.config.lazy else state.o
+        return ctx.config._times_values(ctx, state.p, tiles, o, first)
 
     @triton.jit
     def compute(ctx, state, input, previous):
@@ -157,9 +201,13 @@ class AttentionForward(QueryTiles):
         tk.release(ctx, input)
         if ctx.config.long_turns:  # exponentials of one consumer then run under products and maxima of the other
             tk.pass_turn(ctx)
-        p, m, alpha = ctx.config._softmax(ctx, state, s)
-        sums = tk.row_sum_by_quad(p, accumulate=tk.mul_row(state.sums, alpha))
-        return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=ctx.config._operand(ctx, p), m=m, sums=sums)
+        s = ctx.config._masked(ctx, s)
+        if ctx.config.lazy:
+            return ctx.config._lazily(ctx, state, s, o)
+        else:
+            p, m, alpha = ctx.config._softmax(ctx, state, s)
+            sums = tk.row_sum_by_quad(p, accumulate=tk.mul_row(state.sums, alpha))
+            return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=ctx.config._operand(ctx, p), m=m, sums=sums)
 
     @triton.jit
     def drain(ctx, state, input):

@@ -54,8 +54,8 @@ class AttentionForwardFp8(AttentionForward):
         return tk.where(total > 0, ctx.fetched.values / total, 0.0)
 
     @triton.jit
-    def _weighted(ctx, state, tiles, first):
-        return tk.mma_ABt(state.p, tiles.V, state.o, wait=False)
+    def _times_values(ctx, p, tiles, o, first):
+        return tk.mma_ABt(p, tiles.V, o, wait=False)
 
     @triton.jit
     def _operand(ctx, p):
