@@ -143,27 +143,7 @@ class PipelinedStream(Stream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
-class RememberingStream(Stream):
-    """The same sum one iteration late from registers: no slot is held for it."""
-
-    @triton.jit
-    def start(ctx):
-        acc = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        return tk.struct(acc=acc, before=acc, weights=_weights(ctx, acc))
-
-    @triton.jit
-    def compute(ctx, state, input):
-        x, acc = tk.load(input.X, like=state.acc).to(tl.float32), state.acc + state.before * state.weights
-        if ctx.config.extra:
-            acc = _add_part(ctx, acc, input)
-        return state.replace(acc=acc + x * state.before, before=x)
-
-    @triton.jit
-    def drain(ctx, state):
-        return state.replace(acc=state.acc + state.before * state.weights)
-
-
-class TrailingStream(RememberingStream):
+class TrailingStream(Stream):
     """The same with E as trailing tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
 
     extra: int = 64
@@ -184,6 +164,11 @@ class TrailingStream(RememberingStream):
     @triton.jit
     def load_trailing(ctx, trailing):
         tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+
+    @triton.jit
+    def start(ctx):
+        acc = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        return tk.struct(acc=acc, before=acc, weights=_weights(ctx, acc))
 
     @triton.jit
     def first(ctx, state, input):

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, RememberingStream, SharingStream, Stream, TrailingStream
+from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 from tritonkittens.lang.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -138,13 +138,6 @@ def test_a_hook_with_wrong_parameters(name, hook, message):
 def test_a_pipelined_compute_takes_the_slot_before():
     with refused("Late.compute(ctx, state, input): must take (ctx, state, input, previous)"):
         type("Late", (Copy,), {"drain": vars(Copy)["compute"]})()
-
-
-def test_a_compute_behind_which_no_slot_is_held_takes_none():
-    remembering = vars(RememberingStream)
-    with refused("Late.compute(ctx, state, input, previous): must take (ctx, state, input)"):
-        type("Late", (Copy,), {"drain": remembering["drain"], "compute": vars(PipelinedStream)["compute"]})()
-    assert type("Behind", (Copy,), {"drain": remembering["drain"]})().pipelined
 
 
 def test_first_without_drain():
@@ -589,7 +582,7 @@ def test_trailing_tiles_without_their_hooks():
         def layout(self):
             return dataclasses.replace(super().layout(), globals=dict(X=tile), trailing=dict(V=tile))
 
-    with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain' with argument 'input'"):
+    with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
         Early()
 
 

@@ -12,7 +12,6 @@ from tests.streaming import (
     PipelinedEdgedStream,
     PipelinedStream,
     Prefix,
-    RememberingStream,
     SharingStream,
     TrailingStream,
     integers,
@@ -36,9 +35,6 @@ CASES = [
     (PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
     (CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
-    (RememberingStream, dict(consumers=2, residual=True, stages=1), LENGTHS),
-    (RememberingStream, dict(consumers=2, cols=128, extra=64), (4, 0, 3, 1, 5, 2)),  # results over the ring
-    (RememberingStream, dict(consumers=1, cluster=2, extra=64, stages=2), (2, 0, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),

@@ -108,8 +108,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, holds) as
-    constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws) as constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -118,7 +117,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 or T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, T.holds)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -289,15 +288,10 @@ def _behind_edges(work, number):
 @triton.jit
 def _pipelined(mine, memory, state, slot, phases, previous, i, EDGE: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
-    HOLDS: tl.constexpr = _facts(T)[12]
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
-    if HOLDS:
-        state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
-        release_before(memory, previous, T)
-    else:
-        state = call_compute(here, state, slot_tiles(memory, slot))
-        release_slot(memory.finished, slot, T)
+    state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
+    release_before(memory, previous, T)
     behind, phases = next_slot(slot, phases, _facts(T)[0])
     return state, behind, phases, slot
 
@@ -330,7 +324,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
-    HOLDS: tl.constexpr = _facts(T)[12]
     slot = 0
     phases = 0
     turn = 0
@@ -364,8 +357,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
-                if not HOLDS:
-                    release_slot(memory.finished, slot, T)
                 give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
@@ -376,11 +367,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 for i in range(inner, work.count):
                     state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, EDGES is None, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)
-                if HOLDS:
-                    state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
-                    release_before(memory, previous, T)
-                else:
-                    state = call_drain(addressed_anew(without(mine, "scratch"), memory), state)
+                state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
+                release_before(memory, previous, T)
             else:
                 give_staging(memory, WORKER, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)

@@ -300,10 +300,7 @@ _first_hook = _hook("first")
 @op
 def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
     """Iteration 0 of a pipelined computation."""
-    config = unwrap(ctx.config)
-    if hasattr(type(config), "first"):
-        return t.call(_first_hook, ctx, state, input)
-    return t.call(call_compute, ctx, state, *([input] * (1 + config.holds)))
+    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "first") else t.call(call_compute, ctx, state, input, input)
 
 
 # ---------------------------------------------------------------- ring slots given back

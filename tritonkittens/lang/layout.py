@@ -143,12 +143,12 @@ class Placement:
 
 
 def place(
-    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, holds: bool = False, output_stages: int = 0,
+    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False, output_stages: int = 0,
     may_overlap: bool = True, others: int = 0,
 ) -> Placement:
     """Choose the number of stages and where the finish tiles go; `stages` fixes the number.
 
-    A computation that `holds` the slot before while it waits for the next needs two stages. `may_overlap`: may the finish tiles lie
+    A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. `may_overlap`: may the finish tiles lie
     over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
@@ -158,12 +158,12 @@ def place(
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
-    least = 2 if holds else 1
+    least = 2 if pipelined else 1
     apart = min((limit - scratch - (0 if over_working else finish)) // stage, MAX_STAGES)
     shared = min((limit - scratch) // stage, MAX_STAGES) if may_overlap and not over_working else 0
     if stages is not None:
         if not isinstance(stages, int) or not least <= stages <= MAX_STAGES:
-            why = " (pipelined: a slot is given back one iteration later)" if holds else ""
+            why = " (pipelined: a slot is given back one iteration later)" if pipelined else ""
             raise TileError(f"{name}(stages={stages!r}): a ring has {least} to {MAX_STAGES} stages{why}")
         if stages <= apart:
             return Placement(stages, stages, None, over_working)
@@ -177,7 +177,7 @@ def place(
         if over is not None:
             return Placement(chosen, *over)
     if apart < least:
-        raise TileError(f"{name}: shared memory over budget: {bill}; it needs {least} stage{'s' if holds else ''}")
+        raise TileError(f"{name}: shared memory over budget: {bill}; it needs {least} stage{'s' if pipelined else ''}")
     chosen = min(apart, MANY_STAGES)
     return Placement(chosen, chosen, None, over_working)
 

@@ -71,8 +71,6 @@ class lcf:
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
-    With `drain(ctx, state)` and `compute(ctx, state, input)` it is what a computation keeps elsewhere (in `exchange` tiles) that is a block behind: no slot is
-    held for it.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
     `previous` (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` give their input back with
     `tk.release(ctx, input)`.
@@ -129,7 +127,7 @@ class lcf:
                 raise TileError(f"{type(self).__name__}({name}={value!r}): no such knob; it has {known}")
             setattr(self, name, value)
         self._check_knobs()
-        self.pipelined, self.holds = _check_hooks(type(self))
+        self.pipelined = _check_hooks(type(self))
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
@@ -195,8 +193,8 @@ class lcf:
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
-        if plan.trailing and not self.holds:
-            raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain' with argument 'input'")
+        if plan.trailing and not self.pipelined:
+            raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
         if (self.splits or self.sharers > 1) and not plan.accumulators:
@@ -285,7 +283,7 @@ class lcf:
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
             scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
             numbers = BYTES if self.draws else 0
-            self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.holds,
+            self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together, self.received + scratch + numbers)
         return self._placements[arch]
 
@@ -453,8 +451,8 @@ class Call:
             self(*tensors)
 
 
-def _check_hooks(cls: type[lcf]) -> tuple[bool, bool]:
-    """Refuse missing, misspelt and malformed hooks. Returns whether the computation is pipelined by one iteration, and whether it holds a slot for that."""
+def _check_hooks(cls: type[lcf]) -> bool:
+    """Refuse missing, misspelt and malformed hooks. Returns whether the computation is pipelined by one iteration."""
     required, known = cls._required, (*cls._required, *cls._optional)
     for c in cls.__mro__:
         for name, value in vars(c).items():
@@ -466,8 +464,6 @@ def _check_hooks(cls: type[lcf]) -> tuple[bool, bool]:
         if not hasattr(cls, name):
             raise TileError(f"{cls.__name__}: hook {name!r} is missing; a template needs {', '.join(required)}")
     pipelined = hasattr(cls, "drain")
-    drain = getattr(cls, "drain", None)
-    holds = pipelined and not (isinstance(drain, JITFunction) and len(inspect.signature(drain.fn).parameters) == 2)
     if hasattr(cls, "first") and not pipelined:
         raise TileError(f"{cls.__name__}: hook 'first' is for a pipelined computation, which needs hook 'drain' too")
     for name in known:
@@ -476,8 +472,7 @@ def _check_hooks(cls: type[lcf]) -> tuple[bool, bool]:
             continue
         if not isinstance(hook, JITFunction):
             raise TileError(f"{cls.__name__}.{name}: put @triton.jit over the hook")
-        wanted = cls._parameters[name] + (("previous",) if name == "compute" and holds else ())
-        wanted = wanted[:2] if name == "drain" and not holds else wanted
+        wanted = cls._parameters[name] + (("previous",) if name == "compute" and pipelined else ())
         if len(inspect.signature(hook.fn).parameters) != len(wanted):
             raise TileError(f"{cls.__name__}.{name}({', '.join(inspect.signature(hook.fn).parameters)}): must take ({', '.join(wanted)})")
-    return pipelined, holds
+    return pipelined
