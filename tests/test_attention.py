@@ -148,6 +148,8 @@ def test_configurations_at_dimension_64():
     chosen = [(c.consumers, c.blocks_per_sm, c.cols) for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))]
     assert chosen == [(1, 3, 64), (2, 1, 128), (2, 1, 256)]
     assert best(8192, dim=48, causal=True, itemsize=1).cols == 128, "K does not come in lines"
+    few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, False, False), 132)[0].consumers for causal in (False, True)]
+    assert few == [2, 2], "tiles of 192 for 128 queries"
 
 
 def test_configurations_of_packed_sequences():

@@ -93,9 +93,9 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
 
     - Dimension 64: the exponentials take as long as the products, and the more consumers there are the better one's run under the others' products. But tiles
       of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
-      products to do for a key: up to 4,096 keys they were 2 % faster than three, from 8,192 on 2 to 3 % slower. Under a causal mask short sequences are begin
-      and end of tasks, and half of the diagonal: three blocks a multiprocessor of one consumer each were 35 % faster than three consumers at 512 keys, 14 % at
-      2,048, 3 % at 4,096, 10 to 15 % slower from 8,192 on. Two are for what has not been measured with more: windows, packed sequences. Long turns, which keep
+      products to do for a key: at 1,024 keys they were 3 % faster than three, from 2,048 on 6 to 12 % slower. Under a causal mask short sequences are begin and
+      end of tasks, and half of the diagonal: three blocks a multiprocessor of one consumer each were 38 % faster than three consumers at 512 keys, 17 % at
+      2,048, 5 % at 4,096, 9 to 14 % slower from 8,192 on. Two are for what has not been measured with more: windows, packed sequences. Long turns, which keep
       two from waiting for the same unit, were worth 8 %.
     - Dimension 128: two slots with results beside them were up to 9 % better than three under them, blocks of 176 keys 4 to 8 % slower than of 128, whose
       largest scores need not be known. Long turns were within 3 % of short ones, better as often as worse.
@@ -133,12 +133,12 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
             return [Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]
         if of_bytes:
             return [replace(best, cols=256 if keys >= LONGEST and shape.whole_lines else 128)]
-        return [best if shape.packed else Config(consumers=3)]
+        return [best if shape.packed or shape.queries < TALL_OF_THREE else Config(consumers=3)]
     if of_bytes:
         return [replace(best, cols=256 if keys >= MEDIUM else 128)]
     if shape.packed:
         return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
-    if keys >= LONG:
+    if keys >= LONG and shape.queries >= TALL_OF_THREE:
         return [Config(consumers=3)]
     tiles = -(-shape.queries // TALL)  # of a head
     many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries

@@ -1,4 +1,4 @@
-"""Factors of rows that are nearly always one: a warp skips the multiplications where they are."""
+"""What a warp seldom has to do, in branches of its own: multiplications by factors that are nearly always one, and what follows where a limit is exceeded."""
 from __future__ import annotations
 
 import struct
