@@ -95,8 +95,8 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
       of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
       products to do for a key: at 1,024 keys they were 3 % faster than three, from 2,048 on 6 to 12 % slower. Under a causal mask short sequences are begin and
       end of tasks, and half of the diagonal: three blocks a multiprocessor of one consumer each were 38 % faster than three consumers at 512 keys, 17 % at
-      2,048, 5 % at 4,096, 9 to 14 % slower from 8,192 on. Two are for what has not been measured with more: windows, packed sequences. Long turns, which keep
-      two from waiting for the same unit, were worth 8 %.
+      2,048, 5 % at 4,096, 9 to 14 % slower from 8,192 on. Two are for what has not been measured with more: windows, long packed sequences under a causal
+      mask. Long turns, which keep two from waiting for the same unit, were worth 8 %.
     - Dimension 128: two slots with results beside them were up to 9 % better than three under them, blocks of 176 keys 4 to 8 % slower than of 128, whose
       largest scores need not be known. Long turns were within 3 % of short ones, better as often as worse.
     - Above: results in panels, so that they need no slot's memory, 3 % at 256; at 192 and 128 for values, where blocks of 128 keys then fit, 6 to 17 %.

@@ -24,14 +24,13 @@ class AttentionBackward(AttentionBackwardKeys):
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; exponentials under dQ and
-    dK up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and 1 to 8
-    % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of few
-    heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing or
-    less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as
-    FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no
-    zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); L2 hints for the sums of
-    dQ.
+    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; exponentials under dQ and dK
+    up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and 1 to 8 % at
+    128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of few heads
+    at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing or less: dK of
+    registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as FlashAttention-3 has it
+    (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to
+    1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); L2 hints for the sums of dQ.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. dQ: (B, H, blocks, 2, 4096) fp32,
     of every block of queries the halves, 64 by 64, as `tk.store_fragments` orders them, without the factor.
