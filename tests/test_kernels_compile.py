@@ -45,6 +45,11 @@ MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
 MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)  # what a task computes once, too
 
 
+def graph_of(compiled):
+    """The control flow of a compiled kernel's machine code."""
+    return _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
+
+
 def test_every_template_kernel_is_registered():
     assert set(TEMPLATES) <= set(KERNELS)
 
@@ -89,7 +94,7 @@ def test_contract_on_blackwell(name):
 
 def test_maxima_run_under_the_product_before_them():
     """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200 8 % at dimension 64."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS["attention_d64_short"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS["attention_d64_short"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
         code = sorted((i for block in loop.blocks for i in graph.blocks[block]), key=lambda i: i.address)
@@ -101,7 +106,7 @@ def test_maxima_run_under_the_product_before_them():
 @pytest.mark.parametrize(("name", "scores"), [("backward_d64_causal", 64), ("backward_d128_causal", 32), ("shifted_d64_causal", 32), ("varlen_d128_causal", 64),
                                               ("d64_long_causal", 64)])  # fmt: skip
 def test_only_the_loop_of_the_edges_masks(name, scores):
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_{name}"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
     selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in graph.blocks[block]) for loop in graph.main_loops)
     half = len(selections) // 2
     assert half and max(selections[:half]) <= 2 and min(selections[half:]) >= scores, "2: rows that have seen no key"
@@ -110,7 +115,7 @@ def test_only_the_loop_of_the_edges_masks(name, scores):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_single_pass_masks_in_blocks_of_their_own(dim):
     """Where all keys are seen: without `tk.scheduling_barrier` ptxas chooses by predicates, in 131 of 760 instructions at dimension 64."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_backward_d{dim}_causal"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_backward_d{dim}_causal"]("sm_90a"))
     for loop in graph.main_loops:
         blocks = [[i.base for i in graph.blocks[block]] for block in loop.blocks]
         assert not any("FSEL" in block and "HGMMA" in block for block in blocks)
@@ -125,7 +130,7 @@ FORWARDS = (*LAZY, *KNOWING)
 def test_what_the_loop_carries_is_packed_once(name):
     """With `tk.cast` ptxas packed weights the wrong way round and turned around all 32 registers again, in front of the product that waits for them; 8-bit
     ones it took apart and put together in 200 of 650 instructions."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_{name}"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
         assert not any(i.base == "PRMT" for block in loop.blocks for i in graph.blocks[block])
@@ -135,7 +140,7 @@ def test_what_the_loop_carries_is_packed_once(name):
 def test_sums_are_scaled_under_the_exponentials(name):
     """Where the factor of what was summed before is needed last, ptxas scales the output behind the last exponential: 64 multiplications an iteration, at
     dimension 128, that nothing hides. (Of bytes, half of them are still there.)"""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_{name}"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
         bases = [i.base for block in sorted(loop.blocks) for i in graph.blocks[block]]
@@ -146,7 +151,7 @@ def test_sums_are_scaled_under_the_exponentials(name):
 
 def loops_of(name):
     """Of each main loop of a kernel, how often each of its blocks has an operation."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_{name}"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
     assert graph.main_loops
     return [[Counter(i.base for i in graph.blocks[block]) for block in loop.blocks] for loop in graph.main_loops]
 
@@ -168,11 +173,11 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 54), ("d128_causal", 54)])
+@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 40), ("d128_causal", 40)])
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(KERNELS[f"attention_backward_{name}"]("sm_90a").asm["cubin"])))
+    graph = graph_of(KERNELS[f"attention_backward_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
         found = [i.base for block in loop.blocks for i in graph.blocks[block]]
@@ -183,7 +188,7 @@ def test_scores_of_any_number_of_keys_are_one_wgmma():
     """Of 176, as FlashAttention-3 has them at head dimension 128."""
     x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
     wide = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(cols=176, panel=64))
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a").asm["cubin"])))
+    graph = graph_of(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
         found = [i.opcode for block in loop.blocks for i in graph.blocks[block]]
@@ -200,7 +205,7 @@ def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
     tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
     plan = unaligned.Unaligned(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
     compiled = plan.compile(a, b, NO_OPERANDS, out)
-    graph = _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
+    graph = graph_of(compiled)
     loaded = [i.opcode for blocks in graph.blocks for i in blocks if i.base == "LDG"]
     words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
     assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in loaded) >= 2 * words

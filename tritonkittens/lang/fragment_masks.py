@@ -5,6 +5,7 @@ tiles take one for every column of a thread, which the compiler keeps across a l
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,16 @@ def is_fragment(piece: Any) -> bool:
 
 def keep_between(t: Trace, piece: Any, lower: Any, upper: Any, fill: float) -> Any:
     """The elements whose column is at least `lower` and below `upper` (int32, one for each row, None for no bound), the others `fill`."""
-    elements = int(unwrap(piece.shape[1])) // 2
     bounds = [bound for bound in (lower, upper) if bound is not None]
-    constraints = ["=f"] * elements + [str(i) for i in range(elements)] + ["r"] * (HALVES * len(bounds))
-    text = mask_asm(elements, lower is not None, upper is not None, fill)
-    return t.call(asm, text, ",".join(constraints), [piece, *bounds], piece.type, is_pure=True)
+    return in_place(t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds)
+
+
+def in_place(t: Trace, piece: Any, text: Callable[[int], str], constraint: str, of_rows: list[Any]) -> Any:
+    """An accumulator after assembly that works in place on the elements of a thread, $0 …: behind them stand the operands again, then two registers, for two
+    rows, of each vector in `of_rows`. `text` makes it for so many elements."""
+    elements = int(unwrap(piece.shape[1])) // 2
+    constraints = ["=f"] * elements + [str(i) for i in range(elements)] + [constraint] * (HALVES * len(of_rows))
+    return t.call(asm, text(elements), ",".join(constraints), [piece, *of_rows], piece.type, is_pure=True)
 
 
 def mask_asm(elements: int, lower: bool, upper: bool, fill: float) -> str:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, op
-from tritonkittens.lang.fragment_masks import HALVES, is_fragment
+from tritonkittens.lang.fragment_masks import HALVES, in_place, is_fragment
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import assemble, axes_of, pieces_of
 from tritonkittens.lang.vectors import mul_row
@@ -22,13 +22,7 @@ def rescale_row(t: Trace, x: Any, factor: Any) -> Any:
     pieces, factors = pieces_of(x), pieces_of(factor)
     if len(factors) != 1 or not all(is_fragment(piece) for piece in pieces):
         return t.call(mul_row, x, factor)
-    return assemble(axes_of(x), [_rescaled(t, piece, factors[0]) for piece in pieces])
-
-
-def _rescaled(t: Trace, piece: Any, factor: Any) -> Any:
-    elements = int(unwrap(piece.shape[1])) // 2
-    constraints = ["=f"] * elements + [str(i) for i in range(elements)] + ["f"] * HALVES
-    return t.call(asm, rescale_asm(elements), ",".join(constraints), [piece, t.vector(factor, 0, piece)], piece.type, is_pure=True)
+    return assemble(axes_of(x), [in_place(t, piece, rescale_asm, "f", [t.vector(factors[0], 0, piece)]) for piece in pieces])
 
 
 def rescale_asm(elements: int) -> str:
