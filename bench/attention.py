@@ -1,4 +1,5 @@
-"""Attention against cuDNN and FlashAttention-2 (both through torch), forward and backward, causal or not, 16 K tokens; of e4m3; decoding; packed sequences."""
+"""Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens; of e4m3; decoding; packed
+sequences."""
 from __future__ import annotations
 
 import argparse

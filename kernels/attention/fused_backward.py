@@ -18,19 +18,24 @@ class AttentionBackward(AttentionBackwardKeys):
     A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
     iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
-    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 they run under its own
-    dQ and dK, too. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2.
+    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
+    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best: kept under dQ
+    and dK they cost 2 to 8 %, in front of them 4 to 17 %. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024),
+    appendix B.2.
 
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; exponentials under dQ and dK
-    up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and 1 to 8 % at
-    128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of few heads
-    at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth nothing or less: dK of
-    registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as FlashAttention-3 has it
-    (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to
-    1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); L2 hints for the sums of dQ.
+    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; dQ and dK in front of the
+    wait for the scores up to 1 % at 128, −1 to −4 % at 64; the wait for dQ to leave in front of that for the other's dS, and not where dQ is staged again,
+    4 to 16 % at 64, up to 4 % at 128 (it keeps the consumers out of phase); this order instead of meeting behind dS and multiplying dQ and dK at once, 12
+    to 29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the
+    copies, 8 to 86 %; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the
+    blocks 2 to 6 % more. Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory),
+    everything in one iteration as FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads,
+    whose dQ is stored, so that no zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the
+    last); sums in a ring of memory that stays in L2, of which drawn tasks make dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 %
+    where warps beside the producer do, though kernels for zeros and for dQ take 80 µs of a call); L2 hints for the sums of dQ.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. dQ: (B, H, blocks, 2, 4096) fp32,
     of every block of queries the halves, 64 by 64, as `tk.store_fragments` orders them, without the factor.
@@ -42,8 +47,8 @@ class AttentionBackward(AttentionBackwardKeys):
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
 
     @property
-    def under_products(self) -> bool:
-        """Do exponentials run under dQ and dK of the block before?"""
+    def products_first(self) -> bool:
+        """Are dQ and dK of the block before under way before the scores are waited for?"""
         return self.cols == 64
 
     def layout(self):
@@ -179,7 +184,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def compute(ctx, state, input, previous):
         head, block = ctx.config._next(ctx, state)
         s = ctx.config._scores(ctx, state, input)
-        if ctx.config.under_products:
+        if ctx.config.products_first:
             dq, dk = ctx.config._before(ctx, state, previous)
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block)
         else:
