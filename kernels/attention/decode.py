@@ -31,12 +31,13 @@ def _hidden(ctx, s):
 
 
 class AttentionDecode(AttentionForward):
-    """The queries of a group of heads are rows of one tile, so that K and V are read once for all; a sequence is dealt to `parts` tasks, whose results
-    `combine` weighs, unless there is only one (`partial` False). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
+    """The queries of a group of heads are rows of one tile, so that K and V are read once for all, or of `row_tiles` of a key head where they are too many; a
+    sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False). Source: Flash-Decoding (Dao et al., 2023);
+    packed groups: FlashAttention-3, `pack_gqa`.
 
-    Q: (B, H_kv, rows, head_dim), rows = heads of a group · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,) int32, keys of each
-    sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, H_kv, parts, rows, value_dim), fp32
-    where `partial`, and with `lse` L: (B, H_kv, parts, rows) fp32.
+    Q: (B, tiles, rows, head_dim), tiles = H_kv · row_tiles, rows = heads of a tile · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,)
+    int32, keys of each sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, tiles, parts,
+    rows, value_dim), fp32 where `partial`, and with `lse` L: (B, tiles, parts, rows) fp32.
     """
 
     consumers: int = 1
@@ -44,6 +45,7 @@ class AttentionDecode(AttentionForward):
     lengths: bool = True
     starts: bool = False
     partial: bool = True
+    row_tiles: int = 1  # of a key head
 
     @property
     def edge_loop(self) -> bool:
@@ -80,14 +82,14 @@ class AttentionDecode(AttentionForward):
                          args=(*self.numbers, "queries"))
 
     def tasks(self, *shapes: Any) -> int:
-        batch, kv_heads, parts = shapes[self.tensors.index("O")][:3]
-        return batch * kv_heads * parts
+        batch, tiles, parts = shapes[self.tensors.index("O")][:3]
+        return batch * tiles * parts
 
     @triton.jit
     def setup(ctx):
-        kv_heads, parts = tk.extent(ctx.globals.K, 1), tk.extent(ctx.globals.O, 2)
-        batch_head, part = tk.unravel(ctx.task, parts)
-        batch, kv_head = tk.unravel(batch_head, kv_heads)
+        tiles, parts = tk.extent(ctx.globals.K, 1) * ctx.config.row_tiles, tk.extent(ctx.globals.O, 2)
+        batch_tile, part = tk.unravel(ctx.task, parts)
+        batch, tile = tk.unravel(batch_tile, tiles)
         more = batch < tk.extent(ctx.globals.Q, 0)
         keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0) if ctx.config.lengths else tk.extent(ctx.globals.K, 2)
         start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
@@ -97,7 +99,7 @@ class AttentionDecode(AttentionForward):
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
         edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=kv_head, kv_head=kv_head, row=0, last=end - 1,
+        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1,
                        share=part, keys=keys, start=start, masked=masked, whole=whole)
 
     @triton.jit
@@ -164,19 +166,19 @@ class AttentionDecodePaged(AttentionDecode):
 @triton.jit
 def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, parts, rows, queries, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,  # noqa: E741
             HAS_LSE: tl.constexpr):  # fmt: skip
-    """One query of one head: the parts' results, weighed by their sums of exponentials. Grid: rows, key heads, batch. O, L contiguous as `AttentionDecode`
+    """One query of one head: the parts' results, weighed by their sums of exponentials. Grid: rows, tiles of them, batch. O, L contiguous as `AttentionDecode`
     leaves them; out: (B, H, S, WIDTH) with these strides; lse: (B, H, S), contiguous. `launch_pdl` lets it start early and wait."""
     tk.dependency_wait()
-    row, kv_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, tile, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part, col = tl.arange(0, PARTS), tl.arange(0, COLS)
-    place = ((batch * tl.num_programs(1) + kv_head) * parts + part) * rows + row
+    place = ((batch * tl.num_programs(1) + tile) * parts + part) * rows + row
     sums = tl.load(L + place, mask=part < parts, other=float("-inf"))
     largest = tl.max(sums)
     weights = tl.exp(sums - tl.where(largest == float("-inf"), 0.0, largest))
     total = tl.sum(weights)
     o = tl.load(O + place[:, None] * WIDTH + col[None, :], mask=(part < parts)[:, None] & (col < WIDTH)[None, :], other=0.0)
     o = tl.sum(o * weights[:, None], 0) * tl.where(total == 0.0, 0.0, 1.0 / total)
-    head, query = kv_head * (rows // queries) + row // queries, row % queries
+    head, query = tile * (rows // queries) + row // queries, row % queries
     tl.store(out + batch * stride_b + head * stride_h + query * stride_s + col * stride_d, o.to(out.dtype.element_ty), mask=col < WIDTH)
     if HAS_LSE:
         tl.store(lse + (batch * tl.num_programs(1) * rows + head * queries + query), largest + tl.log(total))

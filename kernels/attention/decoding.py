@@ -22,11 +22,12 @@ PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 @functools.lru_cache
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    partial: bool = True, lse: bool = True,
+    row_tiles: int = 1, partial: bool = True, lse: bool = True,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given."""
+    """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given; for so many tiles of queries a key
+    head."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts, partial=partial, lse=lse)
+                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
 
@@ -45,6 +46,12 @@ def parts_of(tasks: int, blocks: int, slots: int) -> int:
     return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=time)
 
 
+@functools.lru_cache
+def row_tiles_of(group: int, queries: int) -> int:
+    """In how many tiles of at most 64 rows the queries of a group of heads come: as few as have equally many heads each."""
+    return next(tiles for tiles in range(1, group + 1) if group % tiles == 0 and group // tiles * queries <= ROWS)
+
+
 def attention_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, starts: torch.Tensor | None = None,
     pages: torch.Tensor | None = None, causal: bool = True, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
@@ -52,10 +59,10 @@ def attention_decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
 
-    q: (batch, heads, queries, D), with queries times the heads of a group at most 64; k, v: (batch, kv_heads, keys, D and D_v), a cache of which sequence b
-    has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`, which is not checked). With `causal` the last query
-    sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite. `parts`: tasks that a
-    sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+    q: (batch, heads, queries, D), at most 64 queries (where those of a group's heads are more, K and V are read several times); k, v: (batch, kv_heads,
+    keys, D and D_v), a cache of which sequence b has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`,
+    which is not checked). With `causal` the last query sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left
+    does; they must be finite. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
 
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
@@ -65,9 +72,8 @@ def attention_decode(
     """
     check(q, k, v, out, paged=pages is not None)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
-    rows = heads // kv_heads * queries
-    if rows > ROWS:
-        raise ValueError(f"attention_decode: {queries} queries of {heads // kv_heads} heads a group are {rows} rows; they must be at most {ROWS}")
+    if queries > ROWS:
+        raise ValueError(f"attention_decode: {queries} queries; they must be at most {ROWS}")
     for name, x in (("lengths", lengths), ("starts", starts)):
         if x is not None:
             check_small("attention_decode", name, x, q, torch.int32, (batch,), f"({batch},)")
@@ -87,14 +93,17 @@ def attention_decode(
     if result.numel() == 0 or keys == 0:
         see_nothing(result, lse)
         return result if lse is None else (result, lse)
-    kind = (q.dtype, dim, value_dim, queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None, page_size)
+    row_tiles = row_tiles_of(heads // kv_heads, queries)
+    tiles, rows = kv_heads * row_tiles, heads // (kv_heads * row_tiles) * queries
+    features = (queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None)
+    kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
     kernel = decode(*kind)
-    parts = parts or parts_of(batch * kv_heads, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
-    packed = as_addressable(q.reshape(batch, kv_heads, rows, dim))
+    parts = parts or parts_of(batch * tiles, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
+    packed = as_addressable(q.reshape(batch, tiles, rows, dim))
     tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
     tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
     numbers = dict(scores.numbers(False), queries=queries)
-    shape = (batch, kv_heads, parts, rows)
+    shape = (batch, tiles, parts, rows)
     if parts == 1 and result.is_contiguous() and storable(result):
         kernel = decode(*kind, partial=False, lse=return_lse)
         tensors |= dict(O=result.view(*shape, value_dim), L=None if lse is None else lse.view(shape))
@@ -104,7 +113,7 @@ def attention_decode(
     sums = torch.empty(shape, dtype=torch.float32, device=q.device)
     tensors |= dict(O=some, L=sums)
     kernel(*(tensors[name] for name in kernel.tensors), **numbers)
-    combine[rows, kv_heads, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
+    combine[rows, tiles, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
                                    power_of_two(parts), power_of_two(value_dim), lse is not None)
     return result if lse is None else (result, lse)
 

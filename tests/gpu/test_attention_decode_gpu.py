@@ -9,7 +9,7 @@ import torch
 from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch
-from tritonkittens.kernels.attention.decoding import parts_of
+from tritonkittens.kernels.attention.decoding import parts_of, row_tiles_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -61,6 +61,12 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
 
 
+@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), (24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None)])
+def test_more_rows_than_a_tile(heads, kv_heads, queries, parts, rng):
+    """Several tiles of queries share a key head, one of them as small as it gets where a group has no divisor."""
+    check(2, heads, kv_heads, queries, 300, lengths=[300, 131], parts=parts)
+
+
 def test_lengths(rng):
     check(5, 4, 2, 2, LONG, lengths=[LONG, 0, 1, LONG - 3, 129])
     check(3, 2, 2, 4, 300, lengths=[3, 4, 128], parts=3)
@@ -95,6 +101,10 @@ def check_pages(batch, heads, kv_heads, queries, keys, lengths, page_size, dim=6
 def test_pages(page_size, rng):
     keys = on_gpu_or_simulated(4960, 210)  # the last sequence ends inside of a block, and the table's memory with it
     check_pages(4, 8, 2, 3, keys, [keys - 3, 0, 1, keys], page_size, parts=2)
+
+
+def test_pages_that_tiles_share(rng):
+    check_pages(2, 16, 2, 16, 200, [70, 200], 48, parts=2)
 
 
 @pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [(16, 208, 240, FP16), (128, 96, 96, BF16)])
@@ -145,7 +155,7 @@ def test_refused():
     q, k = randn(2, 8, 9, 64), randn(2, 1, 20, 64)
     small = q[:, :, :1]
     for operands, given, message in (
-        ((q, k, k), {}, "attention_decode: 9 queries of 8 heads a group are 72 rows; they must be at most 64"),
+        ((randn(2, 8, 65, 64), k, k), {}, "attention_decode: 65 queries; they must be at most 64"),
         ((small, k, k), dict(lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: lengths is (3,), torch.int32, on"),
         ((small, k, k), dict(lengths=torch.zeros(2, device=DEVICE)), "attention_decode: lengths is (2,), torch.float32, on"),
         ((small, k, k), dict(starts=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: starts is (3,), torch.int32, on"),
@@ -156,6 +166,10 @@ def test_refused():
     ):
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             attention_decode(*operands, **given)
+
+
+def test_tiles_have_equally_many_heads():
+    assert [row_tiles_of(group, queries) for group, queries in ((8, 8), (8, 9), (8, 16), (24, 5), (71, 1), (1, 64), (3, 64))] == [1, 2, 2, 2, 71, 1, 3]
 
 
 def test_parts_fill_the_device():
