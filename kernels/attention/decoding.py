@@ -46,10 +46,10 @@ def parts_of(tasks: int, blocks: int, slots: int) -> int:
     return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=time)
 
 
-@functools.lru_cache
-def row_tiles_of(group: int, queries: int) -> int:
-    """In how many tiles of at most 64 rows the queries of a group of heads come: as few as have equally many heads each."""
-    return next(tiles for tiles in range(1, group + 1) if group % tiles == 0 and group // tiles * queries <= ROWS)
+def row_tiles_of(group: int, queries: int) -> tuple[int, int]:
+    """(tiles of at most 64 rows in which the queries of a group of heads come, as few as possible; heads of each)."""
+    tiles = -(-group // (ROWS // queries))
+    return tiles, -(-group // tiles)
 
 
 def attention_decode(
@@ -93,8 +93,16 @@ def attention_decode(
     if result.numel() == 0 or keys == 0:
         see_nothing(result, lse)
         return result if lse is None else (result, lse)
-    row_tiles = row_tiles_of(heads // kv_heads, queries)
-    tiles, rows = kv_heads * row_tiles, heads // (kv_heads * row_tiles) * queries
+    group = heads // kv_heads
+    row_tiles, each = row_tiles_of(group, queries)
+    if row_tiles * each > group:  # all tiles get equally many heads
+        wide = q.new_zeros(batch, kv_heads, row_tiles * each, queries, dim)
+        wide[:, :, :group] = q.unflatten(1, (kv_heads, group))
+        found = attention_decode(wide.flatten(1, 2), k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap,
+                                 return_lse=True, parts=parts)
+        some, sums = (x.unflatten(1, (kv_heads, -1))[:, :, :group].flatten(1, 2) for x in found)
+        return (result.copy_(some), sums) if return_lse else result.copy_(some)
+    tiles, rows = kv_heads * row_tiles, each * queries
     features = (queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None)
     kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
     kernel = decode(*kind)

@@ -61,9 +61,9 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), (24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None)])
+@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), (24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), (10, 2, 31, 1)])
 def test_more_rows_than_a_tile(heads, kv_heads, queries, parts, rng):
-    """Several tiles of queries share a key head, one of them as small as it gets where a group has no divisor."""
+    """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not divide."""
     check(2, heads, kv_heads, queries, 300, lengths=[300, 131], parts=parts)
 
 
@@ -169,7 +169,8 @@ def test_refused():
 
 
 def test_tiles_have_equally_many_heads():
-    assert [row_tiles_of(group, queries) for group, queries in ((8, 8), (8, 9), (8, 16), (24, 5), (71, 1), (1, 64), (3, 64))] == [1, 2, 2, 2, 71, 1, 3]
+    groups = {(8, 8): (1, 8), (8, 9): (2, 4), (8, 16): (2, 4), (24, 5): (2, 12), (71, 1): (2, 36), (1, 64): (1, 1), (3, 64): (3, 1), (5, 31): (3, 2)}
+    assert {group: row_tiles_of(*group) for group in groups} == groups
 
 
 def test_parts_fill_the_device():
