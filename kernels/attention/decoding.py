@@ -5,6 +5,7 @@ import functools
 from typing import Any, cast
 
 import torch
+from torch.nn.functional import pad
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import as_addressable, check_small, power_of_two, storable
@@ -96,12 +97,13 @@ def attention_decode(
     group = heads // kv_heads
     row_tiles, each = row_tiles_of(group, queries)
     if row_tiles * each > group:  # all tiles get equally many heads
-        wide = q.new_zeros(batch, kv_heads, row_tiles * each, queries, dim)
-        wide[:, :, :group] = q.unflatten(1, (kv_heads, group))
-        found = attention_decode(wide.flatten(1, 2), k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap,
-                                 return_lse=True, parts=parts)
-        some, sums = (x.unflatten(1, (kv_heads, -1))[:, :, :group].flatten(1, 2) for x in found)
-        return (result.copy_(some), sums) if return_lse else result.copy_(some)
+        wide = pad(q.unflatten(1, (kv_heads, group)), (0, 0, 0, 0, 0, row_tiles * each - group)).flatten(1, 2)
+        found = attention_decode(wide, k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, return_lse=True,
+                                 parts=parts)
+        for home, x in zip((result, lse), found, strict=True):
+            if home is not None:
+                home.unflatten(1, (kv_heads, group)).copy_(x.unflatten(1, (kv_heads, -1))[:, :, :group])
+        return result if lse is None else (result, lse)
     tiles, rows = kv_heads * row_tiles, each * queries
     features = (queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None)
     kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
@@ -122,7 +124,7 @@ def attention_decode(
     tensors |= dict(O=some, L=sums)
     kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     combine[rows, tiles, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                   power_of_two(parts), power_of_two(value_dim), lse is not None)
+                                power_of_two(parts), power_of_two(value_dim), lse is not None)
     return result if lse is None else (result, lse)
 
 

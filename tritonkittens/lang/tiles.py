@@ -233,9 +233,10 @@ def pin(t: Trace, x: Any) -> Any:
 
 @op
 def scheduling_barrier(t: Trace, number: Any) -> Any:
-    """What is computed in front of this is not moved behind it: it ends the basic block within which ptxas schedules, by a loop that is never entered. `number`
-    is a run-time number ≥ 0 that compilers know nothing of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic
-    it keeps that in front of a wait. Takes two instructions.
+    """Ends the basic block within which ptxas schedules, by a loop that is never entered: what it has to compute in front of this it does not mix with what
+    stands behind. (What only that uses it may still compute there: exponentials of a backward.) `number` is a run-time number ≥ 0 that compilers know nothing
+    of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic it keeps that in front of a wait. Takes two
+    instructions.
     """
     if not t.interpreted:
         again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
