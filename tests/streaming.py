@@ -272,6 +272,52 @@ class CountedStream(Stream):
         return X[0]
 
 
+class AsideStream(CountedStream):
+    """The same of tasks that add their sums to zeros which the task `lag` before left them aside: Y is zero for the first `lag` tasks, and so are counts."""
+
+    weighted: bool = False
+    schedule: tk.Schedule = tk.Dynamic()
+    lag: int = 2
+
+    def layout(self):
+        plan = super().layout()
+        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(counts=None), aside=dict(zeros=tk.sv(tk.fp32, 1024)))
+
+    @triton.jit
+    def prepare(ctx):
+        if ctx.task >= ctx.config.lag:
+            tk.wait_count(ctx.globals.counts.pointer + ctx.task, 1)
+
+    @triton.jit
+    def aside(ctx):
+        task = ctx.task + ctx.config.lag
+        if task < ctx.args.tasks:
+            tk.store(ctx.aside.zeros, tk.zero(tk.rv(tk.fp32, 1024)))
+            tk.fence_async()
+            tk.sync()
+            NUMBERS: tl.constexpr = ctx.config.team * ctx.config.rows * ctx.config.cols
+            for part in range(NUMBERS // 1024):
+                tk.store_bytes_async(ctx.globals.Y.pointer + task * NUMBERS + part * 1024, ctx.aside.zeros)
+            tk.store_wait(0)
+            tk.count_up(ctx.globals.counts.pointer + task)
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        if ctx.iterations > 0:  # else nothing was waited for
+            tk.store(staging.Y, state.acc)
+            tk.fence_async()
+            tk.store_add_async(ctx.globals.Y, staging.Y, (_place(ctx), 0))
+
+
+def add_aside(template, x, e, s, lengths, blocks):
+    """Y of an `AsideStream`, which must be the sums where its zeros were in time."""
+    tasks = len(lengths)
+    y = torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=x.device)
+    y[: template.lag * template.team * template.rows] = 0
+    template(x, e, s, y, lengths, torch.zeros(tasks, dtype=torch.int32, device=x.device), tasks=tasks, blocks=blocks, debug=True)
+    return y
+
+
 class EdgedStream(CountedStream):
     """X counts twice in a task's edges: as many as its length modulo 3 (`marked` −1), none or one, or where it does not say, any (None)."""
 

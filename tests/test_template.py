@@ -14,7 +14,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
+from tests.streaming import AsideStream, CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 from tritonkittens.lang.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -88,7 +88,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain"
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain, prepare, aside"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -149,8 +149,8 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, producer_registers, producer_warps, schedule, stages"
-    with refused(f"Copy(consumer=2): no such knob; it has {known}"):
+    known = "aside_warps, blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, producer_registers, producer_warps, schedule"
+    with refused(f"Copy(consumer=2): no such knob; it has {known}, stages"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
         with refused(f"Copy({name}=None): no such knob"):
@@ -203,6 +203,24 @@ def test_impossible_parts(parts):
 def test_impossible_parts_of_a_cluster(parts):
     with refused(f"ClusterSplitK(parts={parts!r}): must be 2, 4 or 8, the blocks of a cluster"):
         tk.ClusterSplitK(parts)
+
+
+def test_a_role_aside_is_for_tasks_that_are_drawn():
+    template = AsideStream()
+    assert template.explain().splitlines()[-1] == "  1 warp(s) aside; blocks draw their first task, too, so that they may wait for tasks of smaller numbers"
+    assert "aside" not in CountedStream(schedule=tk.Dynamic()).explain() and len({AsideStream(aside_warps=n).cache_key for n in (1, 2, 4)}) == 3
+    with refused("AsideStream(schedule=Persistent()): hook 'prepare' is for tasks that blocks draw; that needs schedule=Dynamic()"):
+        AsideStream(schedule=tk.Persistent())
+    for warps in (0, 3, "2"):
+        with refused(f"AsideStream(aside_warps={warps!r}): must be 1, 2 or 4 warps"):
+            AsideStream(aside_warps=warps)
+
+    class Tiled(CountedStream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), aside=dict(zeros=tile))
+
+    with refused("Tiled: its layout has aside tiles, but hook 'aside' is missing"):
+        Tiled()
 
 
 @pytest.mark.parametrize("rows", [0, -3, 1.5, None])

@@ -8,7 +8,20 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PipelinedStream, Prefix, SparseStream, Stream, TrailingStream, integers, operands, prefixes, reference
+from tests.streaming import (
+    AsideStream,
+    CountedStream,
+    PipelinedStream,
+    Prefix,
+    SparseStream,
+    Stream,
+    TrailingStream,
+    add_aside,
+    integers,
+    operands,
+    prefixes,
+    reference,
+)
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.launch import multiprocessor_count
 
@@ -229,6 +242,17 @@ def test_features(cls, knobs, rng):
     many = [*lengths, *rng.choice(lengths, on_gpu_or_simulated(60, 6)).tolist()]
     for blocks in (1, 2):
         check_stream(template, many, blocks, rng)
+
+
+@pytest.mark.simulated(multiprocessors=3)
+@pytest.mark.parametrize("knobs", [dict(), dict(consumers=1, lag=1), dict(lag=5, aside_warps=4, stages=2), dict(producer_warps=2)], ids=str)
+def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
+    template = AsideStream(**knobs)
+    for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
+        operand = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
+        expected = prefixes(template, *operand)[:, -1].reshape(-1, template.cols)
+        for blocks in (None, 1, 2):
+            assert torch.equal(add_aside(template, *operand, blocks).cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
 
 
 @pytest.mark.parametrize("knobs", [

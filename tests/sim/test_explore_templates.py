@@ -6,6 +6,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Product
 from tests.streaming import (
+    AsideStream,
     CountedStream,
     EdgedStream,
     HandingStream,
@@ -14,6 +15,7 @@ from tests.streaming import (
     Prefix,
     SharingStream,
     TrailingStream,
+    add_aside,
     integers,
     operands,
     prefixes,
@@ -70,6 +72,16 @@ def test_streams(cls, knobs, lengths, rng):
     y = poison(torch.empty(expected.shape))
     sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
     assert torch.equal(y, expected.float())
+
+
+@pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1), dict(lag=3, aside_warps=2, stages=2)], ids=str)
+def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
+    template = AsideStream(**knobs)
+    x, e, s, counts = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
+    found = []
+    sim.explore(lambda: found.append(add_aside(template, x, e, s, counts, 2)), schedules=20)
+    expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols)
+    assert all(torch.equal(y, expected.float()) for y in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [

@@ -1,6 +1,7 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.byte_operands import byte_operand, byte_operand_column
 from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
+from tritonkittens.lang.counting import count_up, wait_count
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
 from tritonkittens.lang.errors import ArchitectureError, TileError

@@ -1,5 +1,6 @@
 """Tasks that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's
-other roles, a task ahead of them.
+other roles, a task ahead of them. With a role aside, in which blocks may wait for others, they draw their first task, too: whoever has a task then
+runs, and so does, or has done, whoever has a smaller number. Else a block begins with the task of its own number, without a wait.
 
 The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
 dynamic persistent tile scheduler.
@@ -28,7 +29,8 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, T.consumers * WARPS)}
+    hearers = T.consumers * WARPS + T.warps_aside
+    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
 @op
@@ -38,24 +40,26 @@ def _place(t: Trace, memory: Any, slot: Any) -> Any:
 
 @triton.jit
 def draw(ctx):
-    """The number of the next task that nobody has: each block began with that of its own number."""
-    return tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu") + tl.num_programs(0)
+    """The number of the next task that nobody has."""
+    number = tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu")
+    DRAWN: tl.constexpr = ctx.config.has_aside  # are first tasks, too?
+    return number if DRAWN else number + tl.num_programs(0)
 
 
 @triton.jit
-def tell(memory, number, turn):
-    """Tell the others what comes behind task number `turn` of this block."""
-    slot = turn % SLOTS
-    wait(memory.heard[slot], ((turn // SLOTS) & 1) ^ 1)
+def tell(memory, number, nth):
+    """Tell the others the `nth` number that this block drew."""
+    slot = nth % SLOTS
+    wait(memory.heard[slot], ((nth // SLOTS) & 1) ^ 1)
     ptx_shared.store(_place(memory, slot), number, tl.int32)
     arrive(memory.told[slot], per="warp")
 
 
 @triton.jit
-def hear(memory, turn):
+def hear(memory, nth):
     """What the producer told."""
-    slot = turn % SLOTS
-    wait(memory.told[slot], (turn // SLOTS) & 1)
+    slot = nth % SLOTS
+    wait(memory.told[slot], (nth // SLOTS) & 1)
     number = ptx_shared.load(_place(memory, slot), tl.int32)
     arrive(memory.heard[slot], per="warp")
     return number

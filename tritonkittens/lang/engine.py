@@ -1,7 +1,8 @@
 """What a template runs: the roles, the ring and its semaphores, the loop over the work of a block. The hooks are called from here.
 
 A block (a cluster) walks over units of work (`lang/work.py`). For each, the producer fills ring slots in the order of the iterations, the consumers that share
-the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units.
+the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units. A role aside does what
+belongs to a unit and is in nobody's way.
 """
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
     at_iteration,
+    call_aside,
     call_compute,
     call_drain,
     call_fetch,
     call_first,
+    call_prepare,
     call_start,
     call_store,
     extended,
@@ -64,6 +67,9 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     if config._plan.output:
         roles.append((_storer, (G, A, memory, T)))
         warps.append(1)
+    if config.has_aside:
+        roles.append((_assistant, (G, A, memory, T)))
+        warps.append(config.aside_warps)
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((_bystander, (T,)))
@@ -108,7 +114,8 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws) as constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
+    first, prepares) as constants.
 
     Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
     """
@@ -117,7 +124,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.cluster > 1 or T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.has_aside), T.prepares)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -126,8 +133,23 @@ def _facts(t: Trace, T: Any) -> Any:
 
 @triton.jit
 def _first_work(ctx, A):
-    """(unit, its work) that this block begins with."""
+    """(unit, its work) that this block begins with, where it does not draw it."""
     unit = first_unit(ctx, A)
+    return unit, work_of(ctx, A, unit)
+
+
+@triton.jit
+def _drawn_work(ctx, A, memory, nth):
+    """The same of the `nth` unit that this block draws: the producer tells the others."""
+    unit = draw(ctx)
+    tell(memory, unit, nth)
+    return unit, work_of(ctx, A, unit)
+
+
+@triton.jit
+def _heard_work(ctx, A, memory, nth):
+    """The same, as the others hear of it."""
+    unit = hear(memory, nth)
     return unit, work_of(ctx, A, unit)
 
 
@@ -212,6 +234,8 @@ def _producer(G, A, memory, T: tl.constexpr):
     EARLY: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
     DRAWS: tl.constexpr = _facts(T)[11]
+    DRAWN: tl.constexpr = _facts(T)[12]
+    PREPARES: tl.constexpr = _facts(T)[13]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -219,7 +243,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     previous = 0
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _first_work(ctx, A)
+    unit, work = _drawn_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
     if EARLY > 0:
         begun = tl.where(work.valid, _early_count(work, T), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
@@ -237,6 +261,9 @@ def _producer(G, A, memory, T: tl.constexpr):
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
+            if PREPARES:
+                if i == tl.minimum(1, work.count - 1):
+                    wait(memory.prepared[0], turn & 1)
             load_input(at_iteration(whole, work.begin + i), memory, slot)
             if HAS_SCRATCH or HAS_COMMON:  # behind the first input: consumers give these tiles back late, slots of the ring before
                 if (i == 0) and (turn > 0 or EARLY == 0):
@@ -257,14 +284,15 @@ def _producer(G, A, memory, T: tl.constexpr):
         if PRELOAD:
             if work.count == 0:
                 load_finish(whole, memory, turn)
+        if PREPARES:
+            if work.count == 0:
+                wait(memory.prepared[0], turn & 1)
         if OVER_RING:
             if work.count <= SAFE:
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
                 arrive(memory.staging_free[0], per="warp")
         if DRAWS:  # the ring is full: there is nothing to load before the answer is here
-            unit = draw(ctx)
-            tell(memory, unit, turn)
-            work = work_of(ctx, A, unit)
+            unit, work = _drawn_work(ctx, A, memory, turn + DRAWN)
         else:
             unit, work = _next_work(ctx, A, unit, work)
         turn += 1
@@ -324,6 +352,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     TEAMS: tl.constexpr = _facts(T)[7]
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
+    DRAWN: tl.constexpr = _facts(T)[12]
     slot = 0
     phases = 0
     turn = 0
@@ -331,7 +360,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     out_phases = -1
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _first_work(ctx, A)
+    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
     if TEAMS > 1:
         for _ in tl.static_range(WORKER):
             slot, phases = skip_slots(slot, phases, work.count, STAGES)
@@ -384,9 +413,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
         finish_task(without(mine, "scratch", "common"), state, memory, turn, _another(ctx, A, following))
-        unit = hear(memory, turn) if DRAWS else following
+        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, work_of(ctx, A, following))
         turn += 1
-        work = work_of(ctx, A, unit)
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
@@ -424,6 +452,24 @@ def _storer(G, A, memory, T: tl.constexpr):
         unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     _close(T)
+
+
+@triton.jit
+def _assistant(G, A, memory, T: tl.constexpr):
+    """What is done aside, for every unit as soon as it was drawn: the consumers are then at the end of the one before."""
+    PREPARES: tl.constexpr = _facts(T)[13]
+    drawn = 0
+    ctx = new_context(G, A, T)
+    unit, work = _heard_work(ctx, A, memory, drawn)
+    while work.valid:
+        whole = extended(ctx, work)
+        call_prepare(whole)
+        if PREPARES:
+            arrive(memory.prepared[0], per="warp")
+        call_aside(whole, memory)
+        drawn += 1
+        unit, work = _heard_work(ctx, A, memory, drawn)
+    store_read_wait(0)  # the block's memory must outlive the reads
 
 
 @triton.jit

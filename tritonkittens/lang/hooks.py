@@ -246,6 +246,23 @@ def call_fetch(t: Trace, ctx: Any) -> Any:
     return ctx if hook is None else struct(**{**ctx.fields, "fetched": t.call(hook, ctx)})
 
 
+@op
+def call_prepare(t: Trace, ctx: Any) -> Any:
+    """What must be done before a task's second input is asked for."""
+    hook = getattr(type(unwrap(ctx.config)), "prepare", None)
+    if hook is not None:
+        t.call(hook, ctx)
+
+
+@op
+def call_aside(t: Trace, ctx: Any, memory: Any) -> Any:
+    """What is done beside a task. When it is, all stores have read the role's tiles."""
+    hook = getattr(type(unwrap(ctx.config)), "aside", None)
+    if hook is not None:
+        t.call(hook, struct(**{**ctx.fields, "aside": struct(**in_slot(t, memory.aside, 0))}))
+        t.call(store_read_wait, 0)
+
+
 def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
     name = type(unwrap(ctx.config)).__name__
     if not isinstance(new, struct):

@@ -48,6 +48,7 @@ class layout:
     - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once;
     - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there);
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
+    - `aside`: tiles in which hook `aside` works;
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `refill`: names of finish tiles that hook `finish` fills itself, on the semaphore `staging.filled`, an even number of times (so that its parity is 0 at
@@ -73,6 +74,7 @@ class layout:
     common: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
+    aside: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
     spare: int = 0
 
@@ -82,7 +84,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "aside", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -153,7 +155,7 @@ def place(
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
     stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
-    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
+    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + _padded(plan.aside) + others
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"

@@ -69,6 +69,13 @@ class lcf:
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
+    Two more are called by a role of their own, once a task, when the block has drawn it (`Dynamic`) and its consumers are at the end of the one before:
+
+    - `prepare(ctx)`: wait for what other blocks must have done (`tk.wait_count`) before consumers see the second input of the task, or its only one. Whoever
+      draws a task runs, so blocks may wait for what is done in tasks of smaller numbers: in `aside` at once, in `finish` at the end;
+    - `aside(ctx)`, behind `prepare`: what nobody of this block waits for, with the tiles `ctx.aside`. Better by copies, one at a time: other accesses of memory
+      get in the consumers' way.
+
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
@@ -91,7 +98,7 @@ class lcf:
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
-      `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1);
+      `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1); `aside_warps` (1), for `prepare` and `aside`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
@@ -101,6 +108,7 @@ class lcf:
 
     consumers: int = 2
     producer_warps: int = 1
+    aside_warps: int = 1
     independent: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
@@ -112,10 +120,12 @@ class lcf:
     producer_registers: int | None = None
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
-    _optional: ClassVar[tuple[str, ...]] = ("load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain")
+    _optional: ClassVar[tuple[str, ...]] = (
+        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "prepare", "aside",
+    )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
-        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",),
+        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",), "prepare": ("ctx",), "aside": ("ctx",),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -131,6 +141,9 @@ class lcf:
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
+        self.prepares = hasattr(type(self), "prepare")
+        self.has_aside = self.prepares or hasattr(type(self), "aside")
+        self.warps_aside = self.aside_warps if self.has_aside else 0
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
@@ -142,9 +155,9 @@ class lcf:
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        store_warps = int(bool(self._plan.output))
-        self._helpers = -(-(self.producer_warps + store_warps) // 4)  # warpgroups beside the consumers
-        self.idle_warps = 4 * self._helpers - self.producer_warps - store_warps
+        busy = self.producer_warps + int(bool(self._plan.output)) + self.warps_aside
+        self._helpers = -(-busy // 4)  # warpgroups beside the consumers
+        self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
         self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
@@ -166,8 +179,9 @@ class lcf:
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if not isinstance(self.producer_warps, int) or self.producer_warps not in (1, 2, 4):
-            raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
+        for name in ("producer_warps", "aside_warps"):
+            if not isinstance(number := getattr(self, name), int) or number not in (1, 2, 4):
+                raise self._error(f"({name}={number!r}): must be 1, 2 or 4 warps")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
@@ -181,6 +195,9 @@ class lcf:
         if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for "
                               "all its consumers; that needs cluster=1 and independent=False")
+        if aside := [name for name in ("prepare", "aside") if hasattr(type(self), name)]:
+            if not isinstance(self.schedule, Dynamic):
+                raise self._error(f"(schedule={self.schedule!r}): hook {aside[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
         if self.independent and self.ordered:
             raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
 
@@ -189,7 +206,7 @@ class lcf:
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
         hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "preload": (plan.preload, "load_finish"),
-                 "trailing": (plan.trailing, "load_trailing")}
+                 "trailing": (plan.trailing, "load_trailing"), "aside": (plan.aside, "aside")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -312,6 +329,8 @@ class lcf:
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
         share = "a task each" if self.independent else "one task together"
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
+        if self.has_aside:
+            lines.append(f"  {self.aside_warps} warp(s) aside; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:

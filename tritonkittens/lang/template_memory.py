@@ -40,6 +40,7 @@ def template_memory(t: Trace, T: Any) -> Any:
     fields["common"] = named("common", rings("common", plan.common, 1, "slot"))
     fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
+    fields["aside"] = named("aside", rings("aside", plan.aside, 1, "slot"))
     if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
@@ -69,6 +70,8 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields |= new_mailboxes(t, T)
     if T.draws:
         fields |= new_numbers(t, T)
+    if T.prepares:
+        fields["prepared"] = new_semaphores(t, 1, T.aside_warps)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= TENSOR_MEMORY:
