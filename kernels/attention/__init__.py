@@ -58,8 +58,10 @@ def _backward(arch: str, dim: int, causal: bool, part: int) -> object:
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)
     template = cast(tk.lcf, (fused_backward(*kind, False), queries, keys[0])[part])
-    tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers) | ({} if part else {"dQ": sums})
-    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, arch=arch)
+    tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers)
+    if part == 0:
+        tensors |= {"dQ": sums, "counts": torch.empty(64, dtype=torch.int32, device="meta")}
+    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, **({} if part else dict(lag=15)), arch=arch)
 
 
 def _packed(arch: str, dim: int, causal: bool) -> object:

@@ -68,13 +68,14 @@ def last_first():
 @plain_kernel
 @triton.jit
 def statistics(
-    O, dO, L, dL, offsets, deltas, sums, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, queries, pitch, numbers_of_head,  # noqa: E741
-    factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
+    O, dO, L, dL, offsets, deltas, sums, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, queries, pitch, numbers_of_head,  # noqa: E741
+    heads_of_sums, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
     on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, pitch, STEP) bf16 as
-    `store_addends` has them, and there are zeros for the sums of dQ: fp32, NUMBERS of a tile after those of the tile before, `numbers_of_head` of a head."""
+    `store_addends` has them, and there are zeros: for the sums of dQ of the first `heads_of_sums`, fp32, NUMBERS of a tile after those of the tile before,
+    `numbers_of_head` of a head; and for counts, (units,) int32, no more than heads."""
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
@@ -84,7 +85,10 @@ def statistics(
     if NUMBERS > 0:
         store_addends(offsets, place, -offset * factor, row < queries)
         store_addends(deltas, place, -delta, row < queries)
-        tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
+        if (tile == 0) & (number < units):
+            tl.store(counts + number, 0)
+        if number < heads_of_sums:
+            tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
     else:
         tl.store(deltas + place, delta, mask=row < queries)
         tl.store(offsets + place, offset, mask=row < queries)

@@ -191,9 +191,15 @@ def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: i
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others; and two
-    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, else from 1,024
-    (`bench/results/attention_variants.json`)."""
-    return keys >= (256 if head_dim <= 64 and not causal else 1024)
+    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal or at dimension 128
+    from 512, both from 1,024 (`bench/results/attention_variants.json`)."""
+    return keys >= 256 * 2 ** ((head_dim > 64) + causal)
+
+
+def units_ahead(tiles: int, slots: int, causal: bool) -> int:
+    """How many units ahead `ZeroingBackward` makes zeros, where a unit is `tiles` tasks and so many blocks draw them. Causal more than `deal` mixes at the end,
+    LAST_ROUNDS and nearly another of all blocks, so that all tasks of the unit so far before were drawn before; else two rounds, so that they are done."""
+    return (LAST_ROUNDS + 1 if causal else 2) * -(-slots // tiles)
 
 
 @functools.lru_cache

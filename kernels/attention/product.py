@@ -24,10 +24,11 @@ from tritonkittens.kernels._tensors import (
     storable_home,
 )
 from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, worth_sums
+from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_sums
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward, gather_queries
+from tritonkittens.kernels.attention.fused_backward import HALF, gather_queries
 from tritonkittens.kernels.attention.reference import LIMIT, sides
+from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
 from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
 HEAD_DIMS = range(16, 257, 16)
@@ -226,12 +227,12 @@ def backward(
 @functools.lru_cache
 def fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, more: tuple[tuple[str, Any], ...] = (),
-) -> AttentionBackward | None:  # fmt: skip
+) -> ZeroingBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile? `more`:
     knobs that are not as they are by default."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, **deal(causal), **dict(more))
-    return cast("AttentionBackward | None",
-                choose_fused(lambda dim, cols: AttentionBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, order=deal(causal)["order"], **dict(more))
+    return cast("ZeroingBackward | None",
+                choose_fused(lambda dim, cols: ZeroingBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
 
 def run_backward(
@@ -248,39 +249,43 @@ def run_backward(
     causal, window, softcap = scores.features(queries, keys)
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
-    cut = keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0
+    cut = keys % (ZeroingBackward.rows * ZeroingBackward.consumers) != 0
     factor = summand_factor(numbers)
     fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and factor else None
-    blocks, pitch = 0, queries
+    kv_heads = k.shape[1]
+    group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
+    blocks, pitch, lag, zeroed, units = 0, queries, 0, 0, 0
     if fused is not None:
-        blocks = -(-queries // fused.cols)
+        tiles, blocks = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols)
+        drawn = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
+        homes = homes_of(dk, dv, group, drawn, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
+        results = homes["dK"].shape[1]
+        units, lag = batch * results, units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
+        zeroed = lag * (heads // results)
+        counts = torch.empty(units, dtype=torch.int32, device=q.device)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=q.device).unbind()
     else:
+        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
         offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
-        sums, pitch = offsets, offsets.stride(1)
+        sums, counts, pitch = offsets, offsets, offsets.stride(1)
     statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, no_grad, offsets, deltas, sums, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch,
-        blocks * 2 * HALF.value, factor, value_dim, power_of_two(value_dim), grad_lse is not None, ROWS * fused.head_dim if fused else 0)  # fmt: skip
+        out, grad, lse, no_grad, offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch,
+        blocks * 2 * HALF.value, zeroed, units, factor, value_dim, power_of_two(value_dim), grad_lse is not None,
+        ROWS * fused.head_dim if fused else 0)  # fmt: skip
     tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
-    kv_heads = k.shape[1]
-    group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
     if fused is not None:
-        tiles = -(-keys // (fused.rows * fused.consumers))
-        units = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
-        homes = homes_of(dk, dv, group, units, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
-        fused(*((tensors | homes | {"dQ": sums})[name] for name in fused.tensors), **numbers)
+        fused(*((tensors | homes | {"dQ": sums, "counts": counts})[name] for name in fused.tensors), **numbers, lag=lag)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     else:
         of_queries, of_keys = backward(*kind)
-        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
         for kernel in (of_queries, *of_keys):
             kernel(*((tensors | homes)[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
     return dq, dk, dv
 
 
-def bytes_at_once(fused: AttentionBackward, q: torch.Tensor, tiles: int) -> int:
+def bytes_at_once(fused: ZeroingBackward, q: torch.Tensor, tiles: int) -> int:
     """Of Q and dO, and of dQ in fp32, of the query heads that all blocks of a causal backward are at, if each key head, of so many tiles, had one."""
     heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))

@@ -79,7 +79,7 @@ def test_gradients_of_full_tiles(dim, keys, rng):
     check(*leaves(1, 2, 1, 150, keys, dim), causal=True)
 
 
-@pytest.mark.parametrize("dim, keys, passes", [(64, 240, 2), (64, 256, 1), (128, 1008, 2), (128, 1024, 1)])
+@pytest.mark.parametrize("dim, keys, passes", [(64, 240, 2), (64, 256, 1), (128, 496, 2), (128, 512, 1)])
 def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     monkeypatch.undo()  # what `single_pass` has set
     ran = []
@@ -87,6 +87,13 @@ def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     original = fused_backward
     check(*leaves(1, 1, 1, 70, keys, dim))
     assert len(ran) == (passes == 1)
+
+
+@pytest.mark.simulated(multiprocessors=2)
+@pytest.mark.parametrize("dim, causal", [(64, False), (64, True), (128, True)])
+def test_gradients_of_many_heads(dim, causal, rng):
+    """So many that zeros, which dQ is added to, are made for most of them while others are computed."""
+    check(*leaves(on_gpu_or_simulated(3, 1), on_gpu_or_simulated(400, 14), on_gpu_or_simulated(200, 7), 150, 200, dim), causal=causal)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

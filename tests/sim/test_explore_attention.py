@@ -71,6 +71,26 @@ def test_gradients(shape, given, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
+@pytest.mark.parametrize(("shape", "given"), [
+    pytest.param((130, 200, 64), {}, id="several blocks"),
+    pytest.param((130, 70, 64), dict(causal=True), id="one task a head, causal"),
+    pytest.param((70, 400, 64), dict(window=(30, 0)), id="tasks of no block"),
+    pytest.param((100, 140, 128), dict(causal=True), id="blocks of 64 queries"),
+])  # fmt: skip
+def test_zeros_for_later_heads(shape, given, rng, monkeypatch):
+    """Heads are so many that a single pass makes most of the zeros itself, for groups of two query heads."""
+    monkeypatch.setattr(product, "worth_sums", lambda *_: True)
+    monkeypatch.setattr(product, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
+    queries, keys, dim = shape
+    q, k, v = (torch.randn(2, heads, s, dim).bfloat16().requires_grad_() for heads, s in ((10, queries), (5, keys), (5, keys)))
+    grad, found = torch.randn(q.shape).bfloat16(), []
+    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=3)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
+    assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
+
+
 @pytest.mark.parametrize("config", [Config(), Config(cols=96)], ids=["128 keys", "96 keys"])
 def test_bytes(config, rng):
     q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (130, 300, 300))
