@@ -261,7 +261,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
-            if PREPARES:
+            if PREPARES:  # consumers write no results before they see this input
                 if i == tl.minimum(1, work.count - 1):
                     wait(memory.prepared[0], turn & 1)
             load_input(at_iteration(whole, work.begin + i), memory, slot)
@@ -469,7 +469,6 @@ def _assistant(G, A, memory, T: tl.constexpr):
         call_aside(whole, memory)
         drawn += 1
         unit, work = _heard_work(ctx, A, memory, drawn)
-    store_read_wait(0)  # the block's memory must outlive the reads
 
 
 @triton.jit
