@@ -245,7 +245,7 @@ def run_backward(
     dq, dk, dv = (empty_like(x, x.shape[3]) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
+    grad = as_addressable(grad)
     causal, window, softcap = scores.features(queries, keys)
     numbers = {**scores.numbers(window), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, causal, window, softcap)
@@ -254,35 +254,45 @@ def run_backward(
     fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and factor else None
     kv_heads = k.shape[1]
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
-    blocks, pitch, lag, zeroed, units = 0, queries, 0, 0, 0
-    if fused is not None:
+    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, dQ=dq)
+    if fused is None:
+        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
+        tensors |= homes | _statistics(out, grad, lse, grad_lse)
+        of_queries, of_keys = backward(*kind)
+        for kernel in (of_queries, *of_keys):
+            kernel(*(tensors[name] for name in kernel.tensors), **numbers)
+    else:
         tiles, blocks = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols)
         drawn = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
         homes = homes_of(dk, dv, group, drawn, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
-        results = homes["dK"].shape[1]
-        units, lag = batch * results, units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
-        zeroed = lag * (heads // results)
-        counts = torch.empty(units, dtype=torch.int32, device=q.device)
+        results, lag = homes["dK"].shape[1], units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
-        offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=q.device).unbind()
-    else:
-        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
-        offsets, deltas = (padded_empty((batch, heads, queries), q, torch.float32) for _ in range(2))
-        sums, counts, pitch = offsets, offsets, offsets.stride(1)
-    statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, no_grad, offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch,
-        blocks * 2 * HALF.value, zeroed, units, factor, value_dim, power_of_two(value_dim), grad_lse is not None,
-        ROWS * fused.head_dim if fused else 0)  # fmt: skip
-    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, offsets=offsets, deltas=deltas, dQ=dq)
-    if fused is not None:
-        fused(*((tensors | homes | {"dQ": sums, "counts": counts})[name] for name in fused.tensors), **numbers, lag=lag)
+        counts = torch.empty(batch * results, dtype=torch.int32, device=q.device)
+        tensors |= homes | _statistics(out, grad, lse, grad_lse, factor, sums, fused.head_dim, lag * (heads // results), counts) | dict(dQ=sums, counts=counts)
+        fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
-    else:
-        of_queries, of_keys = backward(*kind)
-        for kernel in (of_queries, *of_keys):
-            kernel(*((tensors | homes)[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
     return dq, dk, dv
+
+
+def _statistics(
+    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, factor: float = 0.0, sums: torch.Tensor | None = None,
+    width: int = 0, zeroed: int = 0, counts: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """offsets and deltas, see `statistics`: what two passes load, or, with `sums` of dQ of so many columns, what the single pass adds. Then there are zeros for
+    the first `zeroed` heads' sums and for counts."""
+    batch, heads, queries, dim = out.shape
+    if sums is None:
+        offsets, deltas = (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
+        pitch = offsets.stride(1)
+    else:
+        offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=out.device).unbind()
+        pitch = queries
+    statistics[-(-queries // ROWS), heads, batch](
+        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, offsets if sums is None else sums,
+        offsets if counts is None else counts, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch, 0 if sums is None else sums.stride(1),
+        zeroed, 0 if counts is None else len(counts), factor, dim, power_of_two(dim), grad_lse is not None, ROWS * width)  # fmt: skip
+    return dict(offsets=offsets, deltas=deltas)
 
 
 def bytes_at_once(fused: ZeroingBackward, q: torch.Tensor, tiles: int) -> int:
