@@ -30,7 +30,7 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
 
 
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
-    """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
+    """Ours with some knobs of the kernel (`Config` forward, `ZeroingBackward` backward) not as they are chosen."""
     from tritonkittens.kernels.attention import product
     from tritonkittens.kernels.attention.config import suited
     from tritonkittens.launch import multiprocessor_count

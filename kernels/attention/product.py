@@ -263,12 +263,13 @@ def run_backward(
             kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     else:
         tiles, blocks = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols)
-        drawn = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
-        homes = homes_of(dk, dv, group, drawn, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
+        work = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
+        homes = homes_of(dk, dv, group, work, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
         results, lag = homes["dK"].shape[1], units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         counts = torch.empty(batch * results, dtype=torch.int32, device=q.device)
-        tensors |= homes | _statistics(out, grad, lse, grad_lse, factor, sums, fused.head_dim, lag * (heads // results), counts) | dict(dQ=sums, counts=counts)
+        tensors |= homes | dict(dQ=sums, counts=counts)
+        tensors |= _statistics(out, grad, lse, grad_lse, (sums, counts), factor, fused.head_dim, lag * (heads // results))
         fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
         gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
     sum_groups(homes, dk, dv)
@@ -276,22 +277,22 @@ def run_backward(
 
 
 def _statistics(
-    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, factor: float = 0.0, sums: torch.Tensor | None = None,
-    width: int = 0, zeroed: int = 0, counts: torch.Tensor | None = None,
+    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, zeros: tuple[torch.Tensor, torch.Tensor] | None = None,
+    factor: float = 0.0, width: int = 0, zeroed: int = 0,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """offsets and deltas, see `statistics`: what two passes load, or, with `sums` of dQ of so many columns, what the single pass adds. Then there are zeros for
-    the first `zeroed` heads' sums and for counts."""
+    """offsets and deltas, see `statistics`: what two passes load, or, where the single pass needs `zeros` (sums of dQ, of `width` columns, those of the first
+    `zeroed` heads; counts), what it adds to scores, divided by their factor."""
     batch, heads, queries, dim = out.shape
-    if sums is None:
+    if zeros is None:
         offsets, deltas = (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
-        pitch = offsets.stride(1)
+        sums, counts, pitch, numbers_of_head, units = offsets, offsets, offsets.stride(1), 0, 0
     else:
         offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=out.device).unbind()
-        pitch = queries
+        sums, counts = zeros
+        pitch, numbers_of_head, units = queries, sums.stride(1), len(counts)
     statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, offsets if sums is None else sums,
-        offsets if counts is None else counts, *out.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], queries, pitch, 0 if sums is None else sums.stride(1),
-        zeroed, 0 if counts is None else len(counts), factor, dim, power_of_two(dim), grad_lse is not None, ROWS * width)  # fmt: skip
+        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3],
+        *lse.stride()[:2], queries, pitch, numbers_of_head, zeroed, units, factor, dim, power_of_two(dim), grad_lse is not None, ROWS * width)  # fmt: skip
     return dict(offsets=offsets, deltas=deltas)
 
 

@@ -69,7 +69,7 @@ class lcf:
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
-    Two more are called by a role of their own, once a task, when the block has drawn it (`Dynamic`) and its consumers are at the end of the one before:
+    Two more are called by a role of their own, the assistant, once a task, when the block has drawn it (`Dynamic`), its consumers at the end of the one before:
 
     - `prepare(ctx)`: wait for what other blocks must have done (`tk.wait_count`) before consumers see the second input of the task, or its only one. Whoever
       draws a task runs, so blocks may wait for what is done in tasks of smaller numbers: in `aside` at once, in `finish` at the end;
