@@ -24,6 +24,7 @@ from tests.streaming import (
 )
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.launch import multiprocessor_count
+from tritonkittens.sim import SimulationError
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -268,6 +269,16 @@ def test_stream_k(knobs, rng):
                           (2 * full + 1, 9), (3 * full + 1, 5)):  # fmt: skip
         check_stream(template, [length] * tasks, None, rng)
     check_stream(template, [5] * (full + 2), max(1, full // 2), rng)
+
+
+@pytest.mark.simulated(always=True, multiprocessors=2, step_limit=20_000)
+def test_a_count_that_is_never_reached(rng):
+    """In the simulator, which says who waits: on a GPU the launch would end after two seconds, and the process with it."""
+    template = AsideStream(consumers=1)
+    x, e, s, lengths = operands(template, [1] * 4, rng, "cpu")
+    y, counts = torch.zeros(4 * template.rows, template.cols), torch.full((4,), 7, dtype=torch.int32)
+    with pytest.raises(SimulationError, match="atomic_poll"):
+        template(x, e, s, y, lengths, counts, tasks=4, debug=True)
 
 
 @pytest.mark.simulated(always=True, multiprocessors=2, step_limit=100_000)

@@ -463,8 +463,8 @@ def _assistant(G, A, memory, T: tl.constexpr):
     unit, work = _heard_work(ctx, A, memory, drawn)
     while work.valid:
         whole = extended(ctx, work)
-        call_prepare(whole)
         if PREPARES:
+            call_prepare(whole)
             arrive(memory.prepared[0], per="warp")
         call_aside(whole, memory)
         drawn += 1

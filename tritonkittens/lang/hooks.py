@@ -249,9 +249,7 @@ def call_fetch(t: Trace, ctx: Any) -> Any:
 @op
 def call_prepare(t: Trace, ctx: Any) -> Any:
     """What must be done before a task's second input is asked for."""
-    hook = getattr(type(unwrap(ctx.config)), "prepare", None)
-    if hook is not None:
-        t.call(hook, ctx)
+    t.call(type(unwrap(ctx.config)).prepare, ctx)
 
 
 @op
