@@ -376,6 +376,22 @@ def kept_in_flight(A, B, C, DTYPE: tl.constexpr):
     tk.store(C, tk.mma_wait(acc), (0, 0))
 
 
+@tk.kernel
+@triton.jit
+def begun_at_zero(A, B, C, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """C = A·Bᵀ over a depth of two tiles in an accumulator that begins at zero (mma_zero): 128 rows are two products one below the other."""
+    ring_a, ring_b = tk.allocate(tk.st(DTYPE, ROWS, 64), stages=2), tk.allocate(tk.st(DTYPE, 64, 64), stages=2)
+    for i in tl.static_range(2):
+        tk.load_into(ring_a[i], A, (0, i))
+        tk.load_into(ring_b[i], B, (0, i))
+    tk.fence_async()
+    tk.sync()
+    acc = tk.mma_zero(tk.rt(tk.fp32, ROWS, 64), DTYPE)
+    for i in tl.static_range(2):
+        acc = tk.mma_ABt(ring_a[i], ring_b[i], acc, wait=False)
+    tk.store(C, tk.mma_wait(acc), (0, 0))
+
+
 # ---- roles and synchronisation -----------------------------------------------------------------------------------------------
 
 

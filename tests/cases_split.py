@@ -44,7 +44,7 @@ class Product(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        return tk.struct(acc=tk.mma_begin(tk.zero(ctx.accumulators.acc), tk.bf16))
+        return tk.struct(acc=tk.mma_zero(ctx.accumulators.acc))
 
     @triton.jit
     def compute(ctx, state, input, previous):

@@ -64,6 +64,15 @@ def test_products_in_flight_stay_in_flight():
         assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+1", ptx_of(compiled))
 
 
+@pytest.mark.parametrize("dtype", [tk.bf16, tk.fp8e4m3], ids=str)
+def test_no_product_reads_an_accumulator_that_begins_at_zero(dtype):
+    a, b = (tk.gl(meta(rows, 128, dtype=TORCH[dtype])) for rows in (128, 64))
+    compiled = cases.begun_at_zero.compile(a, b, tk.gl(meta(128, 64, dtype=torch.float32)), 128, dtype)
+    first = re.findall(r"wgmma\.mma_async[^;]*, (\S+), 1, 1(?:, 0, 0)?;", ptx_of(compiled))  # scale-d
+    assert first.count("0") == 2 and len(first) > 2
+    assert not inspect(compiled).remarks
+
+
 def test_a_contiguous_tile_is_one_instruction_a_step():
     tile = tk.st(tk.bf16, 176, 64, contiguous=True)
     tensors = [tk.gl(meta(64, 64)), tk.gl(meta(352, 64), tile), tk.gl(meta(64, 176, dtype=torch.float32))]

@@ -59,6 +59,7 @@ def test_contract_on_hopper(name):
     report = inspect(KERNELS[name]("sm_90a"))
     print(report.table())
     assert report.mma.get("QGMMA" if "fp8" in name else "HGMMA", 0) > 0 and report.wgmma_serialized is False
+    assert not report.remarks, "ptxas makes no product wait for another, nor for registers"
     assert name in MOST_SPILLS or report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
     assert report.shared_bytes <= SHARED_LIMIT[90]
     assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0, "tiles move by TMA"

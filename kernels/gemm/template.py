@@ -110,7 +110,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        return tk.struct(acc=tk.mma_begin(tk.zero(ctx.accumulators.acc), ctx.config.dtype))
+        return tk.struct(acc=tk.mma_zero(ctx.accumulators.acc, ctx.config.dtype))
 
     @triton.jit
     def compute(ctx, state, input, previous):

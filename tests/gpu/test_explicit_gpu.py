@@ -342,6 +342,15 @@ def test_an_accumulator_kept_in_flight(rng, dtype, depth):
     assert same(c.tensor, multiplied(a, b, "ABt")) and c.intact()
 
 
+@pytest.mark.parametrize("dtype", [tk.bf16, tk.fp8e4m3, tk.fp32], ids=str)
+@pytest.mark.parametrize("rows", [64, 128])
+def test_an_accumulator_that_begins_at_zero(rng, dtype, rows):
+    a, b = (whole_numbers(rng, extent, 128, dtype=TORCH[dtype], high=3) for extent in (rows, 64))
+    c = Canvas(rows, 64, dtype=torch.float32)
+    cases.begun_at_zero[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), rows, dtype, debug=True)
+    assert same(c.tensor, multiplied(a, b, "ABt")) and c.intact()
+
+
 # ---- roles and synchronisation -------------------------------------------------------------------------------------------------------
 
 

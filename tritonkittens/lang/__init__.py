@@ -84,7 +84,7 @@ from tritonkittens.lang.memory import (
     store_read_wait,
     store_wait,
 )
-from tritonkittens.lang.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait
+from tritonkittens.lang.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait, mma_zero
 from tritonkittens.lang.ragged import sequence
 from tritonkittens.lang.reductions import (
     col_argmax,

@@ -21,7 +21,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import semaphore
 from tritonkittens.lang.tensor_memory import BLACKWELL, tensor_tile
-from tritonkittens.lang.tiles import accumulator_layout, transpose, warp_layout
+from tritonkittens.lang.tiles import accumulator_layout, transpose, warp_layout, zero
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import assemble, axes_of, composite, pieces_of, shape_of, type_of_members
 
@@ -376,6 +376,21 @@ def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
 
 
 @op
+def mma_zero(t: Trace, home: Any, dtype: Any = None) -> Any:
+    """`mma_begin` of zeros in `home`, a tile's type or a tile of tensor memory, for operands of type `dtype`.
+
+    Of `mma_begin(zero(home), dtype)` the compiler does not know that the first product of 8-bit operands need not read it: where that is several instructions
+    (128 rows), all but the first wait for the one before and for zeros in registers.
+    """
+    zeros = t.call(zero, home)
+    if not t.explicit or isinstance(zeros, tensor_tile) or not _warpgroup(t, zeros, *shape_of(zeros)):
+        return zeros
+    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
+    made = [t.full(tuple(unwrap(n) for n in p.shape), 0, p.dtype, _for_operands(p.type.layout, bits)) for p in pieces_of(zeros)]
+    return pending(axes_of(zeros), tuple(t.call(hopper.warpgroup_mma_init, x) for x in made), (), 0)
+
+
+@op
 def mma_retire(t: Trace, acc: Any) -> Any:
     """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an
     accumulator in flight.
@@ -395,6 +410,7 @@ def mma_retire(t: Trace, acc: Any) -> Any:
 
 
 __all__ = [
-    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "pending",
+    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero",
+    "pending",
     "shape_of",
 ]
