@@ -7,6 +7,7 @@ in fp32, fp16 in fp16 too where the accumulator is of that type; int8 in int32. 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -361,6 +362,15 @@ def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
     return out[0] if len(out) == 1 else tl.tuple(out)
 
 
+def _begun(t: Trace, acc: Any, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:
+    """`acc` as an accumulator under way, where the unit has such: of each piece `value(piece, layout)`, in the layout for operands of type `dtype`."""
+    if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
+        return acc
+    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
+    parts = tuple(t.call(hopper.warpgroup_mma_init, value(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc))
+    return pending(axes_of(acc), parts, (), 0)
+
+
 @op
 def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
     """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as
@@ -368,11 +378,7 @@ def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
 
     `dtype` is the operands' element type where it has not 16 bits.
     """
-    if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
-        return acc
-    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
-    parts = tuple(t.call(hopper.warpgroup_mma_init, t.convert(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc))
-    return pending(axes_of(acc), parts, (), 0)
+    return _begun(t, acc, dtype, t.convert)
 
 
 @op
@@ -382,12 +388,7 @@ def mma_zero(t: Trace, home: Any, dtype: Any = None) -> Any:
     Of `mma_begin(zero(home), dtype)` the compiler does not know that the first product of 8-bit operands need not read it: where that is several instructions
     (128 rows), all but the first wait for the one before and for zeros in registers.
     """
-    zeros = t.call(zero, home)
-    if not t.explicit or isinstance(zeros, tensor_tile) or not _warpgroup(t, zeros, *shape_of(zeros)):
-        return zeros
-    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
-    made = [t.full(tuple(unwrap(n) for n in p.shape), 0, p.dtype, _for_operands(p.type.layout, bits)) for p in pieces_of(zeros)]
-    return pending(axes_of(zeros), tuple(t.call(hopper.warpgroup_mma_init, x) for x in made), (), 0)
+    return _begun(t, t.call(zero, home), dtype, lambda piece, layout: t.full(tuple(unwrap(n) for n in piece.shape), 0, piece.dtype, layout))
 
 
 @op
@@ -411,6 +412,5 @@ def mma_retire(t: Trace, acc: Any) -> Any:
 
 __all__ = [
     "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero",
-    "pending",
-    "shape_of",
+    "pending", "shape_of",
 ]
