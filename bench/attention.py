@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Suite, Trial
+from bench.harness import Case, Contender, Suite, Trial
 from bench.peers import Attention, Packed, peers
 
 TOKENS, WIDTH = 16384, 2048
@@ -121,7 +121,8 @@ def ours_decoding_pages(p: Attention, page_size: int) -> Callable[[], torch.Tens
 
 
 def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Reading and writing K: as many bytes as reading K and V."""
+    """Reading and writing K: as many bytes as reading K and V. What it writes stays in L2: it is timed where that is full of what others wrote, which it writes
+    back instead, so that all bytes count."""
     target = torch.empty_like(x)
     return lambda: target.copy_(x)
 
@@ -129,12 +130,13 @@ def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
 def decode_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(batch: int, keys: int) -> Trial:
         p = Attention(randn(batch, HEADS, 1, HEAD_DIM), *(randn(batch, KV_HEADS, keys, HEAD_DIM) for _ in range(2)))
-        copied = {"copy of as many bytes": (functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()))}
+        copied = {"copy of as many bytes": Contender(functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()), "device")}
         paged = {f"{OURS}, pages of {size}": functools.partial(ours_decoding_pages, p, size) for size in PAGE_SIZES}
         return Trial({OURS: functools.partial(ours_decoding, p), **paged}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
 
     return [
-        Case(f"bf16 decode B {b} S {s}", 2 * b * KV_HEADS * s * HEAD_DIM * 2, {"B": b, "S": s, "panel": f"B {b}"}, functools.partial(prepare, b, s))
+        Case(f"bf16 decode B {b} S {s}", 2 * b * KV_HEADS * s * HEAD_DIM * 2, {"B": b, "S": s, "panel": f"B {b}"}, functools.partial(prepare, b, s),
+             kind="reading")
         for b, s in DECODE
     ]
 

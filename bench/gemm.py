@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import Case, Factory, Suite, Trial
+from bench.harness import Case, Contender, Factory, Suite, Trial
 from bench.peers import SCALE_BLOCK, Product, peers
 
 OURS, BARE = "tritonkittens", "tritonkittens, bare"
@@ -146,7 +146,7 @@ def epilogue_cases(options: argparse.Namespace) -> list[Case]:
         shapes = {"bias": (SIDE,), "gate": (SIDE,), "residual": (SIDE, SIDE)}
         p = Product(bare.a, bare.b, **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()})
         against = peers("gemm with epilogue" if epilogue else "gemm", p)
-        baselines = {BARE: (functools.partial(ours, bare), bare.error())} if epilogue else {}
+        baselines = {BARE: Contender(functools.partial(ours, bare), bare.error())} if epilogue else {}
         return Trial({OURS: functools.partial(ours, p)}, against, p.error(), EPILOGUE_BOUND, baselines=baselines)
 
     return [case(f"bf16 {SIDE}³ {name}", (SIDE, SIDE, SIDE), functools.partial(prepare, epilogue), epilogue=name) for name, epilogue in EPILOGUES.items()]

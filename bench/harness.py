@@ -31,6 +31,15 @@ Factory = Callable[[], Callable[[], torch.Tensor]]  # makes what is timed: a cal
 
 
 @dataclass(frozen=True)
+class Contender:
+    """What is timed, the relative error of its result, and how it is timed where that is not as the case says."""
+
+    factory: Factory
+    error: Callable[[torch.Tensor], float]
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
 class Trial:
     """A case with its operands in memory. `error` is the relative error of a result; beyond `bound` it is wrong. `baselines` are timed beside the others
     and compared with none: they calculate something else, and so each has an error function of its own."""
@@ -40,10 +49,10 @@ class Trial:
     error: Callable[[torch.Tensor], float]
     bound: float
     note: str = ""
-    baselines: Mapping[str, tuple[Factory, Callable[[torch.Tensor], float]]] = field(default_factory=dict)
+    baselines: Mapping[str, Contender] = field(default_factory=dict)
 
-    def contenders(self) -> dict[str, tuple[Factory, Callable[[torch.Tensor], float]]]:
-        return {**{name: (factory, self.error) for name, factory in {**self.peers, **self.ours}.items()}, **self.baselines}
+    def contenders(self) -> dict[str, Contender]:
+        return {**{name: Contender(factory, self.error) for name, factory in {**self.peers, **self.ours}.items()}, **self.baselines}
 
 
 @dataclass(frozen=True)
@@ -107,11 +116,11 @@ def require_context() -> None:
         torch.cuda.synchronize()
 
 
-def _start(factory: Factory, error_of: Callable[[torch.Tensor], float], bound: float, timer: Callable[[Call], Round]) -> tuple[dict[str, Any], Round | None]:
+def _start(contender: Contender, bound: float, timer: Callable[[Call], Round]) -> tuple[dict[str, Any], Round | None]:
     """A contender's cell, and what times it where its result is right."""
     try:
-        call = factory()
-        error = error_of(call())
+        call = contender.factory()
+        error = contender.error(call())
         if not error <= bound:  # NaN is wrong too
             return {"wrong": f"relative error {error:.2e}, at most {bound:.0e} is right", "error": error if math.isfinite(error) else None}, None
         return {"error": error}, timer(call)
@@ -124,9 +133,9 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
     """One row: for every contender its error and either median, range, ratio to the best peer and the milliseconds of every round, or why it has none."""
     trial = case.prepare()
     cells, timed = {}, {}
-    for name, (factory, error) in trial.contenders().items():
-        cell, timer = _start(factory, error, trial.bound, kinds[case.kind])
-        cells[name] = {"ours": name in trial.ours, **cell}
+    for name, contender in trial.contenders().items():
+        cell, timer = _start(contender, trial.bound, kinds[contender.kind or case.kind])
+        cells[name] = {"ours": name in trial.ours, **({"kind": contender.kind} if contender.kind else {}), **cell}
         if timer is not None:
             timed[name] = timer
     for name, ms in interleaved(timed, rounds).items():

@@ -24,7 +24,7 @@ def launch_once(module: str, suite: str, case: str, contenders: list[str]) -> No
     (found,) = (c for c in chosen.cases(argparse.Namespace(slow=True)) if c.name == case)
     trial = found.prepare().contenders()
     for name in contenders:
-        call = trial[name][0]()
+        call = trial[name].factory()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
         call()

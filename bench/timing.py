@@ -1,6 +1,8 @@
-"""Milliseconds of one call, in four kinds. A kind takes a call that has run before and returns a function that measures one round.
+"""Milliseconds of one call, in five kinds. A kind takes a call that has run before and returns a function that measures one round.
 
 - device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
+- reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
+  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, the last run).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
@@ -27,6 +29,15 @@ HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, fro
 _flush_buffer = functools.cache(flush_buffer)
 
 
+def _zeroed(index: int) -> Call:
+    return _flush_buffer(index).zero_
+
+
+def _read(index: int) -> Call:
+    read = _flush_buffer(index).view(torch.float32)
+    return functools.partial(torch.amax, read, 0, out=torch.empty((), device=read.device))
+
+
 @functools.cache
 def _cycles_per_ms(device: int) -> float:
     """Speed of the counter that `torch.cuda._sleep` waits for."""
@@ -45,15 +56,19 @@ def burst_length(call_ms: float, fewest: int = FEWEST, most: int = MOST) -> int:
     return max(fewest, min(most, round(BURST_MS / max(call_ms, 1e-6))))
 
 
-def device(run: Call) -> Round:
+def device(run: Call, flushing: Callable[[int], Call] = _zeroed) -> Round:
     index = torch.cuda.current_device()
-    flush = _flush_buffer(index)
+    flush = flushing(index)
     burst(run, FEWEST, flush)
     first = burst(run, FEWEST, flush)
     calls = burst_length(first.done)
     # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host between the two events.
     lead = int(calls * first.queued * _cycles_per_ms(index)) if first.queued > HOST_BOUND * first.done else 0
     return lambda: burst(run, calls, flush, lead).typical
+
+
+def reading(run: Call) -> Round:
+    return device(run, _read)
 
 
 def graph(run: Call) -> Round:
@@ -110,4 +125,4 @@ def host(run: Call) -> Round:
     return burst
 
 
-KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "graph": graph, "eager": eager, "host": host}
+KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "reading": reading, "graph": graph, "eager": eager, "host": host}

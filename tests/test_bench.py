@@ -279,6 +279,26 @@ def test_device_time_flushes_before_every_call(monkeypatch):
     assert cuda.log == [*half, "sleep", *half]
 
 
+def test_reading_leaves_nothing_to_be_written_back(monkeypatch):
+    cuda = FakeCuda(monkeypatch, host=0.005, gpu=0.160)
+    buffer = torch.zeros(64, dtype=torch.int8)
+    monkeypatch.setattr(timing, "_flush_buffer", lambda device: buffer)
+    monkeypatch.setattr(timing.torch, "amax", lambda x, dim, out: cuda.work("flush") if x.data_ptr() == buffer.data_ptr() and x.numel() == 16 else None)
+    measure = timing.reading(cuda.run)
+    cuda.log.clear()
+    assert measure() == pytest.approx(0.160) and cuda.log[:4] == ["flush", "event", "run", "event"]
+
+
+def test_a_baseline_may_be_timed_in_its_own_way():
+    kinds = {"long": lambda call: lambda: 2.0, "short": lambda call: lambda: 1.0}
+    result = torch.zeros(1)
+    trial = harness.Trial({"ours": lambda: lambda: result}, {"peer": lambda: lambda: result}, lambda found: 0.0, 1.0,
+                          baselines={"other": harness.Contender(lambda: lambda: result, lambda found: 0.0, "short")})
+    row = harness.measure(harness.Case("case", 1e9, {}, lambda: trial, "long"), "TFLOP/s", 2, kinds)
+    assert {name: (cell["value"], cell.get("kind")) for name, cell in row["contenders"].items()} == {
+        "peer": (0.5, None), "ours": (0.5, None), "other": (1.0, "short")}  # fmt: skip
+
+
 @pytest.mark.parametrize("launches", [1, 2])
 def test_every_burst_has_as_many_slow_launches(monkeypatch, launches):
     """Every other launch takes 0.5 µs longer, counted from the process's first."""
@@ -443,7 +463,7 @@ def test_attention_suites(suite, monkeypatch):
     knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
     for case in suite.cases(argparse.Namespace(**{**vars(OPTIONS), "knobs": knobs})):
         with sim.device():
-            row = harness.measure(case, suite.unit, 2, {"device": fake_kind()})
+            row = harness.measure(case, suite.unit, 2, dict.fromkeys(timing.KINDS, fake_kind()))
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")

@@ -38,8 +38,8 @@ def flush_buffer(device: int | None) -> torch.Tensor:
     return torch.empty(2 * l2_bytes(device), dtype=torch.int8, device="cuda" if device is None else f"cuda:{device}")
 
 
-def burst(run: Callable[[], object], calls: int, flush: torch.Tensor, lead: int = 0) -> Burst:
-    """Time `calls` calls on the current device, which waits `lead` cycles until the host has queued some.
+def burst(run: Callable[[], object], calls: int, flush: Callable[[], object], lead: int = 0) -> Burst:
+    """Time `calls` calls on the current device, each behind a `flush` of L2; the device waits `lead` cycles until the host has queued some.
 
     Of a GPU's launches every other one takes 0.5 µs longer (H200: whichever kernel it is, and however its neighbours are timed). With a flush before each call
     all calls are such launches or none is; one more launch in the middle makes it half of them, in every burst.
@@ -52,7 +52,7 @@ def burst(run: Callable[[], object], calls: int, flush: torch.Tensor, lead: int 
     for number, (start, end) in enumerate(events):
         if number == calls // 2:
             torch.cuda._sleep(1)
-        flush.zero_()
+        flush()
         start.record()
         run()
         end.record()
@@ -68,7 +68,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     The GPU sleeps until a burst is queued: it would otherwise wait for a slow host between the events around a short call.
     """
     with torch.cuda.device(device):
-        flush = flush_buffer(device.index)
+        flush = flush_buffer(device.index).zero_
         run()
         first = burst(run, FEWEST, flush)
         calls = max(FEWEST, min(MOST, round(BURST / max(first.typical * 1e-3, 1e-6))))
