@@ -16,7 +16,7 @@ from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
 from tritonkittens import sim, tune
 from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.config import candidates, cost
+from tritonkittens.kernels.gemm.config import alike, candidates, cost
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.product import described
 
@@ -267,6 +267,21 @@ def test_the_choice_explains_itself():
     chosen = family.choose(it, device=H200)
     assert report.config == chosen.__dict__ and report.rows[0].config == report.config and len(report.rows) == len(candidates(it))
     assert f"cols={chosen.cols}" in str(report) and f"schedule={chosen.schedule}" in str(report) and "m=4096 n=4096 k=4096" in str(report)
+
+
+def test_a_product_is_computed_like_one_that_was_measured():
+    """Of the H200's table: in fp16, with operands stored otherwise, with an epilogue; but not in fp8, or of other extents."""
+    known = problem(m=1000, n=1000, k=1000, b="kn")
+    winner = family.choose(known, device=H200)
+    assert family.explain(known, H200).source == "table"
+    for change in (dict(dtype="fp16", out="fp16"), dict(out="fp16"), dict(b="nk"), dict(b="nk", epilogue="gelu"), dict(epilogue="tile")):
+        report = family.explain(known._replace(**change), H200)
+        assert report.source == "alike" and report.config == winner.__dict__, (change, report.reason)
+        assert report.reason == "Won when " + tune.report.plain(known._asdict()) + " was measured, which is computed alike."
+    for change in (dict(dtype="fp8e4nv", b="nk"), dict(k=1008), dict(batch=2), dict(out="fp32")):
+        assert family.explain(known._replace(**change), H200).source in ("model", "nearest"), change
+    others = [*alike(known._replace(epilogue="silu"))]
+    assert known._replace(epilogue="silu") not in others and len(set(others)) == len(others) and others[0].epilogue == "silu" and known in others
 
 
 # ---------------------------------------------------------------- the reference

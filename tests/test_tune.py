@@ -366,6 +366,33 @@ def test_a_near_problems_winner_is_preferred(monkeypatch, problem, tile):
         assert f"Times {factor:.2f} because it won when m=64 n=64 dtype=bf16 was measured." in report.reason
 
 
+def twin(problem):
+    yield problem._replace(dtype="tf32")
+    yield problem._replace(dtype="fp16" if problem.dtype == "bf16" else "bf16")
+
+
+def test_the_winner_of_a_problem_that_is_alike_is_taken(monkeypatch):
+    """Whatever the model says; the first that is known. Its own measurements come first, and it is among what they compare."""
+    family(alike=twin).tune(Problem(64, 64), Clock(fast=29), device=H200, tries=30)
+    found = family(alike=twin)
+    assert found.choose(Problem(64, 64, "fp16"), device=H200) == Config(29)
+    report = found.explain(Problem(64, 64, "fp16"), device=H200)
+    assert (report.source, report.config["tile"], report.rows[0].seconds) == ("alike", 29, None)
+    assert report.reason == "Won when m=64 n=64 dtype=bf16 was measured, which is computed alike."
+    assert found.explain(Problem(64, 128, "fp16"), device=H200).source == "model" and family().choose(Problem(64, 64, "fp16"), device=H200) == Config(1)
+    monkeypatch.setenv("TK_TUNE", "1")
+    monkeypatch.setenv("TK_TUNE_TRIES", "2")
+    clock = Clock(fast=2)
+    assert found.choose(Problem(64, 64, "fp16"), clock, device=H200) == Config(2) and set(clock.calls) == {Config(1), Config(2), Config(29)}
+    assert family(alike=twin).explain(Problem(64, 64, "fp16"), device=H200).source == "disk"
+
+
+def test_a_winner_that_cannot_solve_a_problem_that_is_alike_is_not_taken(monkeypatch):
+    family().tune(Problem(64, 64), Clock(fast=29), device=H200, tries=30)
+    monkeypatch.setattr(sys.modules[__name__], "TILES", range(1, 12))
+    assert family(alike=twin).explain(Problem(64, 64, "fp16"), device=H200).source == "model"
+
+
 # ---- what is on disk
 
 

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -380,5 +382,22 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=alu, setup=setup, synchronisation=synchronisation)
 
 
+TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
+
+
+def alike(problem: Problem) -> Iterator[Problem]:
+    """Problems of the same extents that are computed alike, the likest first: of other dtypes of the same size; with operands stored otherwise; without the
+    epilogue. In the H200's table the winner of one layout is that of another for 42 of 72 pairs and its second, 0.5 % behind, for 17; the model's first choice
+    is the winner of 12 of 36 problems and the second of 8. The winners of 4096³ with and without an epilogue differ in the height of supergroups at most."""
+    dtypes = [*itertools.product(*((dtype, TWINS.get(dtype, dtype)) for dtype in (problem.dtype, problem.out)))]
+    layouts = [(problem.a, problem.b), *itertools.product(("mk", "km"), ("nk", "kn"))]
+    for epilogue in dict.fromkeys((problem.epilogue, "")):
+        for a, b in dict.fromkeys(layouts):
+            for dtype, out in dict.fromkeys(dtypes):
+                other = problem._replace(dtype=dtype, out=out, a=a, b=b, epilogue=epilogue)
+                if other != problem:
+                    yield other
+
+
 family: tune.Family[Problem, Config] = tune.register(
-    tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype", "out", "a", "b", "epilogue", "scales")))
+    tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype", "out", "a", "b", "epilogue", "scales"), alike=alike))

@@ -25,8 +25,9 @@ class Row:
 class Report:
     """Why a problem has its configuration.
 
-    `source`: "measured" (in this process), "disk", "table" (shipped), "nearest" (the model, led by a near problem's winner) or "model". `in_memory`: asked for
-    before in this process, so that the choice costs a look-up. `rows`: every candidate, the chosen one first, then by measured, then by predicted seconds.
+    `source`: "measured" (in this process), "disk", "table" (shipped), "alike" (what won when a problem that is computed alike was measured), "nearest" (the
+    model, led by a near problem's winner) or "model". `in_memory`: asked for before in this process, so that the choice costs a look-up. `rows`: every
+    candidate, the chosen one first, then by measured, then by predicted seconds.
     """
 
     family: str

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
@@ -99,11 +99,12 @@ def distance(problem: Mapping[str, Any], other: Mapping[str, Any], match: Sequen
 
 @dataclass(frozen=True)
 class _Neighbour(Generic[C]):
-    """A near problem that was measured, its winner, and what the winner's predicted time is multiplied by."""
+    """A near problem that was measured, its winner, what the winner's predicted time is multiplied by, and whether it is taken whatever the model says."""
 
     entry: Entry
     config: C
     factor: float
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Family(Generic[P, C]):
         problem_type: like `config_type`; small and hashable, since a choice looks it up.
         match: the problem's fields that must be equal for one problem's winner to mean anything for another (dtype, layouts); fields that are not numbers
             always must.
+        alike: problems whose winner is taken where a problem was not measured, the likest first: those that differ in what hardly matters.
 
     Raises:
         ValueError: `match` names a field that `problem_type` lacks.
@@ -132,14 +134,14 @@ class Family(Generic[P, C]):
 
     def __init__(
         self, name: str, config_type: type[C], candidates: Callable[[P], Sequence[C]], cost: Callable[[P, C, Device], Cost], *,
-        problem_type: type[P], match: Sequence[str] = (),
+        problem_type: type[P], match: Sequence[str] = (), alike: Callable[[P], Iterable[P]] | None = None,
     ):  # fmt: skip
         self.name, self.config_type, self.problem_type, self.match = name, config_type, problem_type, tuple(match)
         self.problem_fields = field_names(problem_type)
         for field in self.match:
             if field not in self.problem_fields:
                 raise ValueError(f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields {', '.join(self.problem_fields)}")
-        self._candidates, self._cost = candidates, cost
+        self._candidates, self._cost, self._alike = candidates, cost, alike
         self._settled: dict[tuple[Any, P], C] = {}
         self._guessed: dict[tuple[Any, P], C] = {}  # to be measured once somebody asks for that
         self._choices: dict[tuple[Any, P], _Choice[C]] = {}
@@ -149,8 +151,8 @@ class Family(Generic[P, C]):
 
         In this order: known in this process; on disk (`tune.folder()`), measured on such a device with these versions; the table that comes with the package;
         where TK_TUNE=1 and `measure` is given, and neither a CUDA graph is being captured nor the device a simulated one, the fastest of the TK_TUNE_TRIES (12)
-        candidates that the model ranks best, kept on disk; else the model's best, where the winner of a near problem is taken to be up to 5 % faster than
-        predicted (`distance`).
+        candidates that the model ranks best, kept on disk; else what is known of a problem that is `alike`; else the model's best, where the winner of a near
+        problem is taken to be up to 5 % faster than predicted (`distance`).
 
         TK_TUNE is read when a problem is first asked for with a `measure`; `forget` lets it be read again.
 
@@ -232,7 +234,7 @@ class Family(Generic[P, C]):
             if known is not None and (key in self._settled or not possible):  # another thread was first, or there is nothing to add
                 return self._remember(key, known, settled or key in self._settled)
             options = self._options(key[1])
-            choice = self._looked_up(key, options)
+            choice = self._looked_up(key[0], key[1], options)
             if choice is None:
                 neighbour = self._neighbour(key, options)
                 if not possible or measure is None:
@@ -259,8 +261,8 @@ class Family(Generic[P, C]):
         except (TypeError, ValueError):  # fields or rules changed since
             return None
 
-    def _looked_up(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Choice[C] | None:
-        device, values = _device_key(key[0]), as_values(key[1])
+    def _looked_up(self, identity: Any, problem: P, options: Mapping[C, None]) -> _Choice[C] | None:
+        device, values = _device_key(identity), as_values(problem)
         store = store_for(device)
         table = shipped.table_for(device)
         for source, entry, where in (
@@ -273,7 +275,11 @@ class Family(Generic[P, C]):
         return None
 
     def _neighbour(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Neighbour[C] | None:
-        """The nearest measured problem whose winner is a candidate here and whose bonus is one."""
+        """The measured problem that is alike, or the nearest, whose winner is a candidate here and whose bonus is one."""
+        for problem in self._alike(key[1]) if self._alike else ():
+            known = self._looked_up(key[0], problem, options)
+            if known is not None and known.entry is not None:
+                return _Neighbour(known.entry, known.config, NEAREST_FACTOR, alike=True)
         device, values = _device_key(key[0]), as_values(key[1])
         nearest, best = math.log(2), None
         for entries in (store_for(device).entries(), *(table.entries for table in shipped.relatives(device))):
@@ -299,6 +305,8 @@ class Family(Generic[P, C]):
         return found
 
     def _predicted(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> _Choice[C]:
+        if neighbour and neighbour.alike:
+            return _Choice(neighbour.config, "alike", None)
         best = self._ranked(key, options, neighbour)[0][0]
         return _Choice(best, "nearest" if neighbour and neighbour.config == best else "model", None)
 
@@ -361,6 +369,8 @@ def _reason(choice: _Choice, rows: Sequence[Row], neighbour: _Neighbour | None) 
         counted = f" of {len(entry.tried)} measured, among {len(rows)} candidates" if choice.source != "table" else ""
         kept = {"measured": "kept in ", "disk": "read from ", "table": "shipped in "}[choice.source] + choice.where
         return f"Measured fastest ({entry.seconds * 1e6:.2f} µs{margin}){counted}, on {entry.date}; {kept}."
+    if choice.source == "alike" and neighbour is not None:
+        return f"Won when {plain(neighbour.entry.problem)} was measured, which is computed alike."
     rest = min((row.predicted for row in rows[1:]), default=math.inf)
     margin = f"; the next is at {rest * 1e6:.2f} µs" if rest < math.inf else ""
     text = f"Lowest prediction of {len(rows)} candidates: {best.predicted * 1e6:.2f} µs, bound by {best.cost.bound}{margin}."
