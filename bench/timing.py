@@ -2,7 +2,7 @@
 
 - device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
 - reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
-  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, the last run).
+  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, decode).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.

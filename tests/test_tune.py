@@ -393,6 +393,15 @@ def test_a_winner_that_cannot_solve_a_problem_that_is_alike_is_not_taken(monkeyp
     assert family(alike=twin).explain(Problem(64, 64, "fp16"), device=H200).source == "model"
 
 
+def test_a_winner_that_does_not_fit_is_not_taken_for_a_problem_that_is_alike():
+    def fits_bf16(problem, config, device):
+        return tune.Cost(shared=math.inf) if problem.dtype == "fp16" and config.tile == 29 else cost(problem, config, device)
+
+    found = tune.Family("fake", Config, candidates, fits_bf16, problem_type=Problem, match=("dtype",), alike=twin)
+    found.tune(Problem(64, 64), Clock(fast=29), device=H200, tries=30)
+    assert found.choose(Problem(64, 64, "fp16"), device=H200) == Config(1) and found.explain(Problem(64, 64, "fp16"), device=H200).source == "model"
+
+
 # ---- what is on disk
 
 

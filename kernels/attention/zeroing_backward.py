@@ -21,8 +21,8 @@ class ZeroingBackward(AttentionBackward):
     (`bench/results/attention_variants.json`), a backward is faster so, with both kernels, by 6 % at 512 tokens, 5 % at 1,024 and dimension 64, by 3 and 1 % at
     dimension 128; causal by 2 and 1 %. By copies, one at a time, of a role of their own: the producer is one iteration ahead at most and has no time to wait
     for counters or stores (up to 14 % slower), and stores of threads, whoever issues them, get in the consumers' way (1 to 3 % faster without a mask, 2 to 3 %
-    slower with one). So do the statistics of queries made here: a backward takes 2 to 60 % longer
-    than with the kernel of 40 µs that makes them for all.
+    slower with one). So do the statistics of queries made here: a backward takes 2 to 60 % longer than with
+    the kernel of 40 µs that makes them for all.
 
     Tensors as for `AttentionBackward`, and counts: a zero in int32 for each unit, (B · heads of dK,). lag: units, see `config.units_ahead`.
     """

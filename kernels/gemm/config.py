@@ -41,6 +41,7 @@ EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_ta
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
 STRADDLING = 1.7  # L2 time of rows that begin inside a cache line: a tile's line lies in two
+TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
 LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are under way
 
@@ -382,21 +383,15 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     return tune.Cost(hbm=hbm, l2=l2, shared=shared, tensor=tensor, alu=alu, setup=setup, synchronisation=synchronisation)
 
 
-TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
-
-
 def alike(problem: Problem) -> Iterator[Problem]:
     """Problems of the same extents that are computed alike, the likest first: of other dtypes of the same size; with operands stored otherwise; without the
     epilogue. In the H200's table the winner of one layout is that of another for 42 of 72 pairs and its second, 0.5 % behind, for 17; the model's first choice
     is the winner of 12 of 36 problems and the second of 8. The winners of 4096³ with and without an epilogue differ in the height of supergroups at most."""
-    dtypes = [*itertools.product(*((dtype, TWINS.get(dtype, dtype)) for dtype in (problem.dtype, problem.out)))]
-    layouts = [(problem.a, problem.b), *itertools.product(("mk", "km"), ("nk", "kn"))]
-    for epilogue in dict.fromkeys((problem.epilogue, "")):
-        for a, b in dict.fromkeys(layouts):
-            for dtype, out in dict.fromkeys(dtypes):
-                other = problem._replace(dtype=dtype, out=out, a=a, b=b, epilogue=epilogue)
-                if other != problem:
-                    yield other
+    dtypes = itertools.product(*((dtype, TWINS.get(dtype, dtype)) for dtype in (problem.dtype, problem.out)))
+    layouts = ((problem.a, problem.b), *itertools.product(("mk", "km"), ("nk", "kn")))
+    found = (problem._replace(dtype=dtype, out=out, a=a, b=b, epilogue=epilogue)
+             for epilogue, (a, b), (dtype, out) in itertools.product((problem.epilogue, ""), layouts, dtypes))
+    return (other for other in dict.fromkeys(found) if other != problem)
 
 
 family: tune.Family[Problem, Config] = tune.register(

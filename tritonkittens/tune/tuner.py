@@ -234,7 +234,7 @@ class Family(Generic[P, C]):
             if known is not None and (key in self._settled or not possible):  # another thread was first, or there is nothing to add
                 return self._remember(key, known, settled or key in self._settled)
             options = self._options(key[1])
-            choice = self._looked_up(key[0], key[1], options)
+            choice = self._looked_up(key, options)
             if choice is None:
                 neighbour = self._neighbour(key, options)
                 if not possible or measure is None:
@@ -261,8 +261,8 @@ class Family(Generic[P, C]):
         except (TypeError, ValueError):  # fields or rules changed since
             return None
 
-    def _looked_up(self, identity: Any, problem: P, options: Mapping[C, None]) -> _Choice[C] | None:
-        device, values = _device_key(identity), as_values(problem)
+    def _looked_up(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Choice[C] | None:
+        device, values = _device_key(key[0]), as_values(key[1])
         store = store_for(device)
         table = shipped.table_for(device)
         for source, entry, where in (
@@ -277,7 +277,7 @@ class Family(Generic[P, C]):
     def _neighbour(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Neighbour[C] | None:
         """The measured problem that is alike, or the nearest, whose winner is a candidate here and whose bonus is one."""
         for problem in self._alike(key[1]) if self._alike else ():
-            known = self._looked_up(key[0], problem, options)
+            known = self._looked_up((key[0], problem), options)
             if known is not None and known.entry is not None:
                 return _Neighbour(known.entry, known.config, NEAREST_FACTOR, alike=True)
         device, values = _device_key(key[0]), as_values(key[1])
@@ -305,9 +305,10 @@ class Family(Generic[P, C]):
         return found
 
     def _predicted(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> _Choice[C]:
-        if neighbour and neighbour.alike:
+        predicted = {config: seconds for config, _, seconds in self._ranked(key, options, neighbour)}
+        if neighbour and neighbour.alike and predicted[neighbour.config] < math.inf:
             return _Choice(neighbour.config, "alike", None)
-        best = self._ranked(key, options, neighbour)[0][0]
+        best = next(iter(predicted))
         return _Choice(best, "nearest" if neighbour and neighbour.config == best else "model", None)
 
     def _measured(
