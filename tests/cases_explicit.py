@@ -342,20 +342,22 @@ def one_after_another(A, B, C, DTYPE: tl.constexpr, N: tl.constexpr):
 
 @tk.kernel
 @triton.jit
-def contiguous_ring(A, B, C, DTYPE: tl.constexpr, N: tl.constexpr, LINE: tl.constexpr):
-    """C = A·B₀ᵀ + A·B₁ᵀ, where B's tiles have no power of two of rows and each product is one instruction a step."""
-    a, ring = tk.allocate(tk.st(DTYPE, 64, LINE)), tk.allocate(tk.st(DTYPE, N, LINE, contiguous=True), stages=2)
+def contiguous_ring(A, B, C, TILE: tl.constexpr, STORED: tl.constexpr):
+    """C = A·B₀ + A·B₁, where B's tiles ("NK" or "KN" as they are stored) have no power of two of columns and each product is one instruction a step."""
+    DEPTH: tl.constexpr = TILE.cols if STORED == "NK" else TILE.rows
+    a, ring = tk.allocate(tk.st(TILE.dtype, 64, DEPTH)), tk.allocate(TILE, stages=2)
     arrived = tk.semaphores(2)
     for slot in range(2):
-        tk.expect(arrived[slot], N * 128)
+        tk.expect(arrived[slot], ring.nbytes)
         tk.load_async(ring[slot], B, (slot, 0), arrived[slot])
     tk.load_into(a, A, (0, 0))
     tk.fence_async()
     tk.sync()
     tk.wait(arrived[0], 0)
-    acc = tk.mm_ABt(a, ring[0], wait=False)
+    acc = tk.mm_ABt(a, ring[0], wait=False) if STORED == "NK" else tk.mm_AB(a, ring[0], wait=False)
     tk.wait(arrived[1], 0)
-    tk.store(C, tk.mma_wait(tk.mma_ABt(a, ring[1], acc, wait=False)), (0, 0))
+    acc = tk.mma_ABt(a, ring[1], acc, wait=False) if STORED == "NK" else tk.mma_AB(a, ring[1], acc, wait=False)
+    tk.store(C, tk.mma_wait(acc), (0, 0))
 
 
 @tk.kernel

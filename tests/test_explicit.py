@@ -73,11 +73,12 @@ def test_no_product_reads_an_accumulator_that_begins_at_zero(dtype):
     assert not inspect(compiled).remarks
 
 
-def test_a_contiguous_tile_is_one_instruction_a_step():
-    tile = tk.st(tk.bf16, 176, 64, contiguous=True)
-    tensors = [tk.gl(meta(64, 64)), tk.gl(meta(352, 64), tile), tk.gl(meta(64, 176, dtype=torch.float32))]
-    compiled = cases.contiguous_ring.compile(*tensors, tk.bf16, 176, 64)
-    assert re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)", ptx_of(compiled)) == ["m64n176k16"] * 8
+@pytest.mark.parametrize("stored, rows, cols, n", [("NK", 176, 64, 176), ("KN", 64, 192, 192)])
+def test_a_contiguous_tile_is_one_instruction_a_step(stored, rows, cols, n):
+    tile = tk.st(tk.bf16, rows, cols, contiguous=True)
+    tensors = [tk.gl(meta(64, 64)), tk.gl(meta(2 * rows, cols), tile), tk.gl(meta(64, n, dtype=torch.float32))]
+    compiled = cases.contiguous_ring.compile(*tensors, tile, stored)
+    assert re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)", ptx_of(compiled)) == [f"m64n{n}k16"] * 8
     assert not inspect(compiled).wgmma_serialized
 
 

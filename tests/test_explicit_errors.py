@@ -49,6 +49,8 @@ def wrong_product(X, WHAT: tl.constexpr):
         tk.mma_AB(a, tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), tk.zero(tk.rt(tk.fp32, 64, 64)))
     elif WHAT == "contiguous, A in registers":
         tk.mm_ABt(tk.load(a), tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)))
+    elif WHAT == "contiguous, depth along the columns":
+        tk.mm_ABt(tk.allocate(tk.st(tk.bf16, 64, 192)), tk.allocate(tk.st(tk.bf16, 64, 192, contiguous=True)))
     elif WHAT == "pin":
         tk.pin(tk.zero(tk.rt(tk.bf16, 64, 64)))
     elif WHAT == "retire registers":
@@ -62,6 +64,8 @@ PRODUCTS = {
     "contiguous, depth along the rows": "mma_AB: A is 64×64 bf16 in shared and B is 96×64 bf16 in shared (as M×K and K×N): the depths 64 and 96 differ",
     "contiguous, A in registers": "mm_ABt: B is the contiguous st(bf16, 96, 64, contiguous): it must be stored N × K with N at most 256, and A 64 rows in "
     "shared memory",
+    "contiguous, depth along the columns": "mm_ABt: B is the contiguous st(bf16, 64, 192, contiguous): it must be stored K × N with N at most 256, and A 64 "
+    "rows in shared memory",
     "pin": "pin: needs a tile of 32-bit elements, got bf16",
     "operand types": "mma_AB: A is bf16 and B is fp16; operands must have one element type (fp8 kinds may mix)",
     "accumulator type": "mma_AB: operands of bf16 accumulate in fp32, got an accumulator of bf16",

@@ -334,31 +334,21 @@ def test_hooks_of_an_lcsf():
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 
-@pytest.mark.parametrize("part, cluster", [
-    (tk.st(tk.bf16, 64, 64), 8),  # 8 rows each: a piece of shared memory has 16
-    (tk.st(tk.bf16, 48, 64), 2),
-    (tk.st(tk.fp32, 64, 64), 4),  # two swizzle lines for four blocks
-    (tk.st(tk.bf16, 96, 128), 2),
-])  # fmt: skip
-def test_tiles_that_a_cluster_cannot_load_in_parts(part, cluster):
-    class Shared(Copy):
-        def layout(self):
-            return tk.layout(globals=dict(A=part), input=dict(A=part), multicast=("A",))
-
-    with refused(f"Shared: {part!r} cannot be loaded in {cluster} parts, one by each block of the cluster: its columns must be a multiple of"):
-        Shared(cluster=cluster)
-    Shared()  # alone a block loads it whole
-
-
 @pytest.mark.parametrize("tile, blocks, extents", [
-    (tk.st(tk.bf16, 176, 64, contiguous=True), 2, [(80, 64), (96, 64)]),
-    (tk.st(tk.bf16, 192, 64, contiguous=True), 4, [(48, 64)] * 4),
-    (tk.st(tk.bf16, 112, 64, contiguous=True), 4, [(16, 64), (32, 64), (32, 64), (32, 64)]),
-    (tk.st(tk.bf16, 64, 256), 2, [(64, 128)] * 2),
-    (tk.st(tk.bf16, 128, 64), 4, [(32, 64)] * 4),
+    (tk.st(tk.bf16, 176, 64, contiguous=True), 2, [[(80, 64), (96, 64)]]),
+    (tk.st(tk.bf16, 192, 64, contiguous=True), 4, [[(48, 64)] * 4]),
+    (tk.st(tk.bf16, 112, 64, contiguous=True), 4, [[(16, 64), (32, 64), (32, 64), (32, 64)]]),
+    (tk.st(tk.bf16, 64, 256), 2, [[(64, 128)] * 2]),
+    (tk.st(tk.bf16, 128, 64), 4, [[(32, 64)] * 4]),
+    (tk.st(tk.bf16, 64, 128), 4, [[(32, 64)] * 4]),
+    (tk.st(tk.bf16, 96, 128), 2, [[(64, 64)] * 2, [(32, 64)] * 2]),
+    (tk.st(tk.bf16, 64, 144), 4, [[(32, 64)] * 4, [(16, 16)] * 4]),
+    (tk.st(tk.bf16, 64, 144), 8, [[(16, 64)] * 8, [(16, 16)] * 4]),  # four blocks load nothing of 16 columns
+    (tk.st(tk.bf16, 48, 64), 2, [[(16, 64)] * 2, [(16, 64)]]),
+    (tk.st(tk.fp32, 32, 64), 8, [[(16, 32)] * 4]),  # two swizzle lines of two base tiles each
 ])  # fmt: skip
 def test_parts_in_which_a_cluster_loads_a_tile(tile, blocks, extents):
-    assert [(part.rows, part.cols) for part in slices_of(tile, blocks, "test")] == extents
+    assert [[(part.rows, part.cols) for part in parts] for parts in slices_of(tile, blocks, "test")] == extents
 
 
 def test_vectors_cannot_be_loaded_in_parts():

@@ -56,11 +56,18 @@ WRONG = [
     (lambda: tk.st(tk.bf16, 64, 64, 16), "st(bf16, 64, 64, swizzle=16): swizzle 16 must be 'auto', 32, 64 or 128 bytes"),
     (
         lambda: tk.st(tk.bf16, 128, 64, contiguous=True),
-        "st(bf16, 128, 64, contiguous): a contiguous tile has rows that are no power of two, and its 128 bytes of columns are one swizzle line: 32, 64, 128",
+        "st(bf16, 128, 64, contiguous): a contiguous tile has rows that are no power of two, and its 128 bytes of columns are one swizzle line: 32, 64, 128; "
+        "or columns that are no power of two, and they are lines of 128 bytes",
     ),
     (
         lambda: tk.st(tk.bf16, 96, 128, contiguous=True),
-        "st(bf16, 96, 128, contiguous): a contiguous tile has rows that are no power of two, and its 256 bytes of columns are one swizzle line: 32, 64, 128",
+        "st(bf16, 96, 128, contiguous): a contiguous tile has rows that are no power of two, and its 256 bytes of columns are one swizzle line: 32, 64, 128; "
+        "or columns that are no power of two, and they are lines of 128 bytes",
+    ),
+    (
+        lambda: tk.st(tk.bf16, 64, 176, contiguous=True),
+        "st(bf16, 64, 176, contiguous): a contiguous tile has rows that are no power of two, and its 352 bytes of columns are one swizzle line: 32, 64, 128; "
+        "or columns that are no power of two, and they are lines of 128 bytes",
     ),
     (
         lambda: tk.st(tk.bf16, 64, 32, 128),

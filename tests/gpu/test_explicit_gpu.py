@@ -329,8 +329,18 @@ def test_contiguous_tiles(rng, dtype, n):
     a, b = (whole_numbers(rng, rows, line, dtype=TORCH[dtype], high=4) for rows in (64, 2 * n))
     c = Canvas(64, n, dtype=torch.float32)
     tile = tk.st(dtype, n, line, contiguous=True)
-    cases.contiguous_ring[(1,)](tk.gl(a), tk.gl(b, tile), tk.gl(c.tensor), dtype, n, line, debug=True)
+    cases.contiguous_ring[(1,)](tk.gl(a), tk.gl(b, tile), tk.gl(c.tensor), tile, "NK", debug=True)
     assert same(c.tensor, multiplied(a, b[:n], "ABt") + multiplied(a, b[n:], "ABt")) and c.intact()
+
+
+@pytest.mark.parametrize("dtype", [tk.bf16, tk.fp16], ids=str)
+@pytest.mark.parametrize("depth", [16, 64, 128])
+def test_contiguous_tiles_of_columns(rng, dtype, depth):
+    a, b = whole_numbers(rng, 64, depth, dtype=TORCH[dtype], high=4), whole_numbers(rng, 2 * depth, 192, dtype=TORCH[dtype], high=4)
+    c = Canvas(64, 192, dtype=torch.float32)
+    tile = tk.st(dtype, depth, 192, contiguous=True)
+    cases.contiguous_ring[(1,)](tk.gl(a), tk.gl(b, tile), tk.gl(c.tensor), tile, "KN", debug=True)
+    assert same(c.tensor, multiplied(a, b[:depth], "AB") + multiplied(a, b[depth:], "AB")) and c.intact()
 
 
 @pytest.mark.parametrize("dtype", [tk.bf16, tk.fp8e4m3, tk.fp32], ids=str)

@@ -402,16 +402,17 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
-def _slice_maps(g: Any, tile: shared) -> list[list[int]]:
-    """Which descriptors move the pieces of each block's part of a tile that the cluster loads together."""
+def _slice_maps(g: Any, tile: shared) -> list[list[list[int]]]:
+    """Which descriptors move the pieces of each block's part of each stretch of a tile that the cluster loads together."""
     numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
-    found = []
-    for part in slices_of(tile.spec, tile.loaders, "load_async"):
+
+    def of(part: st) -> list[int]:
         wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), part.piece_swizzle(cols)) for _, _, rows, cols in part.pieces()]
         if any(w not in numbers for w in wanted):
             raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
-        found.append([numbers[w] for w in wanted])
-    return found
+        return [numbers[w] for w in wanted]
+
+    return [[of(part) for part in parts] for parts in slices_of(tile.spec, tile.loaders, "load_async")]
 
 
 def _policy(cache_policy: Any, name: str) -> Any:

@@ -234,7 +234,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 use = True
             parts.append(total)
         if whole:
-            parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use)
+            parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use, 1 if transposed[1] else 0)
     result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * (1 if packed else len(ga[0])))
     return _wait(t, [result], 0)[0] if wait else result
 

@@ -21,7 +21,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import role_thread, semaphore
-from tritonkittens.lang.types import st, unwrap
+from tritonkittens.lang.types import split, st, unwrap
 
 MAX_ROWS = 256  # of one copy
 BASE_ROWS = 16  # of the base tile; a swizzle pattern, at whose beginning a slice must start, repeats after 8
@@ -34,56 +34,76 @@ def _thread_of(thread, rank, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _thread_below(thread, rank, BLOCKS: tl.constexpr):
+    """The number of a thread in its role, where the block is one of the first of the cluster."""
+    return tl.where(rank < BLOCKS, thread, 1)
+
+
+@triton.jit
+def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DOWN: tl.constexpr):
+    """Where the part of a block lies in its stretch: bytes, rows, columns. `DOWN` parts, line by line, have the same columns."""
+    return rank * NBYTES, rank % DOWN * ROWS, rank // DOWN * COLS
+
+
+@triton.jit
 def _issue(map, destination, bar, coordinates, mask, thread):
     if thread == 0:
         ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, issuer="thread")
 
 
-def slices_of(tile: st, blocks: int, name: str) -> tuple[st, ...]:
-    """The parts of a tile that `blocks` blocks load for all of them, one each: some of its columns where it is wider than its swizzle, else some of its rows,
-    as equally as whole base tiles allow.
+def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
+    """For each stretch of shared memory of a tile the parts that `blocks` blocks load for all of them, one each; the last blocks none where there are fewer.
 
-    Each part is one stretch of shared memory, and they follow each other. Raises `TileError` where the tile cannot be divided so.
+    A part is one stretch itself, and they follow each other: swizzle lines of columns where there are as many, else some rows of a line, as equally as whole
+    base tiles allow. Raises `TileError` for a vector.
     """
-    if isinstance(tile, st) and (tile.contiguous or len(tile.pieces()) == 1):
-        swizzle = tile.piece_swizzle(tile.cols)
-        lines = tile.cols * itemsize(tile.dtype) // swizzle
-        if not tile.contiguous and lines % blocks == 0:
-            return (st(tile.dtype, tile.rows, tile.cols // blocks, swizzle),) * blocks
-        if lines == 1 and tile.rows >= BASE_ROWS * blocks:
-            ends = [BASE_ROWS * (tile.rows // BASE_ROWS * block // blocks) for block in range(blocks + 1)]
-            return tuple(st(tile.dtype, end - start, tile.cols, swizzle) for start, end in itertools.pairwise(ends))
-    raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: its columns must be a multiple of {blocks} "
-                    f"swizzle lines, or one line and its rows at least {BASE_ROWS * blocks}; its extents powers of two")
+    if not isinstance(tile, st):
+        raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have such parts")
+    return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile))
 
 
-def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[list[int]], arrived: semaphore) -> None:
-    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `numbers`: the descriptors of the parts' pieces."""
-    parts = slices_of(dst.spec, dst.loaders, "load_async")
+def _stretches(tile: st) -> list[tuple[int, int, st]]:
+    """What lies together in shared memory and a block has a part of, a contiguous tile of one line or each piece: (first row, first column, tile)."""
+    if tile.contiguous and len(split(tile.rows)) > 1:
+        return [(0, 0, tile)]
+    return [(row, col, st(tile.dtype, rows, cols, tile.piece_swizzle(cols))) for row, col, rows, cols in tile.pieces()]
+
+
+def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
+    swizzle = stretch.piece_swizzle(stretch.cols)
+    lines, units = stretch.cols * itemsize(stretch.dtype) // swizzle, stretch.rows // BASE_ROWS
+    if lines >= blocks:  # both are powers of two; a line lies in memory with all its rows
+        return (st(stretch.dtype, stretch.rows, stretch.cols // blocks, swizzle),) * blocks
+    down = min(blocks // lines, units)
+    ends = [BASE_ROWS * (units * part // down) for part in range(down + 1)]
+    return tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends)) * lines
+
+
+def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[list[list[int]]], arrived: semaphore) -> None:
+    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `numbers`: for each stretch the descriptors of the
+    parts' pieces."""
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
-    tile = t.call(asm, "mov.b32 $0, $1;", "=r,r", [dst.pieces[0]], tl.int32)
-    corner = list(coord)
-    for axis, extent in ((-2, dst.spec.rows), (-1, dst.spec.cols)):
-        corner[axis] = t.method(t.scalar(coord[axis]), "__mul__", extent)
-    if len(set(parts)) == 1:
-        part = parts[0]
-        _load_part(t, dst, src, part, numbers[0], tile, corner, [t.method(rank, "__mul__", n) for n in _steps(dst.spec, part)], arrived, thread)
-        return
-    place = [0, 0, 0]
-    for block, part in enumerate(parts):
-        _load_part(t, dst, src, part, numbers[block], tile, corner, place, arrived, t.call(_thread_of, thread, rank, block))
-        place = [place[0] + part.nbytes, place[1] + part.rows, 0]
+    for (row, col, stretch), parts, piece, of_parts in zip(
+            _stretches(dst.spec), slices_of(dst.spec, dst.loaders, "load_async"), dst.pieces, numbers):  # a contiguous tile begins with its first piece
+        address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
+        corner = list(coord)
+        for axis, extent, offset in ((-2, dst.spec.rows, row), (-1, dst.spec.cols, col)):
+            corner[axis] = t.method(t.method(t.scalar(coord[axis]), "__mul__", extent), "__add__", offset)
+        if len(set(parts)) == 1:
+            place = t.call(_place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows)
+            loader = thread if len(parts) == dst.loaders else t.call(_thread_below, thread, rank, len(parts))
+            _load_part(t, dst, src, parts[0], of_parts[0], address, corner, list(place), arrived, loader)
+            continue
+        place = [0, 0, 0]
+        for block, part in enumerate(parts):
+            _load_part(t, dst, src, part, of_parts[block], address, corner, place, arrived, t.call(_thread_of, thread, rank, block))
+            place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 
-def _steps(tile: st, part: st) -> tuple[int, int, int]:
-    """From one part of a tile to the next: bytes, rows, columns."""
-    return part.nbytes, part.rows if part.rows != tile.rows else 0, part.cols if part.cols != tile.cols else 0
-
-
-def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], tile: Any, corner: list[Any], offset: list[Any], arrived: semaphore,
+def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], stretch: Any, corner: list[Any], offset: list[Any], arrived: semaphore,
                thread: Any) -> None:  # fmt: skip
-    """Load a part, `offset` (bytes, rows, columns) behind the beginning of the tile."""
-    address = t.method(tile, "__add__", offset[0])
+    """Load a part, `offset` (bytes, rows, columns) behind the beginning of its stretch."""
+    address = t.method(stretch, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
     mask = (1 << dst.loaders) - 1
     for number, (row, _, rows, cols) in zip(numbers, part.pieces(), strict=True):

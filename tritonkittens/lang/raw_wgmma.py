@@ -17,6 +17,7 @@ from tritonkittens.lang._backend import Trace, hopper
 from tritonkittens.lang.byte_operands import packed_bytes
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
+from tritonkittens.lang.types import split
 
 ROWS = 64  # of an instruction
 MAX_COLUMNS = 256
@@ -25,8 +26,9 @@ STEP_BYTES = 32  # of depth that an instruction takes
 
 def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Any, b_stored: shared, transposed_b: bool) -> None:
     """Raise `TileError` unless A (M × K, in pieces of these rows) times the stored contiguous B can be single instructions."""
-    if not transposed_b or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
-        raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored N × K with N at most {MAX_COLUMNS}, "
+    n_by_k = len(split(b_stored.spec.rows)) > 1
+    if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
+        raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with N at most {MAX_COLUMNS}, "
                         "and A 64 rows in shared memory")
 
 
@@ -53,17 +55,17 @@ def _registers(accumulator: Any) -> Any:
     return accumulator
 
 
-def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any) -> list[Any]:
-    """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored (N × K), the accumulators' columns one
-    behind the other. `adds`: are they read? (A constant, or a run-time condition.)
+def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any, k_axis: int) -> list[Any]:
+    """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored, its depth along `k_axis`, the
+    accumulators' columns one behind the other. `adds`: are they read? (A constant, or a run-time condition.)
     """
     operand_a, from_a = _operand(t, a, 1)
-    operand_b, from_b = _operand(t, b, 1)
+    operand_b, from_b = _operand(t, b, k_axis)
     tiles = t.call(ptx_wgmma.fence, tl.tuple([_registers(x) for x in accumulators]))
     for step in range(operand_a.k * operand_a.element_bytes // STEP_BYTES):
         places = [t.call(_forward, place, tl.constexpr(x.offset(step) >> 4)) for x, place in ((operand_a, from_a), (operand_b, from_b))]
         tiles = t.call(ptx_wgmma.mma_async, tiles, *places, a_type=tl.constexpr(operand_a.type), b_type=tl.constexpr(operand_b.type),
-                       scale_d=adds if step == 0 else 1, trans_a=tl.constexpr(not operand_a.k_major))
+                       scale_d=adds if step == 0 else 1, trans_a=tl.constexpr(not operand_a.k_major), trans_b=tl.constexpr(not operand_b.k_major))
     t.call(ptx_wgmma.commit_group)
     return [t.call(hopper.warpgroup_mma_init, tile) for tile in tiles]
 

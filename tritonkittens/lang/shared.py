@@ -1,6 +1,7 @@
 """Shared memory: tiles and vectors that own storage, views of them, and loads and stores between them and registers."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import triton.language as tl
@@ -39,7 +40,7 @@ class shared(base_value):
 
     `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
     cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all. `together`: the pieces lie one behind the other in memory
-    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the rows of the smallest.
+    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the extents of `st.unit`.
     """
 
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
@@ -119,13 +120,14 @@ def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> Any:
 
 
 def _pieces_at(t: Trace, spec: st, buffer: Any, slot: Any) -> tuple[Any, ...]:
-    """The first `unit` rows of each piece in a slot of a buffer of (slots · units) × unit × columns, where unit are the rows of the smallest piece."""
-    unit, pieces, row = split(spec.rows)[-1], [], 0
-    first = t.method(t.scalar(slot), "__mul__", spec.rows // unit)
-    for rows in split(spec.rows):
-        pieces.append(t.call(buffer.index, t.method(first, "__add__", row // unit)))
-        row += rows
-    return tuple(pieces)
+    """The first unit of each piece in a slot of a buffer of (slots · units) × the rows and columns of a unit."""
+    first = t.method(t.scalar(slot), "__mul__", _units(spec))
+    rows, cols = spec.unit
+    return tuple(t.call(buffer.index, t.method(first, "__add__", row // rows + col // cols)) for row, col, _, _ in spec.pieces())
+
+
+def _units(spec: st) -> int:
+    return spec.rows * spec.cols // math.prod(spec.unit)
 
 
 def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
@@ -141,11 +143,10 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
             pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
         return shared(spec, (sizes,), stages, tuple(pieces))
     if spec.contiguous and t.arch == 90:
-        unit = split(spec.rows)[-1]
-        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
-        buffer = t.call(gl.allocate_shared_memory, spec.dtype, [(stages or 1) * (spec.rows // unit), unit, spec.cols], home)
+        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.unit[1]), 2)
+        buffer = t.call(gl.allocate_shared_memory, spec.dtype, [(stages or 1) * _units(spec), *spec.unit], home)
         pieces_of_one = (buffer,) if stages is not None else _pieces_at(t, spec, buffer, 0)
-        return shared(spec, (split(spec.rows), (spec.cols,)), stages, pieces_of_one, together=True)
+        return shared(spec, (split(spec.rows), split(spec.cols)), stages, pieces_of_one, together=True)
     tiles = tuple(
         t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
         for _, _, r, c in spec.pieces())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 from typing import Any, ClassVar, NamedTuple
 
 import triton.language as tl
@@ -225,7 +226,8 @@ class lcf:
         if self.cluster == 1:
             return tiles
         together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
-        return tiles + tuple(part for tile in tiles if tile in together for part in dict.fromkeys(slices_of(tile, self.cluster, type(self).__name__)))
+        slices = [slices_of(tile, self.cluster, type(self).__name__) for tile in tiles if tile in together]
+        return tiles + tuple(dict.fromkeys(part for parts in itertools.chain(*slices) for part in parts))
 
     def layout(self) -> layout:
         """The tiles of this template (`tk.layout(globals=…, input=…, …)`)."""

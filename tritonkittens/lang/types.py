@@ -181,8 +181,9 @@ class st(TileType):
 
     `swizzle` is the span in bytes that is permuted: 32, 64 or 128, or "auto" for the widest that the row bytes allow. Rows are multiples
     of 16, columns of 16 (32 for one-byte types). Extents that are not powers of two are made of power-of-two pieces behind one tile.
-    With `contiguous` these lie one behind the other, so that one wgmma reads them as its B (stored N × K, K one swizzle line, 128 bytes of columns unless
-    `swizzle` says less): such a tile is filled by TMA and read by products only. Elsewhere than on Hopper it means nothing.
+    With `contiguous` these lie one behind the other, so that one wgmma reads them as its B: stored N × K, where K is one swizzle line (128 bytes of columns
+    unless `swizzle` says less), or K × N, where N are whole lines of 128 bytes. Such a tile is filled by TMA and read by products only. Elsewhere than on
+    Hopper it means nothing.
     Source: PTX ISA, "Swizzling modes" (tensor copies) and "Shared memory matrix layout" (wgmma).
     """
 
@@ -206,9 +207,9 @@ class st(TileType):
                 f"({step * itemsize(self.dtype)} bytes)")
         _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {self.dtype} is 16×{step}")
         _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {self.dtype} is 16×{step}")
-        if self.contiguous and (len(split(self.rows)) == 1 or row_bytes not in SWIZZLES or self.swizzle not in ("auto", row_bytes)):
+        if self.contiguous and not (self._is_one_line(row_bytes) if len(split(self.rows)) > 1 else self._is_lines(row_bytes)):
             raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
-                            f"{', '.join(map(str, SWIZZLES))}")
+                            f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of {SWIZZLE_LINE} bytes")
         if self.swizzle != "auto":
             if self.swizzle not in SWIZZLES:
                 raise TileError(f"{self!r}: swizzle {self.swizzle!r} must be 'auto', 32, 64 or 128 bytes")
@@ -218,6 +219,12 @@ class st(TileType):
                         f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; "
                         f"{piece} columns are {piece * itemsize(self.dtype)} bytes")
 
+    def _is_one_line(self, row_bytes: int) -> bool:
+        return row_bytes in SWIZZLES and self.swizzle in ("auto", row_bytes)
+
+    def _is_lines(self, row_bytes: int) -> bool:
+        return len(split(self.cols)) > 1 and row_bytes % SWIZZLE_LINE == 0 and self.swizzle in ("auto", SWIZZLE_LINE)
+
     @property
     def shape(self) -> tuple[int, int]:
         return (self.rows, self.cols)
@@ -225,6 +232,11 @@ class st(TileType):
     @property
     def nbytes(self) -> int:
         return self.rows * self.cols * itemsize(self.dtype)
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Rows and columns of a contiguous tile that lie together: those of its smallest piece, or all of a swizzle line."""
+        return (split(self.rows)[-1], self.cols) if len(split(self.rows)) > 1 else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
 
     def piece_swizzle(self, cols: int) -> int:
         """Swizzle span in bytes of a power-of-two piece of `cols` columns."""
