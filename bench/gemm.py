@@ -104,7 +104,7 @@ def model_cases(options: argparse.Namespace) -> list[Case]:
         return trial(p, {OURS: functools.partial(ours, p)}, slow=options.slow)
 
     shapes = [(model, weight, (m, n, k), "NT") for model, weights in WEIGHTS.items() for weight, (n, k) in weights.items() for m in TOKENS]
-    shapes += [("ragged", f"{m}x{n}x{k}", (m, n, k), "NN") for m, n, k in RAGGED]
+    shapes += [("ragged", f"{m}x{n}x{k}", (m, n, k), layout) for layout in LAYOUTS for m, n, k in RAGGED]
     return [
         case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(prepare, (m, n, k), layout), model=model, weight=weight, layout=layout)
         for model, weight, (m, n, k), layout in shapes

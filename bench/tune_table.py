@@ -34,8 +34,9 @@ def products() -> Iterator[tuple[str, Callable[[], Product]]]:
     for n, k in dict.fromkeys(shape for weights in WEIGHTS.values() for shape in weights.values()):
         for m in TOKENS:
             yield f"bf16 {(m, n, k)} NT", lambda m=m, n=n, k=k: bf16(m, n, k, "NT")
-    for shape in RAGGED:
-        yield f"bf16 {shape} NN", lambda shape=shape: bf16(*shape, "NN")
+    for layout in LAYOUTS:
+        for shape in RAGGED:
+            yield f"bf16 {shape} {layout}", lambda shape=shape, layout=layout: bf16(*shape, layout)
     for scaling in ("tensor", "row", "block"):
         for _, shape, _ in sweep():
             if scaling != "block" or shape[2] % SCALE_BLOCK == 0:

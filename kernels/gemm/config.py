@@ -213,6 +213,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
         wide = _possible(problem, [Config(cols=cols) for cols in WHOLE_COLS])
         found += _possible(problem, [Config(consumers=1, cols=cols, cluster=cluster, swapped=swapped)
                                      for cols in WHOLE_COLS for cluster in (2, 4) for swapped in (False, True)])  # fmt: skip
+        found += [Config(consumers=1, cols=128, cluster=4), *_in_pieces(problem)]
         found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
         found += _shared_by_clusters(problem, [*small, Config(cols=128), Config(), Config(consumers=1)])
@@ -233,6 +234,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
+    found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
+                                 for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
         found += _possible(problem, _tall())
     return [c for c in found if c.staged < c.cols]
@@ -246,9 +249,18 @@ def _tall() -> list[Config]:
 
 
 def _whole(problem: Problem, config: Config) -> bool:
-    """Does one wgmma take columns that are no power of two? It does where what becomes its B is stored with its depth contiguous."""
+    """Does one wgmma take columns that are no power of two? It does where what becomes its B has swizzle lines: of depth, or of columns."""
     stored_nk = problem.a == "mk" if config.swapped else problem.b == "nk"
-    return stored_nk and config.rows == 64 and config.depth_of(_itemsize(problem.dtype)) * _itemsize(problem.dtype) == SWIZZLE_LINE
+    size = _itemsize(problem.dtype)
+    return config.rows == 64 and (config.depth_of(size) * size == SWIZZLE_LINE if stored_nk else config.cols * size % SWIZZLE_LINE == 0)
+
+
+def _in_pieces(problem: Problem) -> list[Config]:
+    """Where what becomes B has lines of columns: small tiles of several products each, whose number may fill the multiprocessors all the same (GEMM 1000³ TN
+    on the H200: 64×144 in 112 blocks takes 11.7 µs, 64×128 in 128 blocks 11.9, cuBLAS 11.2)."""
+    found = (Config(consumers=1, cols=cols, cluster=4, swapped=swapped) for cols in (144, 160) for swapped in (False, True))
+    stored_nk = {False: problem.b == "nk", True: problem.a == "mk"}
+    return [c for c in found if not stored_nk[c.swapped] and (c.swapped or c.cols * _itemsize(problem.out) % 32 == 0)]
 
 
 def _possible(problem: Problem, configs: list[Config]) -> list[Config]:

@@ -12,6 +12,7 @@ from tritonkittens.kernels.gemm.result import place, result_tiles, store_result
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
+FOUR_CONSUMERS_COLS = 128  # of one product whose sums have room in the 96 registers that a thread of such a block starts with
 
 
 class Gemm(tk.lcf):
@@ -57,8 +58,9 @@ class Gemm(tk.lcf):
     @property
     def _whole(self) -> bool:
         """Does one wgmma take the columns, though they are no power of two?"""
-        line = self.depth * tk.to_torch(self.b_dtype or self.dtype).itemsize == SWIZZLE_LINE
-        return bool(self.cols & (self.cols - 1)) and self.b_stored_nk and self.rows == 64 and line
+        size = tk.to_torch(self.b_dtype or self.dtype).itemsize
+        lines = self.depth * size == SWIZZLE_LINE if self.b_stored_nk else self.cols * size % SWIZZLE_LINE == 0
+        return bool(self.cols & (self.cols - 1)) and self.rows == 64 and lines and (self.consumers < 4 or self.cols <= FOUR_CONSUMERS_COLS)
 
     @property
     def result_cols(self) -> int:

@@ -58,6 +58,19 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
         multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
 
 
+SHARED = [Config(consumers=1, cols=128, cluster=4), Config(consumers=1, cols=64, cluster=2), Config(consumers=1, cols=144, cluster=4),
+          Config(consumers=1, cols=144, cluster=8), Config(consumers=1, cols=32, cluster=8),
+          Config(cols=160, cluster=2), Config(consumers=3, cols=192, cluster=2, panel=32)]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", SHARED, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster}")
+def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
+    """Where what becomes B has its columns contiguous: each of its swizzle lines, and of its pieces of no power of two, is shared by the blocks."""
+    a, b = matrix(200, 136, BF16, True), matrix(136, 400)
+    for swapped in (False, True):
+        multiply(a, b, replace(config, swapped=swapped))
+
+
 PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
           Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k"),
           Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16)]  # fmt: skip
