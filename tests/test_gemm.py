@@ -177,6 +177,15 @@ def test_four_consumers_whose_columns_are_no_power_of_two(stored_nk, cols):
     Gemm(consumers=4, cols=cols, panel=16, b_stored_nk=stored_nk).compile(x, x, x, arch="sm_90a")
 
 
+@pytest.mark.parametrize("arch, copies", [("sm_90a", 4), ("sm_100a", 3)])
+def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
+    """176 rows lie one behind the other on Hopper: one block loads 64 + 16 of them, the other 64 + 32. Elsewhere 128, 32 and 16 lie for themselves: both load
+    64 and 16 of the first two, and one the last."""
+    x = torch.empty(512, 512, dtype=BF16, device="meta")
+    ptx = Gemm(consumers=1, cols=176, cluster=2, b_stored_nk=True).compile(x, x, x, arch=arch).asm["ptx"]
+    assert ptx.count("multicast::cluster") == copies
+
+
 def test_a_tile_is_what_a_cluster_computes():
     assert Config().tile == (128, 256) and Config(independent=True).tile == (64, 256) and Config(cluster=2, consumers=1, cols=64).tile == (128, 64)
     assert Config().depth_of(2) == 64 and Config().depth_of(1) == 128 and Config(depth=32).depth_of(2) == 32

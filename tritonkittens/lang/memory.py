@@ -412,7 +412,7 @@ def _slice_maps(g: Any, tile: shared) -> list[list[list[int]]]:
             raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
         return [numbers[w] for w in wanted]
 
-    return [[of(part) for part in parts] for parts in slices_of(tile.spec, tile.loaders, "load_async")]
+    return [[of(part) for part in parts] for parts in slices_of(tile.spec, tile.loaders, "load_async", tile.together)]
 
 
 def _policy(cache_policy: Any, name: str) -> Any:

@@ -51,20 +51,20 @@ def _issue(map, destination, bar, coordinates, mask, thread):
         ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, issuer="thread")
 
 
-def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
+def slices_of(tile: st, blocks: int, name: str, together: bool = True) -> tuple[tuple[st, ...], ...]:
     """For each stretch of shared memory of a tile the parts that `blocks` blocks load for all of them, one each; the last blocks none where there are fewer.
 
     A part is one stretch itself, and they follow each other: swizzle lines of columns where there are as many, else some rows of a line, as equally as whole
-    base tiles allow. Raises `TileError` for a vector.
+    base tiles allow. `together`: do the pieces of a contiguous tile lie one behind the other (Hopper)? Raises `TileError` for a vector.
     """
     if not isinstance(tile, st):
         raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have such parts")
-    return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile))
+    return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile, together))
 
 
-def _stretches(tile: st) -> list[tuple[int, int, st]]:
+def _stretches(tile: st, together: bool) -> list[tuple[int, int, st]]:
     """What lies together in shared memory and a block has a part of, a contiguous tile of one line or each piece: (first row, first column, tile)."""
-    if tile.contiguous and len(split(tile.rows)) > 1:
+    if tile.contiguous and together and len(split(tile.rows)) > 1:
         return [(0, 0, tile)]
     return [(row, col, st(tile.dtype, rows, cols, tile.piece_swizzle(cols))) for row, col, rows, cols in tile.pieces()]
 
@@ -83,8 +83,8 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[
     """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `numbers`: for each stretch the descriptors of the
     parts' pieces."""
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
-    for (row, col, stretch), parts, piece, of_parts in zip(
-            _stretches(dst.spec), slices_of(dst.spec, dst.loaders, "load_async"), dst.pieces, numbers):  # a contiguous tile begins with its first piece
+    stretches = zip(_stretches(dst.spec, dst.together), slices_of(dst.spec, dst.loaders, "load_async", dst.together), numbers, strict=True)
+    for ((row, col, stretch), parts, of_parts), piece in zip(stretches, dst.pieces):  # a contiguous tile begins with its first piece
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         corner = list(coord)
         for axis, extent, offset in ((-2, dst.spec.rows, row), (-1, dst.spec.cols, col)):
