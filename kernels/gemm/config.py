@@ -13,6 +13,7 @@ import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
+from tritonkittens.kernels.gemm.template import is_one_product
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
 from tritonkittens.lang.template import cluster_slots, split_tail
@@ -248,24 +249,31 @@ def _tall() -> list[Config]:
             for cols, panel in TALL_COLS for swapped in (False, True) for cluster in (1, 2)]  # fmt: skip
 
 
+def _stored_nk(problem: Problem, config: Config) -> bool:
+    """Has what becomes B its depth contiguous?"""
+    return problem.a == "mk" if config.swapped else problem.b == "nk"
+
+
 def _whole(problem: Problem, config: Config) -> bool:
-    """Does one wgmma take columns that are no power of two? It does where what becomes its B has swizzle lines: of depth, or of columns."""
-    stored_nk = problem.a == "mk" if config.swapped else problem.b == "nk"
     size = _itemsize(problem.dtype)
-    return config.rows == 64 and (config.depth_of(size) * size == SWIZZLE_LINE if stored_nk else config.cols * size % SWIZZLE_LINE == 0)
+    return is_one_product(config.rows, config.cols, config.depth_of(size), size, config.consumers, _stored_nk(problem, config))
+
+
+def _is_stored(problem: Problem, cols: int, swapped: bool) -> bool:
+    """Has a tile of C with so many columns rows of whole swizzle atoms, for TMA to store?"""
+    return swapped or cols * _itemsize(problem.out) % 32 == 0
 
 
 def _in_pieces(problem: Problem) -> list[Config]:
     """Where what becomes B has lines of columns: small tiles of several products each, whose number may fill the multiprocessors all the same (GEMM 1000³ TN
     on the H200: 64×144 in 112 blocks takes 11.7 µs, 64×128 in 128 blocks 11.9, cuBLAS 11.2)."""
     found = (Config(consumers=1, cols=cols, cluster=4, swapped=swapped) for cols in (144, 160) for swapped in (False, True))
-    stored_nk = {False: problem.b == "nk", True: problem.a == "mk"}
-    return [c for c in found if not stored_nk[c.swapped] and (c.swapped or c.cols * _itemsize(problem.out) % 32 == 0)]
+    return [c for c in found if not _stored_nk(problem, c) and _is_stored(problem, c.cols, c.swapped)]
 
 
 def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
-    """Those, of columns that are no power of two, which one wgmma takes, and whose tile of C has rows of whole swizzle atoms."""
-    return [c for c in configs if _whole(problem, c) and (c.swapped or (c.panel or c.cols) * _itemsize(problem.out) % 32 == 0)]
+    """Those, of columns that are no power of two, which one wgmma takes, and whose tile of C can be stored."""
+    return [c for c in configs if _whole(problem, c) and _is_stored(problem, c.panel or c.cols, c.swapped)]
 
 
 def _pitches(problem: Problem) -> tuple[int, int]:
@@ -287,7 +295,7 @@ def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]
     """Those whose blocks can share the iterations of a task with others of a cluster, so that each has some, and columns whose rows TMA stores."""
     def possible(c: Config, parts: int) -> bool:
         cols = c.cols // parts
-        fit = c.cols % (16 * parts) == 0 and (c.swapped or cols * _itemsize(problem.out) % 32 == 0)
+        fit = c.cols % (16 * parts) == 0 and _is_stored(problem, cols, c.swapped)
         return fit and c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k
 
     return [replace(c, schedule="cluster_split_k", splits=parts) for c in configs for parts in (2, 4, 8) if possible(c, parts)]

@@ -15,6 +15,12 @@ EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the
 FOUR_CONSUMERS_COLS = 128  # of one product whose sums have room in the 96 registers that a thread of such a block starts with
 
 
+def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: int, b_stored_nk: bool) -> bool:
+    """Does one wgmma take columns that are no power of two? It does where B has swizzle lines: of depth, or of columns."""
+    lines = depth * itemsize == SWIZZLE_LINE if b_stored_nk else cols * itemsize % SWIZZLE_LINE == 0
+    return rows == 64 and lines and (consumers < 4 or cols <= FOUR_CONSUMERS_COLS)
+
+
 class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
 
@@ -57,10 +63,8 @@ class Gemm(tk.lcf):
 
     @property
     def _whole(self) -> bool:
-        """Does one wgmma take the columns, though they are no power of two?"""
         size = tk.to_torch(self.b_dtype or self.dtype).itemsize
-        lines = self.depth * size == SWIZZLE_LINE if self.b_stored_nk else self.cols * size % SWIZZLE_LINE == 0
-        return bool(self.cols & (self.cols - 1)) and self.rows == 64 and lines and (self.consumers < 4 or self.cols <= FOUR_CONSUMERS_COLS)
+        return bool(self.cols & (self.cols - 1)) and is_one_product(self.rows, self.cols, self.depth, size, self.consumers, self.b_stored_nk)
 
     @property
     def result_cols(self) -> int:

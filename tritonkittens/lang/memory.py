@@ -6,6 +6,7 @@ name serves every depth: `load`, `store`, `load_async`, `store_async` look at wh
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -20,7 +21,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
-from tritonkittens.lang.multicast import load_by_address, load_slice, slices_of
+from tritonkittens.lang.multicast import load_by_address, load_slice
 from tritonkittens.lang.ragged import check_sequence, dimensions, end_of, ragged_place, split_sequence
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
@@ -402,8 +403,8 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
-def _slice_maps(g: Any, tile: shared) -> list[list[list[int]]]:
-    """Which descriptors move the pieces of each block's part of each stretch of a tile that the cluster loads together."""
+def _maps_of_parts(g: Any, tile: shared) -> Callable[[st], list[int]]:
+    """Gives the numbers of the descriptors that move the pieces of a block's part of a tile that the cluster loads together."""
     numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
 
     def of(part: st) -> list[int]:
@@ -412,7 +413,7 @@ def _slice_maps(g: Any, tile: shared) -> list[list[list[int]]]:
             raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
         return [numbers[w] for w in wanted]
 
-    return [[of(part) for part in parts] for parts in slices_of(tile.spec, tile.loaders, "load_async", tile.together)]
+    return of
 
 
 def _policy(cache_policy: Any, name: str) -> Any:
@@ -452,7 +453,7 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
         if policy is not None or unwrap(multicast) is not None:
             raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes neither cache_policy nor multicast")
         check_global(src, "load_async")
-        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _slice_maps(src, dst), arrived)
+        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived)
     if dst.together and (policy is not None or unwrap(multicast) is not None):
         raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes neither cache_policy nor multicast")
     copies = _tma_copies(t, src, dst, coord, "load_async")

@@ -6,6 +6,7 @@ by the PTX shim, with the address of the kernel parameter that the descriptor is
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -21,7 +22,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import role_thread, semaphore
-from tritonkittens.lang.types import split, st, unwrap
+from tritonkittens.lang.types import st, unwrap
 
 MAX_ROWS = 256  # of one copy
 BASE_ROWS = 16  # of the base tile; a swizzle pattern, at whose beginning a slice must start, repeats after 8
@@ -51,20 +52,21 @@ def _issue(map, destination, bar, coordinates, mask, thread):
         ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, issuer="thread")
 
 
-def slices_of(tile: st, blocks: int, name: str, together: bool = True) -> tuple[tuple[st, ...], ...]:
+def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
     """For each stretch of shared memory of a tile the parts that `blocks` blocks load for all of them, one each; the last blocks none where there are fewer.
 
     A part is one stretch itself, and they follow each other: swizzle lines of columns where there are as many, else some rows of a line, as equally as whole
-    base tiles allow. `together`: do the pieces of a contiguous tile lie one behind the other (Hopper)? Raises `TileError` for a vector.
+    base tiles allow. Of a contiguous tile as it lies on Hopper. Raises `TileError` for a vector.
     """
     if not isinstance(tile, st):
         raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have such parts")
-    return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile, together))
+    return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile, together=True))
 
 
 def _stretches(tile: st, together: bool) -> list[tuple[int, int, st]]:
-    """What lies together in shared memory and a block has a part of, a contiguous tile of one line or each piece: (first row, first column, tile)."""
-    if tile.contiguous and together and len(split(tile.rows)) > 1:
+    """What lies together in shared memory and a block has a part of, a contiguous tile of one line or each piece: (first row, first column, tile).
+    `together`: does a contiguous tile's memory hold its pieces one behind the other?"""
+    if tile.contiguous and together and tile.rows_in_pieces:
         return [(0, 0, tile)]
     return [(row, col, st(tile.dtype, rows, cols, tile.piece_swizzle(cols))) for row, col, rows, cols in tile.pieces()]
 
@@ -79,12 +81,12 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
     return tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends)) * lines
 
 
-def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[list[list[int]]], arrived: semaphore) -> None:
-    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `numbers`: for each stretch the descriptors of the
-    parts' pieces."""
+def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Callable[[st], list[int]], arrived: semaphore) -> None:
+    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `maps_of` gives the numbers of the descriptors of a
+    part's pieces."""
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
-    stretches = zip(_stretches(dst.spec, dst.together), slices_of(dst.spec, dst.loaders, "load_async", dst.together), numbers, strict=True)
-    for ((row, col, stretch), parts, of_parts), piece in zip(stretches, dst.pieces):  # a contiguous tile begins with its first piece
+    for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):  # a contiguous tile begins with its first piece
+        parts = _parts(stretch, dst.loaders)
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         corner = list(coord)
         for axis, extent, offset in ((-2, dst.spec.rows, row), (-1, dst.spec.cols, col)):
@@ -92,11 +94,11 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], numbers: list[
         if len(set(parts)) == 1:
             place = t.call(_place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows)
             loader = thread if len(parts) == dst.loaders else t.call(_thread_below, thread, rank, len(parts))
-            _load_part(t, dst, src, parts[0], of_parts[0], address, corner, list(place), arrived, loader)
+            _load_part(t, dst, src, parts[0], maps_of(parts[0]), address, corner, list(place), arrived, loader)
             continue
         place = [0, 0, 0]
         for block, part in enumerate(parts):
-            _load_part(t, dst, src, part, of_parts[block], address, corner, place, arrived, t.call(_thread_of, thread, rank, block))
+            _load_part(t, dst, src, part, maps_of(part), address, corner, place, arrived, t.call(_thread_of, thread, rank, block))
             place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 

@@ -17,7 +17,6 @@ from tritonkittens.lang._backend import Trace, hopper
 from tritonkittens.lang.byte_operands import packed_bytes
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
-from tritonkittens.lang.types import split
 
 ROWS = 64  # of an instruction
 MAX_COLUMNS = 256
@@ -26,7 +25,7 @@ STEP_BYTES = 32  # of depth that an instruction takes
 
 def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Any, b_stored: shared, transposed_b: bool) -> None:
     """Raise `TileError` unless A (M × K, in pieces of these rows) times the stored contiguous B can be single instructions."""
-    n_by_k = len(split(b_stored.spec.rows)) > 1
+    n_by_k = b_stored.spec.rows_in_pieces
     if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
         raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with N at most {MAX_COLUMNS}, "
                         "and A 64 rows in shared memory")

@@ -207,7 +207,7 @@ class st(TileType):
                 f"({step * itemsize(self.dtype)} bytes)")
         _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {self.dtype} is 16×{step}")
         _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {self.dtype} is 16×{step}")
-        if self.contiguous and not (self._is_one_line(row_bytes) if len(split(self.rows)) > 1 else self._is_lines(row_bytes)):
+        if self.contiguous and not (self._is_one_line(row_bytes) if self.rows_in_pieces else self._is_lines(row_bytes)):
             raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
                             f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of {SWIZZLE_LINE} bytes")
         if self.swizzle != "auto":
@@ -234,9 +234,14 @@ class st(TileType):
         return self.rows * self.cols * itemsize(self.dtype)
 
     @property
+    def rows_in_pieces(self) -> bool:
+        """Are the rows no power of two? Those of a contiguous tile are N (stored N × K); else its columns are (K × N)."""
+        return len(split(self.rows)) > 1
+
+    @property
     def unit(self) -> tuple[int, int]:
         """Rows and columns of a contiguous tile that lie together: those of its smallest piece, or all of a swizzle line."""
-        return (split(self.rows)[-1], self.cols) if len(split(self.rows)) > 1 else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
+        return (split(self.rows)[-1], self.cols) if self.rows_in_pieces else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
 
     def piece_swizzle(self, cols: int) -> int:
         """Swizzle span in bytes of a power-of-two piece of `cols` columns."""
