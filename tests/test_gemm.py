@@ -186,6 +186,16 @@ def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
     assert ptx.count("multicast::cluster") == copies
 
 
+def test_blocks_of_a_cluster_meet_once_and_load_their_first_input_alone():
+    """A barrier at the end would have every thread wait until all that it wrote is visible on the device: 0.3 µs. The first input waits for no other block."""
+    x = torch.empty(512, 512, dtype=BF16, device="meta")
+    compiled = Gemm(consumers=1, cols=128, cluster=2).compile(x, x, x, arch="sm_90a")
+    ptx = compiled.asm["ptx"]
+    assert "barrier.cluster.arrive.release" not in ptx and ptx.count("barrier.cluster.arrive.relaxed") == ptx.count("barrier.cluster.wait") == 3  # roles
+    first, meeting = ptx.index("cp.async.bulk.tensor"), ptx.index("barrier.cluster")
+    assert first < meeting and "multicast::cluster" not in ptx[:meeting] and "multicast::cluster" in ptx[meeting:]
+
+
 def test_a_tile_is_what_a_cluster_computes():
     assert Config().tile == (128, 256) and Config(independent=True).tile == (64, 256) and Config(cluster=2, consumers=1, cols=64).tile == (128, 64)
     assert Config().depth_of(2) == 64 and Config().depth_of(1) == 128 and Config(depth=32).depth_of(2) == 32

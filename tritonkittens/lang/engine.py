@@ -49,8 +49,8 @@ from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.memory import fence_async, store_read_wait
 from tritonkittens.lang.ring import next_slot, phase_before, skip_slots
 from tritonkittens.lang.roles import specialize
-from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, cluster_sync, wait
-from tritonkittens.lang.template_memory import output_tiles, slot_tiles, template_memory, tiles_before
+from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
+from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
 from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, work_of
 
@@ -95,12 +95,19 @@ def _opened(t: Trace, T: Any) -> Any:
         t.call(ptx_cluster.wait)
 
 
-@op
-def _close(t: Trace, T: Any) -> Any:
-    """Behind the last copy all warps of the cluster meet, so that no block leaves while others still write to its memory. Blocks that share a task have waited
-    for all that is sent to them."""
-    if unwrap(T).cluster > 1:
-        t.call(cluster_sync)
+@triton.jit
+def _leave(memory, phases, T: tl.constexpr):
+    """Behind a block's last copy: no block of a cluster ends while others still arrive at its semaphores. What they write to its tiles its consumers have
+    waited for; that they have given every slot back its producer sees here. A barrier of the cluster would have each of its threads wait until all that it
+    wrote is visible on the device (`fence.acq_rel.gpu`)."""
+    CLUSTER: tl.constexpr = T.cluster
+    STAGES: tl.constexpr = _facts(T)[0]
+    TRAILING: tl.constexpr = _facts(T)[9]
+    if CLUSTER > 1:
+        for slot in range(STAGES):
+            wait(memory.finished[slot], (phases >> slot) & 1)
+            if TRAILING:
+                wait(memory.trailing_finished[slot], (phases >> slot) & 1)
 
 
 @op
@@ -117,12 +124,12 @@ def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
     first, prepares) as constants.
 
-    Early are the slots that nothing must be waited for to fill: not in a cluster, whose other blocks must have made their semaphores.
+    Early are the slots that nothing must be waited for to fill.
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    early = 0 if T.cluster > 1 or T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.has_aside), T.prepares)
     return tl.tuple([tl.constexpr(x) for x in facts])
@@ -191,7 +198,8 @@ def _early_count(work, T: tl.constexpr):
 
 @triton.jit
 def _load_early(G, A, memory, T: tl.constexpr):
-    """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way."""
+    """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way. A block of a cluster loads it for
+    itself, for the others' semaphores may not be there yet."""
     LIMIT: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
     if LIMIT > 0:
@@ -199,12 +207,13 @@ def _load_early(G, A, memory, T: tl.constexpr):
         unit, work = _first_work(ctx, A)
         if work.valid:
             whole = extended(ctx, work)
-            _load_for_task(whole, memory, 0)
+            own = own_rings(memory)
+            _load_for_task(whole, own, 0)
             for i in range(_early_count(work, T)):
-                load_input(at_iteration(whole, work.begin + i), memory, i)
+                load_input(at_iteration(whole, work.begin + i), own, i)
                 if TRAILING:
                     if i > 0:
-                        load_trailing(at_iteration(whole, work.begin + i - 1), memory, i - 1)
+                        load_trailing(at_iteration(whole, work.begin + i - 1), own, i - 1)
 
 
 @triton.jit
@@ -300,7 +309,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     if DRAWS:
         draw_no_more(ctx)
     _opened(T)
-    _close(T)
+    _leave(memory, phases, T)
 
 
 @triton.jit
@@ -422,7 +431,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         _opened(T)
-    _close(T)
 
 
 @triton.jit
@@ -451,7 +459,6 @@ def _storer(G, A, memory, T: tl.constexpr):
             slot, phases = next_slot(slot, phases, STAGES)
         unit, work = _next_work(ctx, A, unit, work)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
-    _close(T)
 
 
 @triton.jit
@@ -476,7 +483,6 @@ def _bystander(T: tl.constexpr):
     """The warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
     _open(T)
     _opened(T)
-    _close(T)
 
 
 @kernel(num_warps=WARPS)

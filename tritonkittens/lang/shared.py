@@ -91,6 +91,10 @@ class shared(base_value):
         pieces = tuple(fn(p) for p in self.pieces)
         return shared(self.spec, axes or self.axes, stages, pieces, self.whole if whole is None else whole, self.loaders, self.together)
 
+    def loaded_by(self, blocks: int) -> shared:
+        """The same memory, which so many blocks of a cluster load together, each a part for all; 1: every block its own."""
+        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, blocks, self.together)
+
     def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)
         if self.stages is None:

@@ -44,8 +44,8 @@ def template_memory(t: Trace, T: Any) -> Any:
     if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
-    for n in plan.multicast:
-        (ring | trailing)[n].loaders = T.cluster
+    for rings_of in ("ring", "trailing"):
+        fields[rings_of] = _loaded_by(fields[rings_of], plan.multicast, T.cluster)
     if plan.output:
         fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
         fields["written"] = new_semaphores(t, T.output_stages, T.team * WARPS)
@@ -86,6 +86,16 @@ def template_memory(t: Trace, T: Any) -> Any:
         if not isinstance(field, struct):
             field._set_name(t.builder, name)
     return struct(**fields)
+
+
+def _loaded_by(rings: struct, names: Any, blocks: int) -> struct:
+    return struct(**{name: ring.loaded_by(blocks) if name in names else ring for name, ring in rings.fields.items()})
+
+
+@op
+def own_rings(t: Trace, memory: Any) -> Any:
+    """The same memory, for a block of a cluster that loads its rings alone."""
+    return struct(**{**memory.fields, **{rings: _loaded_by(memory.fields[rings], memory.fields[rings].fields, 1) for rings in ("ring", "trailing")}})
 
 
 def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
