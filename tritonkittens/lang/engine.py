@@ -55,6 +55,7 @@ from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
+EARLY_SLOTS_OF_CLUSTER = 1  # loaded by each block alone: 1 % of a GEMM of 1000³, none or two slots 0.5 % less
 PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
@@ -129,7 +130,7 @@ def _facts(t: Trace, T: Any) -> Any:
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    early = 0 if T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.has_aside), T.prepares)
     return tl.tuple([tl.constexpr(x) for x in facts])
