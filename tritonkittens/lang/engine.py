@@ -81,7 +81,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
 
 @op
 def _open(t: Trace, T: Any) -> Any:
-    """Before the first copy all warps of a cluster meet, so that no block is written to whose semaphores are not there yet. Blocks that share a task's
+    """Before the first copy to other blocks all warps of a cluster meet: no block is written to whose semaphores are not there yet. Blocks that share a task's
     iterations only say that they are there: they send each other nothing before its end, see `_opened`. Semaphores are all that was written, and fenced."""
     if unwrap(T).cluster_size > 1:
         t.call(ptx_cluster.arrive, "relaxed")
