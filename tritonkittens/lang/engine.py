@@ -55,7 +55,7 @@ from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
-EARLY_SLOTS_OF_CLUSTER = 1  # loaded by each block alone: 1 % of a GEMM of 1000³, none or two slots 0.5 % less
+EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
 PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
@@ -208,7 +208,7 @@ def _load_early(G, A, memory, T: tl.constexpr):
         unit, work = _first_work(ctx, A)
         if work.valid:
             whole = extended(ctx, work)
-            own = own_rings(memory)
+            own = own_rings(memory, T)
             _load_for_task(whole, own, 0)
             for i in range(_early_count(work, T)):
                 load_input(at_iteration(whole, work.begin + i), own, i)

@@ -44,8 +44,7 @@ def template_memory(t: Trace, T: Any) -> Any:
     if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
-    for rings_of in ("ring", "trailing"):
-        fields[rings_of] = _loaded_by(fields[rings_of], plan.multicast, T.cluster)
+    fields |= _shared_by(T.cluster, plan, fields)
     if plan.output:
         fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
         fields["written"] = new_semaphores(t, T.output_stages, T.team * WARPS)
@@ -88,14 +87,16 @@ def template_memory(t: Trace, T: Any) -> Any:
     return struct(**fields)
 
 
-def _loaded_by(rings: struct, names: Any, blocks: int) -> struct:
-    return struct(**{name: ring.loaded_by(blocks) if name in names else ring for name, ring in rings.fields.items()})
+def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
+    """The rings, where so many blocks load the multicast tiles together."""
+    return {rings: struct(**{name: ring.loaded_by(blocks) if name in plan.multicast else ring for name, ring in fields[rings].fields.items()})
+            for rings in ("ring", "trailing")}
 
 
 @op
-def own_rings(t: Trace, memory: Any) -> Any:
+def own_rings(t: Trace, memory: Any, T: Any) -> Any:
     """The same memory, for a block of a cluster that loads its rings alone."""
-    return struct(**{**memory.fields, **{rings: _loaded_by(memory.fields[rings], memory.fields[rings].fields, 1) for rings in ("ring", "trailing")}})
+    return struct(**{**memory.fields, **_shared_by(1, unwrap(T)._plan, memory.fields)})
 
 
 def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
