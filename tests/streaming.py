@@ -309,6 +309,52 @@ class AsideStream(CountedStream):
             tk.store_add_async(ctx.globals.Y, staging.Y, (_place(ctx), 0))
 
 
+class FollowedStream(AsideStream):
+    """The same, and Z becomes twice Y of the task `lag` before, as soon as its tally says that its sums are done: zeros come from the assistant, so there are
+    as many as `lag` tasks without one."""
+
+    following_stages: int = 2
+
+    def layout(self):
+        plan = super().layout()
+        row = tk.sv(tk.fp32, 512)
+        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(done=None, Z=None),
+                                   following=dict(Z=row), following_ring=dict(Y=row))
+
+    @triton.jit
+    def tally(ctx):
+        return ctx.globals.done.pointer + ctx.task
+
+    @triton.jit
+    def follow(ctx):
+        NUMBERS: tl.constexpr = ctx.config.team * ctx.config.rows * ctx.config.cols
+        STAGES: tl.constexpr = ctx.config.following_stages
+        task = ctx.task - ctx.config.lag
+        if task >= 0:
+            tk.wait_count(ctx.globals.done.pointer + task, 1)
+            for first in range(0, NUMBERS // 512, 2 * STAGES):  # each slot twice: its parity is 0 again
+                for part in tl.static_range(2 * STAGES):
+                    place = task * NUMBERS + (first + part) * 512
+                    tk.expect(ctx.following.arrived[part % STAGES], 2048)
+                    tk.load_bytes_async(ctx.following.Y[part % STAGES], ctx.globals.Y.pointer + place, ctx.following.arrived[part % STAGES])
+                    tk.wait(ctx.following.arrived[part % STAGES], part // STAGES)
+                    tk.store_read_wait(0)
+                    tk.store(ctx.following.Z, tk.load(ctx.following.Y[part % STAGES]) * 2)
+                    tk.fence_async()
+                    tk.sync()
+                    tk.store_bytes_async(ctx.globals.Z.pointer + place, ctx.following.Z)
+
+
+def add_followed(template, x, e, s, lengths, blocks):
+    """(Y, Z) of a `FollowedStream`; Z is NaN for the last `lag` tasks, which nobody follows."""
+    tasks = len(lengths)
+    y, z = (torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=x.device) for _ in range(2))
+    y[: template.lag * template.team * template.rows] = 0
+    counts, done = torch.zeros(2, tasks, dtype=torch.int32, device=x.device)
+    template(x, e, s, y, lengths, counts, done, z, tasks=tasks, blocks=blocks, debug=True)
+    return y, z
+
+
 def add_aside(template, x, e, s, lengths, blocks):
     """Y of an `AsideStream`, which must be the sums where its zeros were in time."""
     tasks = len(lengths)

@@ -8,7 +8,7 @@ import torch
 from tests.test_schedule import longest_first
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
-from tritonkittens.kernels.attention.config import LAST_ROUNDS, Config, Shape, least, parts_of_group, suited, units_ahead, worth_sums
+from tritonkittens.kernels.attention.config import LAST_ROUNDS, Config, Shape, least, parts_of_group, suited, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.reference import visible
 
 BF16 = torch.bfloat16
@@ -184,6 +184,10 @@ def test_blocks_that_waste_least():
 def test_when_a_single_pass_is_worth_its_sums():
     assert [worth_sums(dim, keys, False) for dim, keys in ((64, 255), (64, 256), (128, 511), (96, 512))] == [False, True, False, True]
     assert [worth_sums(dim, keys, True) for dim, keys in ((48, 511), (64, 512), (128, 1023), (128, 1024))] == [False, True, False, True]
+
+
+def test_when_dq_is_made_in_the_single_pass():
+    assert [worth_following(keys, False) for keys in (1, 1023, 1024, 4095, 4096)] == [False, False, True, True, False] and not worth_following(2048, True)
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 8, 32, 131, 133, 400])

@@ -200,6 +200,10 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.store_add_bytes_async(X, tk.allocate(tk.sv(tk.int32, 64)))
     elif WHAT == "fragments of a load":
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 4096)), tk.load(X, tk.rt(tk.bf16, 64, 64), (0, 0)))
+    elif WHAT == "band of too many columns":
+        tk.load_band(tk.allocate(tk.sv(tk.fp32, 1024)))
+    elif WHAT == "band of four warps":
+        tk.load_band(tk.allocate(tk.sv(tk.fp32, 512)))
     elif WHAT == "memory of fragments":
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 64)), tk.zero(tk.rt(tk.fp32, 64, 64)))
     elif WHAT == "counter":
@@ -273,6 +277,8 @@ TILES = {
     "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
     "counter": "count_up of pointer<fp32>: a counter is a pointer to int32 in global memory",
     "counter to wait for": "wait_count of 3: a counter is a pointer to int32 in global memory",
+    "band of too many columns": "load_band of sv(fp32, 1024): takes a shared vector in fp32 of 16 rows of 8, 16 or 32 columns",
+    "band of four warps": "load_band in a role of 4 warps: one warp has a band",
     "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",
     "odd bytes": "store_bytes_async: 100 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
     "too many bytes": "store_bytes_async: 256 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",

@@ -39,6 +39,7 @@ NEEDED = {
     for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
                               ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
+NEEDED |= {f"attention_backward_d{dim}_gathering": NEEDED[f"attention_backward_d{dim}"] for dim in (64, 128)}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
@@ -174,7 +175,9 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name, most", [("d64", 2), ("d64_causal", 10), ("d128", 40), ("d128_causal", 40)])
+@pytest.mark.parametrize("name, most", [
+    ("d64", 2), ("d64_causal", 10), ("d64_gathering", 2), ("d128", 40), ("d128_causal", 40), ("d128_gathering", 40),
+])  # fmt: skip
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""

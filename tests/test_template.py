@@ -14,7 +14,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.cases_split import Product
-from tests.streaming import AsideStream, CountedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
+from tests.streaming import AsideStream, CountedStream, FollowedStream, HandingStream, PipelinedStream, Prefix, SharingStream, Stream, TrailingStream
 from tritonkittens.lang.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -88,7 +88,8 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain, prepare, aside"
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain, prepare, aside, " \
+            "follow, tally"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -149,7 +150,8 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    known = "aside_warps, blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, producer_registers, producer_warps, schedule"
+    known = "aside_warps, blocks_per_sm, cluster, consumer_registers, consumers, following_stages, independent, order, ordered, " \
+            "producer_registers, producer_warps, schedule"
     with refused(f"Copy(consumer=2): no such knob; it has {known}, stages"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
@@ -220,6 +222,31 @@ def test_a_role_aside_is_for_tasks_that_are_drawn():
             return dataclasses.replace(super().layout(), globals=dict(X=tile), aside=dict(zeros=tile))
 
     with refused("Tiled: its layout has aside tiles, but hook 'aside' is missing"):
+        Tiled()
+
+
+def test_a_role_that_follows_is_for_tasks_that_are_drawn():
+    template = FollowedStream()
+    beside = "1 warp(s) aside, one that follows"
+    assert template.explain().splitlines()[-1] == f"  {beside}; blocks draw their first task, too, so that they may wait for tasks of smaller numbers"
+    assert len({FollowedStream(following_stages=n).cache_key for n in (1, 2, 4)}) == 3
+    for stages in (0, 33, "2"):
+        with refused(f"FollowedStream(following_stages={stages!r}): a ring has 1 to 32 stages"):
+            FollowedStream(following_stages=stages)
+
+    class Tallied(CountedStream):
+        @triton.jit
+        def tally(ctx):
+            return ctx.globals.lengths.pointer
+
+    with refused("Tallied(schedule=Persistent()): hook 'tally' is for tasks that blocks draw; that needs schedule=Dynamic()"):
+        Tallied()
+
+    class Tiled(CountedStream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), following_ring=dict(X=tile))
+
+    with refused("Tiled: its layout has following tiles, but hook 'follow' is missing"):
         Tiled()
 
 

@@ -75,7 +75,7 @@ def statistics(
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
     on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, pitch, STEP) bf16 as
     `store_addends` has them, and there are zeros: for the sums of dQ of the first `heads_of_sums`, fp32, NUMBERS of a tile after those of the tile before,
-    `numbers_of_head` of a head; and for counts, (units,) int32, no more than heads."""
+    `numbers_of_head` of a head; and for counts, (2, units) int32, units no more than heads."""
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
@@ -87,6 +87,7 @@ def statistics(
         store_addends(deltas, place, -delta, row < queries)
         if (tile == 0) & (number < units):
             tl.store(counts + number, 0)
+            tl.store(counts + units + number, 0)
         if number < heads_of_sums:
             tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
     else:

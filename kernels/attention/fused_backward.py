@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, last_first, place_of
+from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, place_of
 from tritonkittens.kernels.attention.masks import hidden_from, squashed
 from tritonkittens.launch import plain_kernel
 
@@ -39,10 +39,10 @@ class AttentionBackward(AttentionBackwardKeys):
     written (29 to 62 % slower); the ones of the addends in shared memory, offsets and deltas in one tile (−4 to 1 %); part of the
     exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the
     exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
-    of that: `ZeroingBackward`.
+    of that: `ZeroingBackward` and, without a mask, `GatheringBackward`.
 
-    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. dQ: (B, H, blocks, 2, 4096) fp32,
-    of every block of queries the halves, 64 by 64, as `tk.store_fragments` orders them, without the factor.
+    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. sums: (B, H, blocks, 2, 4096) in
+    fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor.
     """
 
     consumers: int = 2
@@ -62,7 +62,7 @@ class AttentionBackward(AttentionBackwardKeys):
         results = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
         addends = tk.st(tk.bf16, self.cols, STEP.value)
         input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
-        return tk.layout(globals={**input, **common, "dQ": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
+        return tk.layout(globals={**input, **common, "sums": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
                          working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     @triton.jit
@@ -147,9 +147,9 @@ class AttentionBackward(AttentionBackwardKeys):
     def _send(ctx, state, half):
         """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
         batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
-        place = (batch * tk.extent(ctx.globals.dQ, 1) + head) * tk.extent(ctx.globals.dQ, 2) + block
+        place = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
         tk.sync()
-        tk.store_add_bytes_async(ctx.globals.dQ.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
+        tk.store_add_bytes_async(ctx.globals.sums.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
@@ -216,18 +216,19 @@ def write_half(sums, half, dQ, stride_s, first, behind, begin_col, factor, WIDTH
     """Rows from `first` on and 64 columns from `begin_col` on of dQ: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH on are
     left out. dQ: a pointer to row 0, `stride_s` between rows."""
     row, col = first + tl.arange(0, 64)[:, None], begin_col + tl.arange(0, 64)[None, :]
-    # as it lies in memory: 8 columns, 16 and 8 rows, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
-    x = tl.reshape(tl.load(sums + half * HALF + tl.arange(0, HALF)), (8, 4, 8, 4, 2, 2))
-    x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), (64, 64))
+    # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
+    x = tl.reshape(tl.load(sums + half * HALF + tl.arange(0, HALF)), (2, 4, 4, 8, 4, 2, 2))
+    x = tl.reshape(tl.permute(x, (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(dQ + row.to(tl.int64) * stride_s + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 
 @plain_kernel
 @triton.jit
-def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """dQ = factor · its sums. Grid: halves of all blocks, heads, batch. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, H, queries, WIDTH),
-    with these strides, the last 1."""
+def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, heads, behind, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: halves of all
+    blocks, how many heads. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, heads, queries, WIDTH), with these strides, the last 1."""
     ACROSS: tl.constexpr = DIM // 64
-    part, (head, batch) = tl.program_id(0), last_first()
-    half = (batch * tl.num_programs(1) + head) * tl.num_programs(0) + part
-    write_half(sums, half, dQ + batch * stride_b + head * stride_h, stride_s, part // ACROSS * 64, queries, part % ACROSS * 64, factor, WIDTH)
+    part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
+    half = number * tl.num_programs(0) + part
+    home = dQ + number // heads * stride_b + number % heads * stride_h
+    write_half(sums, half, home, stride_s, part // ACROSS * 64, queries, part % ACROSS * 64, factor, WIDTH)

@@ -24,9 +24,21 @@ from tritonkittens.kernels._tensors import (
     storable_home,
 )
 from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_sums
+from tritonkittens.kernels.attention.config import (
+    Config,
+    Shape,
+    choose,
+    choose_backward,
+    choose_fused,
+    deal,
+    parts_of_group,
+    units_ahead,
+    worth_following,
+    worth_sums,
+)
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import HALF, gather_queries
+from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
 from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
@@ -226,13 +238,15 @@ def backward(
 
 @functools.lru_cache
 def fused_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, more: tuple[tuple[str, Any], ...] = (),
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, gathers: bool = False,
+    more: tuple[tuple[str, Any], ...] = (),
 ) -> ZeroingBackward | None:  # fmt: skip
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile? `more`:
-    knobs that are not as they are by default."""
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile? `gathers`:
+    shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
+    kernel = GatheringBackward if gathers else ZeroingBackward
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, order=deal(causal)["order"], **dict(more))
     return cast("ZeroingBackward | None",
-                choose_fused(lambda dim, cols: ZeroingBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+                choose_fused(lambda dim, cols: kernel(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
 
 def run_backward(
@@ -267,11 +281,16 @@ def run_backward(
         homes = homes_of(dk, dv, group, work, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
         results, lag = homes["dK"].shape[1], units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
         sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
-        counts = torch.empty(batch * results, dtype=torch.int32, device=q.device)
-        tensors |= homes | dict(dQ=sums, counts=counts)
+        units = batch * results
+        gathers = units > lag and worth_following(keys, causal or window)
+        if gathers:
+            fused = cast("ZeroingBackward", fused_backward(*kind, cut, True))
+        counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
+        tensors |= homes | dict(sums=sums, counts=counts)
         tensors |= _statistics(out, grad, lse, grad_lse, (sums, counts), factor, fused.head_dim, lag * (heads // results))
         fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
-        gather_queries[2 * blocks, heads, batch](sums, dq, *dq.stride()[:3], scores.scale, queries, fused.head_dim, dim)
+        left = (lag if gathers else units) * (heads // results)
+        gather_queries[2 * blocks, left](sums, dq, *dq.stride()[:3], scores.scale, queries, heads, batch * heads, fused.head_dim, dim)
     sum_groups(homes, dk, dv)
     return dq, dk, dv
 
@@ -289,7 +308,7 @@ def _statistics(
     else:
         offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=out.device).unbind()
         sums, counts = zeros
-        pitch, numbers_of_head, units = queries, sums.stride(1), len(counts)
+        pitch, numbers_of_head, units = queries, sums.stride(1), counts.shape[1]
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3],
         *lse.stride()[:2], queries, pitch, numbers_of_head, zeroed, units, factor, dim, power_of_two(dim), grad_lse is not None, ROWS * width)  # fmt: skip

@@ -207,10 +207,10 @@ def _run_backward(
     homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}
     if fused is not None:
-        tensors["dQ"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+        tensors["sums"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
         tensors["entries"] = entries(True, fused.rows * fused.consumers, block)
         fused(*(tensors[name] for name in fused.tensors), **numbers)
-        gather_packed_queries[of_rows.shape[0], heads](tensors["dQ"], dq, of_rows, *dq.stride()[:2], scores.scale, 2 * blocks, fused.head_dim, dim,
+        gather_packed_queries[of_rows.shape[0], heads](tensors["sums"], dq, of_rows, *dq.stride()[:2], scores.scale, 2 * blocks, fused.head_dim, dim,
                                                        block // ROWS)
     else:
         of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)

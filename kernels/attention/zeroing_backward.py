@@ -9,7 +9,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward
 
-ZEROS = tl.constexpr(512)  # that a copy leaves: half as many take too long for short tasks, twice as many cost up to 1 %
+AT_ONCE = tl.constexpr(512)  # zeros under way: half as many take too long for short tasks, twice as many cost up to 1 %
 
 
 class ZeroingBackward(AttentionBackward):
@@ -19,20 +19,25 @@ class ZeroingBackward(AttentionBackward):
 
     Zeros that a kernel in front of this one makes cost their time, and are out of L2 again when they are added to. On the H200, 16 K tokens
     (`bench/results/attention_variants.json`), a backward is faster so, with both kernels, by 6 % at 512 tokens, 5 % at 1,024 and dimension 64, by 3 and 1 % at
-    dimension 128; causal by 2 and 1 %. By copies, one at a time, of a role of their own: the producer is one iteration ahead at most and has no time to wait
-    for counters or stores (up to 14 % slower), and stores of threads, whoever issues them, get in the consumers' way (1 to 3 % faster without a mask, 2 to 3 %
-    slower with one). So do the statistics of queries made here: a backward takes 2 to 60 % longer than with
-    the kernel of 40 µs that makes them for all.
+    dimension 128; causal by 2 and 1 %. By copies of 2 KB, one at a time, of a role of their own: the producer is one iteration ahead at most and has no time to
+    wait for counters or stores (up to 14 % slower), and stores of threads, whoever issues them, get in the consumers' way (1 to 3 % faster without a mask, 2
+    to 3 % slower with one). So do the statistics of queries made here: a backward takes 2 to 60 % longer than with the kernel of 40 µs that makes them for all.
 
-    Tensors as for `AttentionBackward`, and counts: a zero in int32 for each unit, (B · heads of dK,). lag: units, see `config.units_ahead`.
+    Tensors as for `AttentionBackward`, and counts: two zeros in int32 for each unit, (2, B · heads of dK), of which this kernel counts the first up. lag:
+    units, see `config.units_ahead`.
     """
 
     schedule: tk.Schedule = tk.Dynamic()
 
+    @property
+    def zeros(self) -> int:
+        """How many a copy leaves."""
+        return AT_ONCE.value
+
     def layout(self):
         plan = super().layout()
         tensors = {name: tiles or None for name, tiles in plan.globals}
-        return replace(plan, globals={**tensors, "counts": None}, aside=dict(zeros=tk.sv(tk.fp32, ZEROS.value)), args=(*plan.args, "lag"))
+        return replace(plan, globals={**tensors, "counts": None}, aside=dict(zeros=tk.sv(tk.fp32, self.zeros)), args=(*plan.args, "lag"))
 
     @triton.jit
     def _tasks_of_unit(ctx):
@@ -44,6 +49,16 @@ class ZeroingBackward(AttentionBackward):
         return ctx.batch * tk.extent(ctx.globals.dK, 1) + ctx.result
 
     @triton.jit
+    def _units(ctx):
+        return tk.extent(ctx.globals.dK, 0) * tk.extent(ctx.globals.dK, 1)
+
+    @triton.jit
+    def _sums_of(ctx, unit, block):
+        """Where the sums of a block of a unit begin."""
+        blocks = ctx.group * tk.extent(ctx.globals.sums, 2)
+        return ctx.globals.sums.pointer + (unit.to(tl.int64) * blocks + block) * (ctx.config.consumers * HALF)
+
+    @triton.jit
     def prepare(ctx):
         unit = ctx.config._unit(ctx)
         if unit >= ctx.args.lag:
@@ -51,16 +66,16 @@ class ZeroingBackward(AttentionBackward):
 
     @triton.jit
     def aside(ctx):
-        unit = ctx.config._unit(ctx) + ctx.args.lag
-        if unit < tk.extent(ctx.globals.dK, 0) * tk.extent(ctx.globals.dK, 1):
+        ZEROS: tl.constexpr = ctx.config.zeros
+        unit, tasks = ctx.config._unit(ctx) + ctx.args.lag, ctx.config._tasks_of_unit(ctx)
+        if unit < ctx.config._units(ctx):
             tk.store(ctx.aside.zeros, tk.zero(tk.rv(tk.fp32, ZEROS)))
             tk.fence_async()
             tk.sync()
-            blocks = ctx.group * tk.extent(ctx.globals.dQ, 2)
-            first = unit.to(tl.int64) * blocks
-            for block in range(ctx.row, blocks, ctx.config._tasks_of_unit(ctx)):
-                sums = ctx.globals.dQ.pointer + (first + block) * (ctx.config.consumers * HALF)
-                for part in range(ctx.config.consumers * HALF // ZEROS):
-                    tk.store_bytes_async(sums + part * ZEROS, ctx.aside.zeros)
+            for block in range(ctx.row, ctx.group * tk.extent(ctx.globals.sums, 2), tasks):
+                sums = ctx.config._sums_of(ctx, unit, block)
+                for part in range(ctx.config.consumers * HALF // AT_ONCE):
+                    for copy in tl.static_range(AT_ONCE // ZEROS):
+                        tk.store_bytes_async(sums + part * AT_ONCE + copy * ZEROS, ctx.aside.zeros)
                     tk.store_wait(0)
             tk.count_up(ctx.globals.counts.pointer + unit)

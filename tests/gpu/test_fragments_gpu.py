@@ -82,7 +82,7 @@ def summed_kernel(A, B, Y, TILE_A: tl.constexpr, TILE_B: tl.constexpr, MEMORY: t
 @triton.jit
 def ordered_kernel(X, Y, ROWS: tl.constexpr, COLS: tl.constexpr):
     row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
-    tl.store(Y + row * COLS + col, tl.load(X + tk.fragment_place(row, col)))
+    tl.store(Y + row * COLS + col, tl.load(X + tk.fragment_place(row, col, COLS)))
 
 
 @pytest.mark.parametrize("cols", [16, 64, 128])
@@ -96,6 +96,24 @@ def test_order_in_memory(cols, vector, rng):
     ordered_kernel[(1,)](sums, found, 64, cols)
     exact = x.double().cpu() @ y.double().cpu().T
     assert torch.equal(found.cpu().double(), 1 + exact * 2)
+
+
+@tk.kernel(num_warps=1)
+@triton.jit
+def band_kernel(X, Y, MEMORY: tl.constexpr):
+    memory = tk.allocate(MEMORY)
+    tk.load_into(memory, X, (0,))
+    tk.sync()
+    tk.store(Y, tk.load_band(memory), (0, 0))
+
+
+@pytest.mark.parametrize("cols", [8, 16, 32])
+def test_bands(cols, rng):
+    """The first 16 rows and columns that lie together of what `store_fragments` would have stored."""
+    x, found, expected = torch.randn(16 * cols, device=DEVICE), *(poison(torch.empty(16, cols, device=DEVICE)) for _ in range(2))
+    band_kernel[(1,)](tk.gl(x), tk.gl(found), tk.sv(tk.fp32, 16 * cols))
+    ordered_kernel[(1,)](x, expected, 16, cols)
+    assert torch.equal(found, expected)
 
 
 @tk.kernel

@@ -11,12 +11,14 @@ import tritonkittens.lang as tk
 from tests.streaming import (
     AsideStream,
     CountedStream,
+    FollowedStream,
     PipelinedStream,
     Prefix,
     SparseStream,
     Stream,
     TrailingStream,
     add_aside,
+    add_followed,
     integers,
     operands,
     prefixes,
@@ -254,6 +256,20 @@ def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
         expected = prefixes(template, *operand)[:, -1].reshape(-1, template.cols)
         for blocks in (None, 1, 2):
             assert torch.equal(add_aside(template, *operand, blocks).cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
+
+
+@pytest.mark.simulated(multiprocessors=3)
+@pytest.mark.parametrize("knobs", [dict(), dict(consumers=1, lag=1, following_stages=4), dict(lag=5, stages=2, following_stages=1)], ids=str)
+def test_what_follows_sees_all_that_was_stored(knobs, rng):
+    template = FollowedStream(**knobs)
+    for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
+        operand = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
+        expected = prefixes(template, *operand)[:, -1].reshape(-1, template.cols)
+        followed = max(0, tasks - template.lag) * template.team * template.rows
+        for blocks in (None, 1, 2):
+            y, z = add_followed(template, *operand, blocks)
+            assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
+            assert torch.equal(z[:followed].cpu().double(), 2 * expected[:followed]) and z[followed:].isnan().all(), f"{tasks} tasks, {blocks} blocks"
 
 
 @pytest.mark.parametrize("knobs", [

@@ -71,14 +71,16 @@ def test_gradients(shape, given, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
+@pytest.mark.parametrize("follows", [False, True], ids=["", "dQ of what is done"])
 @pytest.mark.parametrize(("shape", "given"), [
     pytest.param((130, 200, 64), {}, id="several blocks"),
     pytest.param((130, 70, 64), dict(causal=True), id="one task a head, causal"),
     pytest.param((70, 400, 64), dict(window=(30, 0)), id="tasks of no block"),
     pytest.param((100, 140, 128), dict(causal=True), id="blocks of 64 queries"),
 ])  # fmt: skip
-def test_zeros_for_later_heads(shape, given, rng, monkeypatch):
-    """Heads are so many that a single pass makes most of the zeros itself, for groups of two query heads."""
+def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
+    """Heads are so many that a single pass makes most of the zeros itself, and dQ of the sums of those before, for groups of two query heads."""
+    monkeypatch.setattr(product, "worth_following", lambda *_: follows)
     monkeypatch.setattr(product, "worth_sums", lambda *_: True)
     monkeypatch.setattr(product, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)

@@ -9,6 +9,7 @@ from tests.streaming import (
     AsideStream,
     CountedStream,
     EdgedStream,
+    FollowedStream,
     HandingStream,
     PipelinedEdgedStream,
     PipelinedStream,
@@ -16,6 +17,7 @@ from tests.streaming import (
     SharingStream,
     TrailingStream,
     add_aside,
+    add_followed,
     integers,
     operands,
     prefixes,
@@ -82,6 +84,17 @@ def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
     sim.explore(lambda: found.append(add_aside(template, x, e, s, counts, 2)), schedules=20)
     expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols)
     assert all(torch.equal(y, expected.float()) for y in found)
+
+
+@pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1, following_stages=1), dict(lag=3, stages=2, following_stages=4)], ids=str)
+def test_what_follows_sees_all_that_was_stored(knobs, rng):
+    template = FollowedStream(**knobs)
+    x, e, s, counts = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
+    found = []
+    sim.explore(lambda: found.append(add_followed(template, x, e, s, counts, 2)), schedules=20)
+    expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols).float()
+    followed = (8 - template.lag) * template.team * template.rows
+    assert all(torch.equal(y, expected) and torch.equal(z[:followed], 2 * expected[:followed]) for y, z in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [

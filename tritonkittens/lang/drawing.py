@@ -29,7 +29,7 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    hearers = T.consumers * WARPS + T.warps_aside
+    hearers = T.consumers * WARPS + T.warps_aside + T.follows
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
@@ -42,7 +42,7 @@ def _place(t: Trace, memory: Any, slot: Any) -> Any:
 def draw(ctx):
     """The number of the next task that nobody has."""
     number = tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu")
-    DRAWN: tl.constexpr = ctx.config.has_aside  # are first tasks, too?
+    DRAWN: tl.constexpr = ctx.config.draws_first  # are first tasks, too?
     return number if DRAWN else number + tl.num_programs(0)
 
 

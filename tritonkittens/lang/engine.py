@@ -16,7 +16,7 @@ from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS, hand_ring, open_turns, take_ring
-from tritonkittens.lang.drawing import draw, draw_no_more, hear, tell
+from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, tell
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
@@ -26,9 +26,11 @@ from tritonkittens.lang.hooks import (
     call_drain,
     call_fetch,
     call_first,
+    call_follow,
     call_prepare,
     call_start,
     call_store,
+    call_tally,
     extended,
     finish_task,
     give_staging,
@@ -42,6 +44,7 @@ from tritonkittens.lang.hooks import (
     of_consumer,
     release_before,
     release_slot,
+    say_stored,
     wait_for_stores,
     without,
 )
@@ -71,6 +74,9 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     if config.has_aside:
         roles.append((_assistant, (G, A, memory, T)))
         warps.append(config.aside_warps)
+    if config.follows:
+        roles.append((_follower, (G, A, memory, T)))
+        warps.append(1)
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((_bystander, (T,)))
@@ -123,7 +129,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
-    first, prepares) as constants.
+    first, prepares, tallies) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -132,7 +138,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.has_aside), T.prepares)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.prepares, T.tallies)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -363,6 +369,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
+    TALLIES: tl.constexpr = _facts(T)[14]
     slot = 0
     phases = 0
     turn = 0
@@ -397,6 +404,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
                 give_staging(memory, WORKER, T)
+                if TALLIES:
+                    say_stored(memory, turn)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
                 inner = _behind_edges(work, 1)
@@ -410,9 +419,13 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 release_before(memory, previous, T)
             else:
                 give_staging(memory, WORKER, T)
+                if TALLIES:
+                    say_stored(memory, turn)
                 _leave_input(ctx, A, memory, following, WORKER, T)
         else:
             give_staging(memory, WORKER, T)
+            if TALLIES:
+                say_stored(memory, turn)
             inner = _behind_edges(work, 0)
             if EDGES is not None and EDGES != 0:
                 for i in range(inner):
@@ -429,6 +442,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
+    if TALLIES:
+        say_stored(memory, turn)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         _opened(T)
@@ -475,6 +490,23 @@ def _assistant(G, A, memory, T: tl.constexpr):
             call_prepare(whole)
             arrive(memory.prepared[0], per="warp")
         call_aside(whole, memory)
+        drawn += 1
+        unit, work = _heard_work(ctx, A, memory, drawn)
+
+
+@triton.jit
+def _follower(G, A, memory, T: tl.constexpr):
+    """What is made of what earlier tasks have left, a share for each unit; then this one's consumers are waited for and counted."""
+    TALLIES: tl.constexpr = _facts(T)[14]
+    drawn = 0
+    ctx = new_context(G, A, T)
+    unit, work = _heard_work(ctx, A, memory, drawn)
+    while work.valid:
+        whole = extended(ctx, work)
+        call_follow(whole, memory)
+        if TALLIES:
+            wait(memory.stored_all[drawn % SLOTS], (drawn // SLOTS) & 1)
+            call_tally(whole)
         drawn += 1
         unit, work = _heard_work(ctx, A, memory, drawn)
 

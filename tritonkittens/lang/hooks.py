@@ -11,9 +11,11 @@ from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import sum_in_cluster
 from tritonkittens.lang.consumers import meet_at_end
+from tritonkittens.lang.counting import count_up
+from tritonkittens.lang.drawing import SLOTS
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
-from tritonkittens.lang.memory import store_read_wait
+from tritonkittens.lang.memory import store_read_wait, store_wait
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, wait
 from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
@@ -259,6 +261,30 @@ def call_aside(t: Trace, ctx: Any, memory: Any) -> Any:
     if hook is not None:
         t.call(hook, struct(**{**ctx.fields, "aside": struct(**in_slot(t, memory.aside, 0))}))
         t.call(store_read_wait, 0)
+
+
+@op
+def call_follow(t: Trace, ctx: Any, memory: Any) -> Any:
+    """What is made of what earlier tasks have left. When it is, all stores have read the role's tiles."""
+    hook = getattr(type(unwrap(ctx.config)), "follow", None)
+    if hook is not None:
+        ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
+        t.call(hook, struct(**{**ctx.fields, "following": struct(**in_slot(t, memory.following, 0), **ring)}))
+        t.call(store_read_wait, 0)
+
+
+@op
+def call_tally(t: Trace, ctx: Any) -> Any:
+    """Count a task's consumers as done."""
+    t.call(count_up, t.call(type(unwrap(ctx.config)).tally, ctx))
+
+
+@triton.jit
+def say_stored(memory, turn):
+    """A consumer in its task number `turn`: all that its stores wrote in the task before is there."""
+    if turn > 0:
+        store_wait(0)
+        arrive(memory.stored_all[(turn - 1) % SLOTS], per="warp")
 
 
 def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:

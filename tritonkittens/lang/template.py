@@ -22,7 +22,7 @@ from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
-from tritonkittens.lang.layout import MANY_STAGES, Placement, layout, place
+from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
@@ -77,6 +77,13 @@ class lcf:
     - `aside(ctx)`, behind `prepare`: what nobody of this block waits for, with the tiles `ctx.aside`. Better by copies, one at a time: other accesses of memory
       get in the consumers' way.
 
+    And two by the follower, a warp of its own, once a task (`Dynamic`):
+
+    - `follow(ctx)`, when the task has been drawn: what is made of what tasks of smaller numbers have done, as `tally` says (`tk.wait_count`), with the tiles
+      `ctx.following`. Nobody waits for it but those who wait for the tally of this block's later tasks;
+    - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that the stores by TMA of all consumers wrote or added in the task
+      is there, so that others may read it: a task later at most, for a consumer that waits for its last store loses a microsecond or two.
+
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
@@ -100,6 +107,7 @@ class lcf:
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1); `aside_warps` (1), for `prepare` and `aside`;
+      `following_stages` (1) of the ring of `follow`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
@@ -110,6 +118,7 @@ class lcf:
     consumers: int = 2
     producer_warps: int = 1
     aside_warps: int = 1
+    following_stages: int = 1
     independent: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
@@ -123,10 +132,12 @@ class lcf:
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
         "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "prepare", "aside",
+        "follow", "tally",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",), "prepare": ("ctx",), "aside": ("ctx",),
+        "follow": ("ctx",), "tally": ("ctx",),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -145,6 +156,9 @@ class lcf:
         self.prepares = hasattr(type(self), "prepare")
         self.has_aside = self.prepares or hasattr(type(self), "aside")
         self.warps_aside = self.aside_warps if self.has_aside else 0
+        self.tallies = hasattr(type(self), "tally")
+        self.follows = self.tallies or hasattr(type(self), "follow")
+        self.draws_first = self.has_aside or self.follows  # blocks may wait for each other: who has a task runs
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
@@ -156,7 +170,7 @@ class lcf:
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        busy = self.producer_warps + int(bool(self._plan.output)) + self.warps_aside
+        busy = self.producer_warps + int(bool(self._plan.output)) + self.warps_aside + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -183,6 +197,8 @@ class lcf:
         for name in ("producer_warps", "aside_warps"):
             if not isinstance(number := getattr(self, name), int) or number not in (1, 2, 4):
                 raise self._error(f"({name}={number!r}): must be 1, 2 or 4 warps")
+        if not isinstance(self.following_stages, int) or not 1 <= self.following_stages <= MAX_STAGES:
+            raise self._error(f"(following_stages={self.following_stages!r}): a ring has 1 to {MAX_STAGES} stages")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
@@ -196,7 +212,7 @@ class lcf:
         if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for "
                               "all its consumers; that needs cluster=1 and independent=False")
-        if aside := [name for name in ("prepare", "aside") if hasattr(type(self), name)]:
+        if aside := [name for name in ("prepare", "aside", "follow", "tally") if hasattr(type(self), name)]:
             if not isinstance(self.schedule, Dynamic):
                 raise self._error(f"(schedule={self.schedule!r}): hook {aside[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
         if self.independent and self.ordered:
@@ -207,7 +223,7 @@ class lcf:
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
         hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "preload": (plan.preload, "load_finish"),
-                 "trailing": (plan.trailing, "load_trailing"), "aside": (plan.aside, "aside")}
+                 "trailing": (plan.trailing, "load_trailing"), "aside": (plan.aside, "aside"), "following": ((*plan.following, *plan.following_ring), "follow")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -303,7 +319,7 @@ class lcf:
             scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
             numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers, self.following_stages)
         return self._placements[arch]
 
     def registers(self) -> tuple[int, ...]:
@@ -331,8 +347,9 @@ class lcf:
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
         share = "a task each" if self.independent else "one task together"
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
-        if self.has_aside:
-            lines.append(f"  {self.aside_warps} warp(s) aside; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
+        if self.draws_first:
+            beside = [f"{self.warps_aside} warp(s) aside"] * self.has_aside + ["one that follows"] * self.follows
+            lines.append(f"  {', '.join(beside)}; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:

@@ -7,7 +7,7 @@ from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.cluster_sums import new_mailboxes
 from tritonkittens.lang.consumers import WARPS
-from tritonkittens.lang.drawing import new_numbers
+from tritonkittens.lang.drawing import SLOTS, new_numbers
 from tritonkittens.lang.layout import EXCHANGE_SLOTS
 from tritonkittens.lang.ring import phase_before
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
@@ -41,6 +41,8 @@ def template_memory(t: Trace, T: Any) -> Any:
     fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
     fields["aside"] = named("aside", rings("aside", plan.aside, 1, "slot"))
+    fields["following"] = named("following", rings("following", plan.following, 1, "slot"))
+    fields["following_ring"] = named("following", rings("following", plan.following_ring, T.following_stages, "stages"))
     if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
@@ -54,6 +56,8 @@ def template_memory(t: Trace, T: Any) -> Any:
     if plan.trailing:
         fields["trailing_arrived"] = new_semaphores(t, placed.stages, 1)
         fields["trailing_finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+    if plan.following_ring:
+        fields["following_arrived"] = new_semaphores(t, T.following_stages, 1)
     if plan.scratch:
         fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
@@ -69,6 +73,8 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields |= new_mailboxes(t, T)
     if T.draws:
         fields |= new_numbers(t, T)
+    if T.tallies:
+        fields["stored_all"] = new_semaphores(t, SLOTS.value, T.consumers * WARPS)
     if T.prepares:
         fields["prepared"] = new_semaphores(t, 1, T.aside_warps)
     if placed.over_ring is not None:

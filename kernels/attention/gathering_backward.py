@@ -1,0 +1,102 @@
+"""Gradients of attention in one pass that also makes dQ of the sums that are done."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.fused_backward import HALF
+from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
+
+ROWS, COLS = tl.constexpr(16), tl.constexpr(32)  # of dQ, whose sums lie behind one another (`tk.store_fragments`)
+BANDS = tl.constexpr(64 // 16)  # so many rows of a half
+
+
+class GatheringBackward(ZeroingBackward):
+    """`ZeroingBackward` whose tasks make dQ of the sums of the unit `lag` before, each a share: only those of the last `lag` units are left to a kernel behind
+    this one, which takes 47 µs for all of 16 K tokens, whatever their length, most of it for reading what is out of L2 again.
+
+    By a warp that follows (hook `follow`): sums come by bulk copies, a band of 16 rows and 32 columns at a time, and leave as a tile in the operands' type. It
+    takes 0.9 µs a band, however few instructions that is, for its accesses of shared memory and copies wait in the same queues as those of the consumers: 15 µs
+    for a block of 128 queries and 64 columns, where a task of 512 keys takes 10, one of 1,024 keys 20. Hence from 1,024 keys on. With a causal mask tasks are
+    shorter, and any role more costs one of dimension 64 a microsecond (why was not found: a role that only hears of tasks costs as much, main loops are the
+    same, warps wait for instructions 2 % of their time). What consumers do for it is to say, a task later, that their sums are done; another thread counts:
+    waiting for the last sums, or `red.release`, keeps a consumer from its next product for a microsecond.
+
+    Worth, on the H200, 16 K tokens, without a mask (`bench/results/attention_variants.json`), in a whole backward: at 1,024 keys 7 % at dimension 64 and 2 % at
+    128, at 2,048 keys 4 %. At 512 keys −10 and −12 %; causal −20 to −3 %. Also tried: the same by the role that makes zeros, which is too slow for both (−34 to
+    0 % of a backward), four slots of sums instead of two (−2 to 4 %), half as many instructions (0 %), dQ stored by threads, through shared memory (−12 %) or
+    in the order of fragments (0 %), sums loaded by threads of two warps (−3 %).
+
+    Tensors as for `ZeroingBackward`, and dQ like Q; the second counts are of tasks whose sums are done.
+    """
+
+    following_stages: int = 2
+
+    @property
+    def zeros(self) -> int:
+        """How many a copy leaves: what fits beside the other tiles."""
+        return 512 if self.head_dim == 64 else 128
+
+    @property
+    def tiles_of_queries(self) -> int:
+        """Those in which dQ waits to be stored, likewise."""
+        return 2 if self.head_dim == 64 else 1
+
+    def layout(self):
+        plan = super().layout()
+        tensors = {name: tiles or None for name, tiles in plan.globals}
+        band = tk.st(self.dtype, ROWS.value, COLS.value)
+        return replace(plan, globals={**tensors, "dQ": band}, following={f"dQ{number}": band for number in range(self.tiles_of_queries)},
+                       following_ring=dict(sums=tk.sv(tk.fp32, ROWS.value * COLS.value)))
+
+    @triton.jit
+    def tally(ctx):
+        return ctx.globals.counts.pointer + ctx.config._units(ctx) + ctx.config._unit(ctx)
+
+    @triton.jit
+    def _fetch(ctx, sums, slot):
+        """Ask for a band's sums, which begin there."""
+        tk.expect(ctx.following.arrived[slot], 4 * ROWS * COLS)
+        tk.load_bytes_async(ctx.following.sums[slot], sums, ctx.following.arrived[slot])
+
+    @triton.jit
+    def _gather(ctx, number, slot, batch, head, row):
+        """Make dQ of band `number` of a block, whose first band of rows is `row`, of the sums that were asked for."""
+        TILES: tl.constexpr = ctx.config.tiles_of_queries
+        BANDS_OF_HALF: tl.constexpr = HALF // (ROWS * COLS)
+        half, band = number // BANDS_OF_HALF, number % BANDS_OF_HALF
+        tk.wait(ctx.following.arrived[slot], number // ctx.config.following_stages & 1)
+        x = tk.cast(tk.load_band(ctx.following.sums[slot]) * ctx.args.gradient, ctx.config.dtype)
+        home = ctx.following.dQ1 if slot % TILES else ctx.following.dQ0
+        tk.store_read_wait(TILES - 1)
+        tk.store(home, x)
+        tk.fence_async()
+        tk.sync()
+        if ctx.config.cols == 64:  # halves are columns
+            tk.store_async(ctx.globals.dQ, home, (batch, head, row + band % BANDS, half * (BANDS_OF_HALF // BANDS) + band // BANDS))
+        else:
+            tk.store_async(ctx.globals.dQ, home, (batch, head, row + half * BANDS + band % BANDS, band // BANDS))
+
+    @triton.jit
+    def follow(ctx):
+        STAGES: tl.constexpr = ctx.config.following_stages
+        NUMBER: tl.constexpr = ctx.config.consumers * HALF // (ROWS * COLS)
+        unit, results, tasks = ctx.config._unit(ctx) - ctx.args.lag, tk.extent(ctx.globals.dK, 1), ctx.config._tasks_of_unit(ctx)
+        if unit >= 0:
+            tk.wait_count(ctx.globals.counts.pointer + ctx.config._units(ctx) + unit, tasks)
+            blocks = tk.extent(ctx.globals.sums, 2)
+            for block in range(ctx.row, ctx.group * blocks, tasks):
+                sums = ctx.config._sums_of(ctx, unit, block)
+                for slot in tl.static_range(STAGES):
+                    ctx.config._fetch(ctx, sums, slot)
+                    sums += ROWS * COLS
+                batch, head, row = unit // results, unit % results * ctx.group + block // blocks, block % blocks * (ctx.config.cols // ROWS)
+                for number in range(0, NUMBER, STAGES):
+                    for slot in tl.static_range(STAGES):
+                        ctx.config._gather(ctx, number + slot, slot, batch, head, row)
+                        if number + STAGES < NUMBER:
+                            ctx.config._fetch(ctx, sums, slot)
+                            sums += ROWS * COLS
