@@ -387,6 +387,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         mine = of_consumer(extended(ctx, work), memory, WORKER)
         if OVER_RING:
             slot = 0
+        if TALLIES:  # the only input of a task, and what comes behind it, may wait for other blocks, and they for this
+            if work.count == 1:
+                say_stored(memory, turn)
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
         if HAS_COMMON:
@@ -405,7 +408,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 state = call_first(here, state, slot_tiles(memory, slot))
                 give_staging(memory, WORKER, T)
                 if TALLIES:
-                    say_stored(memory, turn)
+                    if work.count > 1:
+                        say_stored(memory, turn)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
                 inner = _behind_edges(work, 1)
@@ -425,7 +429,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         else:
             give_staging(memory, WORKER, T)
             if TALLIES:
-                say_stored(memory, turn)
+                if work.count != 1:
+                    say_stored(memory, turn)
             inner = _behind_edges(work, 0)
             if EDGES is not None and EDGES != 0:
                 for i in range(inner):

@@ -82,7 +82,8 @@ class lcf:
     - `follow(ctx)`, when the task has been drawn: what is made of what tasks of smaller numbers have done, as `tally` says (`tk.wait_count`), with the tiles
       `ctx.following`. Nobody waits for it but those who wait for the tally of this block's later tasks;
     - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that the stores by TMA of all consumers wrote or added in the task
-      is there, so that others may read it: a task later at most, for a consumer that waits for its last store loses a microsecond or two.
+      is there, so that others may read it: behind the first products of the block's next task, for a consumer that waits for its last store loses a microsecond
+      or two. Before the only iteration of a task, whose input may wait for other blocks (`prepare`): so nobody waits in a circle.
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
