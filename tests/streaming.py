@@ -310,8 +310,7 @@ class AsideStream(CountedStream):
 
 
 class FollowedStream(AsideStream):
-    """The same, and Z becomes twice Y of the task `lag` before, as soon as its tally says that its sums are done: zeros come from the assistant, so there are
-    as many as `lag` tasks without one."""
+    """The same, and each task makes Z, twice Y, of the task `lag` before, as soon as its tally in `done` says that its sums are there."""
 
     following_stages: int = 2
 
@@ -345,23 +344,21 @@ class FollowedStream(AsideStream):
                     tk.store_bytes_async(ctx.globals.Z.pointer + place, ctx.following.Z)
 
 
-def add_followed(template, x, e, s, lengths, blocks):
-    """(Y, Z) of a `FollowedStream`; Z is NaN for the last `lag` tasks, which nobody follows."""
-    tasks = len(lengths)
-    y, z = (torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=x.device) for _ in range(2))
-    y[: template.lag * template.team * template.rows] = 0
-    counts, done = torch.zeros(2, tasks, dtype=torch.int32, device=x.device)
-    template(x, e, s, y, lengths, counts, done, z, tasks=tasks, blocks=blocks, debug=True)
-    return y, z
-
-
-def add_aside(template, x, e, s, lengths, blocks):
-    """Y of an `AsideStream`, which must be the sums where its zeros were in time."""
+def add_aside(template, x, e, s, lengths, blocks, *more):
+    """Y of an `AsideStream`, which must be the sums where its zeros were in time; `more` tensors of a template that has them."""
     tasks = len(lengths)
     y = torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=x.device)
     y[: template.lag * template.team * template.rows] = 0
-    template(x, e, s, y, lengths, torch.zeros(tasks, dtype=torch.int32, device=x.device), tasks=tasks, blocks=blocks, debug=True)
+    counts = torch.zeros(tasks, dtype=torch.int32, device=x.device)
+    template(x, e, s, y, lengths, counts, *more, tasks=tasks, blocks=blocks, debug=True)
     return y
+
+
+def add_followed(template, x, e, s, lengths, blocks):
+    """(Y, Z) of a `FollowedStream`; Z is NaN for the last `lag` tasks, which nobody follows."""
+    done = torch.zeros(len(lengths), dtype=torch.int32, device=x.device)
+    z = torch.full((len(lengths) * template.team * template.rows, template.cols), float("nan"), device=x.device)
+    return add_aside(template, x, e, s, lengths, blocks, done, z), z
 
 
 class EdgedStream(CountedStream):

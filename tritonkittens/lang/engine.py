@@ -483,37 +483,45 @@ def _storer(G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
-def _assistant(G, A, memory, T: tl.constexpr):
-    """What is done aside, for every unit as soon as it was drawn: the consumers are then at the end of the one before."""
-    PREPARES: tl.constexpr = _facts(T)[13]
+def _beside(G, A, memory, T: tl.constexpr, DO: tl.constexpr):
+    """Do something for every unit as soon as it was drawn: the consumers are then at the end of the one before."""
     drawn = 0
     ctx = new_context(G, A, T)
     unit, work = _heard_work(ctx, A, memory, drawn)
     while work.valid:
-        whole = extended(ctx, work)
-        if PREPARES:
-            call_prepare(whole)
-            arrive(memory.prepared[0], per="warp")
-        call_aside(whole, memory)
+        DO(extended(ctx, work), memory, drawn, T)
         drawn += 1
         unit, work = _heard_work(ctx, A, memory, drawn)
 
 
 @triton.jit
+def _assist(whole, memory, nth, T: tl.constexpr):
+    PREPARES: tl.constexpr = _facts(T)[13]
+    if PREPARES:
+        call_prepare(whole)
+        arrive(memory.prepared[0], per="warp")
+    call_aside(whole, memory)
+
+
+@triton.jit
+def _assistant(G, A, memory, T: tl.constexpr):
+    """What must be done before a unit begins, and what is done aside."""
+    _beside(G, A, memory, T, _assist)
+
+
+@triton.jit
+def _follow(whole, memory, nth, T: tl.constexpr):
+    TALLIES: tl.constexpr = _facts(T)[14]
+    call_follow(whole, memory)
+    if TALLIES:
+        wait(memory.stored_all[nth % SLOTS], (nth // SLOTS) & 1)
+        call_tally(whole)
+
+
+@triton.jit
 def _follower(G, A, memory, T: tl.constexpr):
     """What is made of what earlier tasks have left, a share for each unit; then this one's consumers are waited for and counted."""
-    TALLIES: tl.constexpr = _facts(T)[14]
-    drawn = 0
-    ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, drawn)
-    while work.valid:
-        whole = extended(ctx, work)
-        call_follow(whole, memory)
-        if TALLIES:
-            wait(memory.stored_all[drawn % SLOTS], (drawn // SLOTS) & 1)
-            call_tally(whole)
-        drawn += 1
-        unit, work = _heard_work(ctx, A, memory, drawn)
+    _beside(G, A, memory, T, _follow)
 
 
 @triton.jit

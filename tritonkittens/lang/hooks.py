@@ -254,23 +254,25 @@ def call_prepare(t: Trace, ctx: Any) -> Any:
     t.call(type(unwrap(ctx.config)).prepare, ctx)
 
 
+def _call_beside(t: Trace, ctx: Any, what: str, tiles: str, fields: dict[str, Any]) -> None:
+    """Call a hook, where there is one, that works in tiles of its own, `ctx`'s field of that name. When it is done, all stores have read them."""
+    hook = getattr(type(unwrap(ctx.config)), what, None)
+    if hook is not None:
+        t.call(hook, struct(**ctx.fields, **{tiles: struct(**fields)}))
+        t.call(store_read_wait, 0)
+
+
 @op
 def call_aside(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is done beside a task. When it is, all stores have read the role's tiles."""
-    hook = getattr(type(unwrap(ctx.config)), "aside", None)
-    if hook is not None:
-        t.call(hook, struct(**{**ctx.fields, "aside": struct(**in_slot(t, memory.aside, 0))}))
-        t.call(store_read_wait, 0)
+    """What is done beside a task."""
+    _call_beside(t, ctx, "aside", "aside", in_slot(t, memory.aside, 0))
 
 
 @op
 def call_follow(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is made of what earlier tasks have left. When it is, all stores have read the role's tiles."""
-    hook = getattr(type(unwrap(ctx.config)), "follow", None)
-    if hook is not None:
-        ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
-        t.call(hook, struct(**{**ctx.fields, "following": struct(**in_slot(t, memory.following, 0), **ring)}))
-        t.call(store_read_wait, 0)
+    """What is made of what earlier tasks have left."""
+    ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
+    _call_beside(t, ctx, "follow", "following", {**in_slot(t, memory.following, 0), **ring})
 
 
 @op

@@ -97,10 +97,10 @@ class layout:
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
-        if both := [n for n, _ in self.working if n in dict(self.exchange)]:
-            raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
-        if both := [n for n, _ in self.following if n in dict(self.following_ring)]:
-            raise TileError(f"layout: {both[0]!r} is a tile of following and of following_ring; their names are different")
+        for first, second, kinds in ((self.working, self.exchange, "a working and an exchange tile"),
+                                     (self.following, self.following_ring, "a tile of following and of following_ring")):
+            if both := [n for n, _ in first if n in dict(second)]:
+                raise TileError(f"layout: {both[0]!r} is {kinds}; their names are different")
         for name, tiles in (("multicast", self.ring), ("preload", self.finish), ("refill", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
