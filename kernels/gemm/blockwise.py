@@ -9,7 +9,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors
 from tritonkittens.kernels.gemm.reference import BLOCK
-from tritonkittens.kernels.gemm.result import result_tiles, store_result
+from tritonkittens.kernels.gemm.result import load_residual, result_tiles, store_result
 
 SCALES = 16  # of B, along K, that a slot holds: the smallest vector
 
@@ -38,7 +38,7 @@ class BlockwiseGemm(tk.lcf):
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
@@ -87,8 +87,8 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
-        if ctx.config.epilogue.residual and ctx.config.panel is None:
-            tk.load_async(staging.C, ctx.globals.residual, (ctx.row * ctx.config.consumers + ctx.consumer, ctx.col), staging.arrived)
+        if ctx.config.epilogue.residual:
+            load_residual(ctx, staging, ctx.row * ctx.config.consumers + ctx.consumer)
 
     @triton.jit
     def fetch(ctx):

@@ -72,7 +72,7 @@ class Config:
 
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
-    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual is added and no other consumer's products would hide that.
+    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels.
 
     Raises ValueError for values that no kernel has.
     """
@@ -136,8 +136,8 @@ class Config:
         return 2 * self.panel if self.panel else self.result_cols
 
     def stages_panels(self, residual: bool) -> bool:
-        """Are results staged in panels? A residual then comes panel by panel, which only the products of another consumer hide, and in an even number."""
-        return self.panel is not None and (not residual or (self.independent and self.result_cols // self.panel % 2 == 0))
+        """Are results staged in panels? A residual then comes panel by panel, and in an even number."""
+        return self.panel is not None and (not residual or self.result_cols // self.panel % 2 == 0)
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""

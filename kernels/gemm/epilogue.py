@@ -38,16 +38,18 @@ class Epilogue(tk.Knob):
     gate: Operand | None = None
     residual: bool = False
 
-    def memory(self, result: tk.st, staged: tk.st, cols: int) -> tuple[dict, dict, dict]:
-        """What a template's layout holds for it, where C is stored in tiles of type `result` and staged in `staged`: (`globals` of the residual, those of the
-        operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are staged: ahead, or panel by panel where they leave so.
-        A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
+    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None) -> tuple[dict, dict, dict]:
+        """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
+        `staged`: (`globals` of the residual, those of the operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are
+        staged: ahead, and of more than two panels the later ones once those before have left. A value for every column is read by all threads of a warp alike,
+        and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        ahead, later = (residual, {}) if staged == result else ({}, residual)
-        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*(("C",) if ahead else ()), *vectors), refill=("C",) if later else ())
+        ahead = ("C",) if self.residual else ()
+        later = ahead if panel is not None and cols > 2 * panel else ()
+        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *vectors), refill=later)
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""

@@ -33,6 +33,18 @@ def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
 
 
 @triton.jit
+def load_residual(ctx, staging, row):
+    """The copies of a `load_finish` hook for the residual of a consumer's results: all of it, or of its panels the two that have room. `row`: of C, in tiles of
+    a consumer's rows."""
+    if ctx.config.panel is None:
+        place_of = place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm)
+        tk.load_async(staging.C, ctx.globals.residual, place_of, staging.arrived)
+    else:
+        for panel in tl.static_range(2):
+            _load_panel(ctx, staging, row, panel, staging.arrived)
+
+
+@triton.jit
 def store_result(ctx, sums, staging, row):
     """Store a consumer's results, whose sums (fp32) are a tuple of tiles side by side. `row`: of C, in tiles of a consumer's rows."""
     if ctx.config.panel is None:
@@ -54,8 +66,8 @@ def _store_whole(ctx, sums, staging, row):
 
 @triton.jit
 def _store_panels(ctx, sums, staging, row):
-    """Two panels take turns: one leaves while the next is computed. A residual's panel comes to where the results will be, while those before leave: where
-    consumers take turns, the other's products hide that too."""
+    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already (which is worth 1 % of a GEMM of 4096³ on
+    the H200), each later one comes to where its results will be once those before have left: where consumers take turns, the other's products hide that."""
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.panel
     PANELS: tl.constexpr = ctx.config.result_cols // PANEL
@@ -63,22 +75,21 @@ def _store_panels(ctx, sums, staging, row):
     panels = ()
     for part in tl.static_range(PARTS):
         panels = panels + tk.split_cols(sums[part], PANEL)
-    if RESIDUAL:
-        _fill_panel(ctx, staging, row, 0, PANELS)
     for panel in tl.static_range(PANELS):
         home = _panel_home(staging, panel)
-        if RESIDUAL:
+        if RESIDUAL and panel > 1:
             tk.wait(staging.filled, panel % 2)
         tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.result_col, panel, PANELS)
-        if panel > 1 and not RESIDUAL:
+        if RESIDUAL:
+            if panel > 0 and panel + 1 < PANELS:
+                tk.store_read_wait(0)
+                tk.expect(staging.filled, home)
+                _load_panel(ctx, staging, row, panel + 1, staging.filled)
+        elif panel > 1:
             tk.store_read_wait(1)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
         tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm))
-        if RESIDUAL and panel + 1 < PANELS:
-            if panel > 0:
-                tk.store_read_wait(1)
-            _fill_panel(ctx, staging, row, panel + 1, PANELS)
 
 
 @triton.jit
@@ -87,8 +98,8 @@ def _panel_home(staging, PANEL: tl.constexpr):
 
 
 @triton.jit
-def _fill_panel(ctx, staging, row, PANEL: tl.constexpr, PANELS: tl.constexpr):
+def _load_panel(ctx, staging, row, PANEL: tl.constexpr, arrived):
     """Ask for a panel of the residual."""
-    home = _panel_home(staging, PANEL)
-    tk.expect(staging.filled, home)
-    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm), staging.filled)
+    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
+    place_of = place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm)
+    tk.load_async(_panel_home(staging, PANEL), ctx.globals.residual, place_of, arrived)

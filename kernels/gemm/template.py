@@ -8,7 +8,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
-from tritonkittens.kernels.gemm.result import place, result_tiles, store_result
+from tritonkittens.kernels.gemm.result import load_residual, place, result_tiles, store_result
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
@@ -50,7 +50,7 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
@@ -106,9 +106,8 @@ class Gemm(tk.lcf):
     @triton.jit
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
-        if ctx.config.epilogue.residual and ctx.config.panel is None:
-            row = ctx.row * ctx.config.team + ctx.consumer
-            tk.load_async(staging.C, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm), staging.arrived)
+        if ctx.config.epilogue.residual:
+            load_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
     def fetch(ctx):

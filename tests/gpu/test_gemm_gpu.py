@@ -82,8 +82,7 @@ def test_results_in_panels(rng, config, dtype):
     """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)
     multiply(a, b, config, out_dtype=dtype, bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu")
-    if config.consumers < 3:  # there is room to stage it whole
-        multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
+    multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
 
 
 @pytest.mark.parametrize("start", [16, 3])  # elements: 3 are no multiple of 16 bytes, so that operands are copied

@@ -21,6 +21,8 @@ CASES = {
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
     "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
+    "panels of a residual, two parts": (dict(consumers=1, cols=64, schedule="cluster_split_k", splits=2, panel=16, stages=2), ("bias", "residual")),
+    "panels of a residual, cluster": (dict(cols=64, cluster=2, panel=16, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
     "cluster_split_k of 2 consumers, 4 parts": (dict(cols=128, schedule="cluster_split_k", splits=4, panel=16, stages=2), ("gate",)),
@@ -47,11 +49,23 @@ def test_products(name, rng):
     check(out, a, b, name, **operands)
 
 
+@pytest.mark.parametrize("knobs", [dict(), dict(independent=True), dict(consumers=1, swapped=True), dict(schedule="split_tail")], ids=str)
+@pytest.mark.parametrize("k", [64, 200])
+def test_panels_of_a_residual_in_task_after_task(knobs, k, rng):
+    """The first two of four panels come while the products of the task run, where the last two of the task before leave."""
+    m, n = 290, 136
+    a, b, residual = (x.cpu() for x in (randn(m, k), randn(k, n), randn(m, n)))
+    out = poison(torch.empty(m, n, dtype=BF16))
+    config = Config(cols=64, panel=16, stages=2, **knobs)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=config), schedules=SCHEDULES, multiprocessors=1)
+    check(out, a, b, str(knobs), residual=residual)
+
+
 @pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256), dict(cols=256, panel=64)], ids=str)
 def test_block_scales(knobs, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()
-    operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu())
+    operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu(), residual=randn(m, n).cpu())
     out = poison(torch.empty(m, n, dtype=BF16))
     sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=SCHEDULES)
     check(out, a, b, **operands)

@@ -161,19 +161,19 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
 
 def explore(
     kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
-    **options: Any,
+    multiprocessors: int | None = None, **options: Any,
 ) -> Exploration:  # fmt: skip
     """Run a launch under `schedules` different legal interleavings, with delays on every asynchronous completion, adversarial ones first.
 
     kernel, grid, args, options: as in `run`; or `kernel` a function that launches, with grid None (every launch it makes is explored on its own, with what
-    it found in
-    memory). A result that differs between schedules is a finding too, unless the kernel adds atomically.
+    it found in memory). multiprocessors: of the simulated device; None: as many as the GPU has. A result that differs between schedules is a finding too,
+    unless the kernel adds atomically.
 
     Returns an `Exploration`, of the first launch that failed or of the last. Raises SimulationError (unless `raise_findings` is False); its text has the
     shrunk schedule.
     """
     snapshots: list[_Snapshot] = []
-    with device(arch, raise_findings=False, step_limit=step_limit) as simulated:
+    with device(arch, raise_findings=False, step_limit=step_limit, multiprocessors=multiprocessors) as simulated:
         simulated.before_launch = lambda made: snapshots.append(_Snapshot(made))
         start_kernel(simulated, kernel, grid, args, options)
         launches = simulated.launches
