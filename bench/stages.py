@@ -3,16 +3,70 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+import triton
+
+import tritonkittens.lang as tk
 from bench.gemm import OURS, bf16, case, ours, trial
 from bench.harness import Case, Suite, Trial, require_context
 from bench.peers import Product
 
 SIDE = 4096
-STAGES = (2, 3, 4)  # one stage cannot be: the products of an iteration are under way while the next slot is waited for
+STAGES = (1, 2, 3, 4)
 TILES = ({}, {"cols": 192}, {"cols": 128}, {"cols": 128, "consumers": 1})  # from the default down: what a stage count refuses or has no shared memory for
+
+
+class OneStage(tk.lcf):
+    """C = A·B with the default tile of the GEMM and one slot: its products have ended before the next copy begins, where those of the GEMM are under way while
+    the next slot is waited for."""
+
+    consumers = 2
+    stages = 1
+
+    def layout(self):
+        a, b, c = tk.st(tk.bf16, 128, 64), tk.st(tk.bf16, 64, 256), tk.st(tk.bf16, 64, 256)
+        return tk.layout(globals=dict(A=a, B=b, C=c), input=dict(A=a, B=b), finish=dict(C=c))
+
+    def tasks(self, A, B, C):
+        return -(-C[0] // 128) * -(-C[1] // 256)
+
+    @triton.jit
+    def setup(ctx):
+        rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), 128), tk.ceil_div(tk.extent(ctx.globals.C, 1), 256)
+        row, col = tk.supergroup(ctx.task, rows, cols, 8)
+        return tk.task(tk.ceil_div(tk.extent(ctx.globals.A, 1), 64), when=ctx.task < rows * cols, row=row, col=col)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.zero(tk.rt(tk.fp32, 64, 256)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        return state.replace(acc=tk.mma_AB(tk.subtile(input.A, 64, 64, ctx.consumer, 0), input.B, state.acc))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tk.store(staging.C, state.acc)
+        tk.fence_async()
+        tk.store_async(ctx.globals.C, staging.C, (ctx.row * 2 + ctx.consumer, ctx.col))
+
+
+def one_stage(p: Product) -> Callable[[], torch.Tensor]:
+    template, out = OneStage(), p.out()
+
+    def call() -> torch.Tensor:
+        template(p.a, p.b, out)
+        return out
+
+    return call
 
 
 def accepted(p: Product, configs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
@@ -35,6 +89,8 @@ def spelled(config: dict[str, Any]) -> str:
 def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(stages: int) -> Trial:
         p = bf16(SIDE, SIDE, SIDE)
+        if stages == 1:
+            return trial(p, {OURS: functools.partial(one_stage, p)}, note="a template that ends an iteration's products before it loads the next")
         config, note = accepted(p, [{"stages": stages, **tile} for tile in TILES])
         return trial(p, {OURS: functools.partial(ours, p, **config)}, note=note)
 

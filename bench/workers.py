@@ -16,7 +16,7 @@ from bench.peers import Product
 
 SIDE = 4096
 DEPTHS = (256, 512, 1024, 2048, 4096, 8192)
-CONSUMERS = (1, 2, 4)  # three would need views of tiles of 192 rows, which are not contiguous
+CONSUMERS = (1, 2, 3, 4)
 COLS = 128  # narrow enough for the accumulators of four consumers
 ROWS, DEPTH, GROUP = 128, 64, 8
 

@@ -1,10 +1,12 @@
 """The matrix product under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same result in each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, KINDS, check, matrix, randn, scales
-from tests.util import poison
+from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scales
+from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, gemm
 
@@ -47,6 +49,30 @@ def test_products(name, rng):
     result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=SCHEDULES)
     assert result.seeds == SCHEDULES
     check(out, a, b, name, **operands)
+
+
+OPERANDS = {
+    "A stored K × M": (BF16, True, False, {}, "two consumers"),
+    "both transposed, swapped": (BF16, True, True, dict(activation="silu"), "swapped"),
+    "fp16 sums": (FP16, False, True, dict(accumulate="fp16"), "two consumers"),
+    "a block a tile": (BF16, False, False, dict(activation="gelu"), "one_per_block"),
+    "e4m3, a scale a tensor": (E4M3, False, True, dict(scale_a=(), scale_b=()), "small"),
+    "e4m3, scales a row and column": (E4M3, False, True, dict(scale_a=(130, 1), scale_b=(1, 72)), "two consumers"),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_kinds_of_operands(name, rng):
+    dtype, a_transposed, b_transposed, options, kind = OPERANDS[name]
+    m, n, k = 130, 72, 208
+    a, b = (x.cpu() for x in (matrix(m, k, dtype, a_transposed), matrix(k, n, dtype, b_transposed)))
+    options = {key: scales(*x).cpu() if isinstance(x, tuple) else x for key, x in options.items()}
+    out = poison(torch.empty(m, n, dtype=FP16 if dtype == FP16 else BF16))
+    sim.explore(lambda: gemm(a, b, out=out, config=replace(KINDS[kind], stages=2), **options), schedules=SCHEDULES)
+    if options.pop("accumulate", None):
+        assert relative_error(out, a.double() @ b.double()) < 2e-2
+    else:
+        check(out, a, b, name, **options)
 
 
 @pytest.mark.parametrize("knobs", [dict(), dict(independent=True), dict(consumers=1, swapped=True), dict(schedule="split_tail")], ids=str)

@@ -1,7 +1,7 @@
 """Tuning results on disk: one file of JSON lines for each device and versions, appended to by any number of processes.
 
 A line is written whole, under a lock, and never changed; for one problem the last line counts. So a process that dies while it writes leaves at most a torn
-last line, which readers pass over and the next writer cuts off.
+last line, which readers pass over with one warning and the next writer cuts off.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Store:
                 status = os.stat(self.path)
                 stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if self._content is None or stamp != self._stamp:
-                    self._content, self._stamp = parse(self.path.read_bytes()), stamp
+                    self._content, self._stamp = self._read(), stamp
             except (FileNotFoundError, NotADirectoryError):
                 self._content = None
             except CorruptedError:
@@ -166,6 +166,16 @@ class Store:
             content = self._content or Content()
             self.torn = content.torn
             return {**content.entries, **self._unsaved}
+
+    def _read(self) -> Content:
+        """What the file holds. A last line that is torn while nobody writes was interrupted."""
+        content = parse(self.path.read_bytes())
+        if content.torn and os.access(self.path.parent, os.W_OK):
+            with self._locked():
+                content = parse(self.path.read_bytes())
+            if content.torn:
+                self._warn("torn", f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result")
+        return content
 
     def get(self, family: str, problem: dict[str, Any]) -> Entry | None:
         return self.entries().get((family, problem_key(problem)))
