@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -38,6 +39,7 @@ RAGGED = (
 )  # fmt: skip
 
 SIDE = 4096
+MANY = 64  # products that differ in their tensors only
 EPILOGUES: dict[str, Mapping[str, Any]] = {
     "bare": {},
     "bias": {"bias": True},
@@ -165,11 +167,24 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         p = bf16(side, side, side)
         return trial(p, {OURS: functools.partial(ours, p, new_result)}, "gemm new result" if new_result else "gemm")
 
+    def prepare_many(side: int) -> Trial:
+        """Each call has other tensors than the one before, as the layers of a model have."""
+        products = [bf16(side, side, side) for _ in range(MANY)]
+
+        def in_turn(make: Callable[[Product], Callable[[], Any]]) -> Callable[[], Any]:
+            calls = itertools.cycle([make(p) for p in products])
+            return lambda: next(calls)()
+
+        against = {name: functools.partial(in_turn, lambda p, name=name: peers("gemm", p)[name]()) for name in peers("gemm", products[0])}
+        return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
+
     cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
-    return [
+    found = [
         case(f"bf16 {side}³ {'new result' if new else 'out='}, {kind} time", (side, side, side), functools.partial(prepare, side, new), kind, new_result=new)
         for kind, side, new in cases
     ]
+    in_turn = f"bf16 256³ out=, {MANY} products in turn, host time"
+    return [*found, case(in_turn, (256, 256, 256), functools.partial(prepare_many, 256), "host", new_result=False)]
 
 
 SUITES = (
