@@ -7,9 +7,17 @@ import triton
 import triton.language as tl
 
 from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
-from tritonkittens.kernels.attention import attention, attention_decode, attention_varlen
+from tests.util import DEVICE, in_pages
+from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
 from tritonkittens.kernels.gemm import Config, gemm
 
+ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; of one sequence
+    (4, 2, 130, 300, 64, 64, {}), (4, 2, 300, 300, 64, 64, dict(causal=True)), (4, 2, 130, 300, 128, 128, {}), (4, 2, 300, 300, 128, 128, dict(causal=True)),
+    (4, 2, 300, 300, 64, 64, dict(deterministic=True)), (4, 2, 300, 300, 128, 128, dict(causal=True, deterministic=True)),
+    (2, 1, 200, 300, 64, 64, dict(window=(70, 30))), (2, 1, 200, 300, 128, 128, dict(softcap=4.0)),
+    (2, 2, 200, 300, 192, 128, dict(causal=True)), (2, 1, 200, 300, 256, 256, {}), (2, 1, 200, 300, 96, 96, {}),
+    (48, 48, 1024, 1024, 64, 64, {}), (48, 48, 1024, 1024, 128, 128, {}),  # so many that dQ is made of the sums that are done
+]  # fmt: skip
 PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail")]
 
 
@@ -27,17 +35,24 @@ def products():
 
 
 def attentions():
-    for head_dim in (64, 128):
-        for queries, keys, causal in ((130, 300, False), (300, 300, True), (1100, 1100, False)):
-            q, k, v = (randn(1, heads, length, head_dim).requires_grad_() for heads, length in ((4, queries), (2, keys), (2, keys)))
-            out = attention(q, k, v, causal=causal)
-            torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
-        q, k, v = (randn(2, heads, length, head_dim) for heads, length in ((4, 1), (2, 777), (2, 777)))
-        attention_decode(q, k, v)
-        starts = torch.tensor([0, 5, 5, 200], dtype=torch.int32, device="cuda")
-        q, k, v = (randn(200, heads, head_dim).requires_grad_() for heads in (4, 2, 2))
-        out = attention_varlen(q, k, v, starts, starts, causal=True)
+    for heads, kv_heads, queries, keys, dim, value_dim, given in ATTENTIONS:
+        q, k, v = (randn(1, *shape).requires_grad_() for shape in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim)))
+        out = attention(q, k, v, **given)
         torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
+    for dim in (64, 128):
+        q, k, v = (randn(2, heads, length, dim) for heads, length in ((4, 130), (2, 300), (2, 300)))
+        attention_fp8(*(x.to(E4M3) for x in (q, k, v)), causal=True)
+        q, lengths = randn(2, 4, 1, dim), [300, 70]
+        attention_decode(q, k, v)
+        attention_decode(q, k, v, parts=1)
+        for page_size in (16, 48):
+            k_pool, v_pool, table = in_pages(k, v, lengths, page_size)
+            attention_decode(q, k_pool, v_pool, lengths=torch.tensor(lengths, dtype=torch.int32, device=DEVICE), pages=table)
+        starts = torch.tensor([0, 5, 5, 200], dtype=torch.int32, device=DEVICE)
+        for deterministic in (False, True):
+            q, k, v = (randn(200, heads, dim).requires_grad_() for heads in (4, 2, 2))
+            out = attention_varlen(q, k, v, starts, starts, causal=True, deterministic=deterministic)
+            torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
 
 
 @triton.jit
@@ -46,7 +61,7 @@ def _write_far_outside(x):
 
 
 def fault():
-    _write_far_outside[(1,)](torch.zeros(1, device="cuda"))
+    _write_far_outside[(1,)](torch.zeros(1, device=DEVICE))
 
 
 if __name__ == "__main__":

@@ -194,11 +194,24 @@ def test_scores_that_grow_from_block_to_block(given, rng):
         check(q, k, v, **given)
 
 
-def test_runs_are_bitwise_equal(rng):
-    q, k, v = operands(2, 4, 2, on_gpu_or_simulated(1000, 300), on_gpu_or_simulated(1500, 300), 64)
-    first = attention(q, k, v, causal=True)
-    for _ in range(on_gpu_or_simulated(1000, 2)):
-        assert torch.equal(attention(q, k, v, causal=True), first)
+@pytest.mark.parametrize("dim, causal", on_gpu_or_simulated([(64, True), (64, False), (128, True), (128, False)], [(64, True)]))
+def test_runs_are_bitwise_equal(dim, causal, rng):
+    """A thousand of the same input, on two streams at once, while products on a third take multiprocessors from them."""
+    q, k, v = operands(2, 4, 2, on_gpu_or_simulated(1000, 300), on_gpu_or_simulated(1500, 300), dim)
+    first = attention(q, k, v, causal=causal)
+    if DEVICE == "cpu":
+        assert torch.equal(attention(q, k, v, causal=causal), first)
+        return
+    *streams, beside = (torch.cuda.Stream() for _ in range(3))
+    load, different = torch.randn(2048, 2048, device=DEVICE, dtype=BF16), [torch.zeros((), device=DEVICE, dtype=torch.int64) for _ in streams]
+    torch.cuda.synchronize()
+    for i in range(1000):
+        with torch.cuda.stream(beside):
+            load @ load
+        with torch.cuda.stream(streams[i % 2]):
+            different[i % 2] += (attention(q, k, v, causal=causal) != first).any()
+    torch.cuda.synchronize()
+    assert not sum(different)
 
 
 def test_random_configurations(rng):
