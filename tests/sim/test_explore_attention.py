@@ -94,27 +94,30 @@ def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
 
 
+@pytest.mark.parametrize("queries, keys", [(130, 300), (300, 130)])  # in the latter tasks of queries see no block
 @pytest.mark.parametrize("config", [Config(), Config(cols=96)], ids=["128 keys", "96 keys"])
-def test_bytes(config, rng):
-    q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (130, 300, 300))
-    out = poison(torch.empty(1, 2, 130, 64, dtype=torch.bfloat16))
+def test_bytes(config, queries, keys, rng):
+    q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (queries, keys, keys))
+    out = poison(torch.empty(1, 2, queries, 64, dtype=torch.bfloat16))
     sim.explore(lambda: attention_fp8(q, k, v, out=out, config=config, causal=True), schedules=15)
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_decode(page_size, rng):
-    q, k, v = (torch.randn(2, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
-    lengths = torch.tensor([300, 70], dtype=torch.int32)
-    v[1, :, 70:] = float("nan")
+def test_decode(page_size, parts, rng):
+    q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
+    lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
+    v[1, :, 70:] = v[2] = float("nan")
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
-    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, parts=2, out=out), schedules=15)
+    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, parts=parts, out=out), schedules=15)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 
 
-def test_packed_sequences(rng):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_packed_sequences(deterministic, rng):
     """Output and gradients, with sequences of none, one and several blocks, and NaN behind them."""
     lengths = (3, 0, 130)
     starts, total = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), sum(lengths)
@@ -125,7 +128,7 @@ def test_packed_sequences(rng):
     grad, found = torch.randn(total + 5, 2, 64).bfloat16(), []
 
     def run():
-        out = attention_varlen(q, k, v, starts, starts, causal=True)
+        out = attention_varlen(q, k, v, starts, starts, causal=True, deterministic=deterministic)
         found.append((out.detach(), *torch.autograd.grad(out, (q, k, v), grad)))
 
     sim.explore(run, schedules=3)
