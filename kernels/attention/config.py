@@ -198,8 +198,8 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
 
 def worth_following(keys: int, edges: bool) -> bool:
     """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel of 47 µs? A share takes 15 µs, beside a task that takes 20 with
-    1,024 keys; with a mask (`edges`) tasks are shorter, and a role more costs them time. Measured on the H200; from 4,096 keys on that kernel is at most 2 % of a
-    backward, and it would be worth -0.5 to 1.4 %."""
+    1,024 keys; with a mask (`edges`) tasks are shorter, and a role more costs them time. Measured on the H200; from 4,096 keys on that kernel is at most 2 %
+    of a backward, and it would be worth -0.5 to 1.4 %."""
     return 1024 <= keys < 4096 and not edges
 
 
