@@ -303,7 +303,7 @@ def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]
 
 
 def _fits(problem: Problem, config: Config, least: bool = False) -> bool:
-    """Has a block room for it, also with a residual, which may come with an activation and for which most do not stage panels?"""
+    """Has a block room for it, also with a residual, which may come with an activation and is staged whole where its panels are an odd number?"""
     known = problem.epilogue in ("", "vector") or config.panel is None or config.stages_panels(residual=True)
     return shared_bytes(problem, config if known else replace(config, panel=None), least) <= _limit(config)
 

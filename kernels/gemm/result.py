@@ -37,8 +37,8 @@ def load_residual(ctx, staging, row):
     """The copies of a `load_finish` hook for the residual of a consumer's results: all of it, or of its panels the two that have room. `row`: of C, in tiles of
     a consumer's rows."""
     if ctx.config.panel is None:
-        place_of = place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm)
-        tk.load_async(staging.C, ctx.globals.residual, place_of, staging.arrived)
+        where = place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm)
+        tk.load_async(staging.C, ctx.globals.residual, where, staging.arrived)
     else:
         for panel in tl.static_range(2):
             _load_panel(ctx, staging, row, panel, staging.arrived)
@@ -101,5 +101,5 @@ def _panel_home(staging, PANEL: tl.constexpr):
 def _load_panel(ctx, staging, row, PANEL: tl.constexpr, arrived):
     """Ask for a panel of the residual."""
     PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
-    place_of = place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm)
-    tk.load_async(_panel_home(staging, PANEL), ctx.globals.residual, place_of, arrived)
+    where = place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm)
+    tk.load_async(_panel_home(staging, PANEL), ctx.globals.residual, where, arrived)

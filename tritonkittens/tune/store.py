@@ -170,11 +170,11 @@ class Store:
     def _read(self) -> Content:
         """What the file holds. A last line that is torn while nobody writes was interrupted."""
         content = parse(self.path.read_bytes())
-        if content.torn and os.access(self.path.parent, os.W_OK):
-            with self._locked():
+        if content.torn:
+            with contextlib.suppress(OSError), self._locked():  # who may not lock cannot tell, and reads what is whole
                 content = parse(self.path.read_bytes())
-            if content.torn:
-                self._warn("torn", f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result")
+                if content.torn:
+                    self._warn("torn", f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result")
         return content
 
     def get(self, family: str, problem: dict[str, Any]) -> Entry | None:
