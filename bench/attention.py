@@ -1,11 +1,12 @@
 """Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens; of e4m3; decoding; packed
-sequences."""
+sequences; errors where operands have outliers; memory."""
 from __future__ import annotations
 
 import argparse
 import ast
 import dataclasses
 import functools
+import itertools
 import unittest.mock
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,13 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
 
     given |= {} if p.grad is not None else dict(out=torch.full_like(p.q, float("nan")))
     return p.timed(functools.partial(attention, causal=p.causal, **given))
+
+
+def ours_new(p: Attention) -> Callable[[], torch.Tensor]:
+    """With the log-sum-exp, and new memory for both, as a forward that is to be differentiated."""
+    from tritonkittens.kernels.attention import attention
+
+    return lambda: attention(p.q, p.k, p.v, causal=p.causal, return_lse=True)[0]
 
 
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
@@ -169,6 +177,63 @@ def packed_cases(options: argparse.Namespace) -> list[Case]:
     return out
 
 
+def with_outliers(*shape: int) -> torch.Tensor:
+    """Normal numbers, of which one in a thousand has 100 times the variance more (as in section 4.3 of FlashAttention-3, Shah et al., 2024)."""
+    x = randn(*shape)
+    return x + 10 * randn(*shape) * (torch.rand(shape, device=x.device) < 1e-3)
+
+
+OUTLIER_LENGTHS = (512, 4096)
+OUTLIER_BOUND = 5e-2  # of a gradient: where the softmax has one probability near 1, what is left of P ∘ (dP − Δ) are differences
+
+
+def outlier_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(batch: int, heads: int, length: int, dim: int, causal: bool, backward: bool) -> Trial:
+        q, k, v = (with_outliers(batch, heads, length, dim) for _ in range(3))
+        p = Attention(*(x.requires_grad_(backward) for x in (q, k, v)), causal, with_outliers(batch, heads, length, dim) if backward else None)
+        return Trial({OURS: functools.partial(ours, p)}, peers("attention backward" if backward else "attention", p, options.slow),
+                     p.gradient_error() if backward else p.error(heads=16, rows=256), OUTLIER_BOUND)
+
+    out = []
+    for backward, causal, dim, s in itertools.product((False, True), (False, True), DIMS, OUTLIER_LENGTHS):
+        b, h = max(1, TOKENS // s), WIDTH // dim
+        facts = {"B": b, "H": h, "S": s, "D": dim, "causal": causal, "backward": backward}
+        work = (5 if backward else 2) * (1 if causal else 2) * b * h * s * s * dim
+        name = f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} with outliers"
+        out.append(Case(name, work, facts, functools.partial(prepare, b, h, s, dim, causal, backward)))
+    return out
+
+
+def add_error_ratio(row: dict) -> None:
+    """The error of each of ours to the least of cuDNN's and FlashAttention-3's."""
+    cells = row["contenders"]
+    least = min((cells[name]["error"] for name in ("cudnn", "flash-attention 3") if cells.get(name, {}).get("error")), default=None)
+    for cell in cells.values():
+        if cell["ours"] and least and cell.get("error"):
+            cell["extra"] = {"error to the least of cuDNN's and FlashAttention-3's": round(cell["error"] / least, 4)}
+
+
+# Sequences, heads, heads of keys, tokens, D, causal
+MEMORY = ((32, 32, 32, 512, 64, False), (4, 32, 32, 4096, 64, True), (8, 16, 16, 2048, 128, False), (4, 16, 16, 4096, 128, True), (1, 16, 16, 16384, 128, True),
+          (4, 32, 8, 4096, 128, True), (1, 32, 8, 4096, 128, True), (4, 32, 4, 4096, 128, True), (1, 64, 8, 4096, 128, True), (2, 28, 4, 4096, 128, True))
+
+
+def memory_cases(options: argparse.Namespace) -> list[Case]:
+    def prepare(batch: int, heads: int, kv_heads: int, length: int, dim: int, causal: bool, backward: bool) -> Trial:
+        q, k, v = (randn(batch, n, length, dim).requires_grad_(backward) for n in (heads, kv_heads, kv_heads))
+        p = Attention(q, k, v, causal, randn(batch, heads, length, dim) if backward else None)
+        error = p.gradient_error(heads=1) if backward else p.error()
+        return Trial({OURS: functools.partial(ours, p) if backward else functools.partial(ours_new, p)},
+                     peers("attention backward" if backward else "attention", p, options.slow), error, GRADIENT_BOUND)
+
+    return [
+        Case(f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} B {b} H {h} of keys {kv}", 0.0,
+             {"B": b, "H": h, "H_kv": kv, "S": s, "D": dim, "causal": causal, "backward": backward},
+             functools.partial(prepare, b, h, kv, s, dim, causal, backward), kind="memory")
+        for backward in (False, True) for b, h, kv, s, dim, causal in MEMORY
+    ]  # fmt: skip
+
+
 PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
@@ -176,4 +241,6 @@ SUITES = (
     Suite("attention_fp8", "attention forward of e4m3, peers in bf16, 16 K tokens (a causal score counts half)", functools.partial(cases, fp8=True), plot=PLOT),
     Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
     Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),
+    Suite("attention_outliers", "attention whose operands have outliers, 16 K tokens (a causal score counts half)", outlier_cases, extend=add_error_ratio),
+    Suite("attention_memory", "memory that attention allocates, its results among them", memory_cases, unit="MiB"),
 )

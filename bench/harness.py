@@ -24,7 +24,7 @@ from bench.timing import KINDS, Call, Round
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
-UNITS = {"TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3}
+UNITS = {"TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3, "MiB": lambda work, mib: mib}
 SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
 
 Factory = Callable[[], Callable[[], torch.Tensor]]  # makes what is timed: a call that returns its result

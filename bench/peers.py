@@ -198,21 +198,25 @@ class Attention:
         return frobenius_error((torch.softmax(scores, -1) @ v[which].double()).flatten(0, 1), index)
 
     def gradient_error(self, heads: int = 2) -> Callable[[tuple[torch.Tensor, ...]], float]:
-        """The largest relative error of dq, dk and dv against float64, of some heads."""
-        which = torch.randperm(self.q.shape[0] * self.q.shape[1], device=self.q.device)[:heads]
+        """The largest relative error of dq, dk and dv against float64, of some heads of k."""
+        which = torch.randperm(self.k.shape[0] * self.k.shape[1], device=self.k.device)[:heads]
+
+        def of_key_heads(x: torch.Tensor) -> torch.Tensor:
+            """(heads of all k, of q for each, rows, D)."""
+            return x.detach().reshape(self.k.shape[0] * self.k.shape[1], -1, *x.shape[2:])
+
         expected = []
         for head in which.tolist():
-            q, k, v = (x.detach().flatten(0, 1)[None, head : head + 1].double().requires_grad_() for x in (self.q, self.k, self.v))
+            q, k, v = (of_key_heads(x)[head].double().requires_grad_() for x in (self.q, self.k, self.v))
             scores = q @ k.mT / q.shape[-1] ** 0.5
             if self.causal:
                 scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf"))
-            grad = self.grad.flatten(0, 1)[None, head : head + 1].double()
-            expected.append(torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), grad))
-        wanted = [torch.cat([g[0] for g in parts]) for parts in zip(*expected, strict=True)]
+            expected.append(torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), of_key_heads(self.grad)[head].double()))
+        wanted = [torch.stack(parts) for parts in zip(*expected, strict=True)]
 
         def error(found: tuple[torch.Tensor, ...]) -> float:
             parts = zip(found, wanted, strict=True)
-            return max(((x.flatten(0, 1)[which].double() - ref).norm() / ref.norm()).item() for x, ref in parts)
+            return max(((of_key_heads(x)[which].double() - ref).norm() / ref.norm()).item() for x, ref in parts)
 
         return error
 

@@ -125,4 +125,17 @@ def host(run: Call) -> Round:
     return burst
 
 
-KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "reading": reading, "graph": graph, "eager": eager, "host": host}
+def memory(run: Call) -> Round:
+    """No time: MiB that a call allocates at most at the same time, its results among them."""
+
+    def most() -> float:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+    most()  # what libraries allocate once
+    return most
+
+
+KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "reading": reading, "graph": graph, "eager": eager, "host": host, "memory": memory}

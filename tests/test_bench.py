@@ -434,10 +434,11 @@ def test_attention_reference(monkeypatch):
     assert peers.Attention(q, k, v, True).error(heads=6, rows=40)(causal) < 1e-6
 
 
-def test_attention_gradients_reference():
-    q, k, v = (torch.randn(2, 3, 40, 16, requires_grad=True) for _ in range(3))
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_attention_gradients_reference(kv_heads):
+    q, k, v = (torch.randn(2, heads, 40, 16, requires_grad=True) for heads in (3, kv_heads, kv_heads))
     p = peers.Attention(q, k, v, True, torch.randn(2, 3, 40, 16))
-    run = p.timed(functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True))
+    run = p.timed(functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=kv_heads < 3))
     assert p.gradient_error(heads=6)(run()) < 1e-5
     assert p.gradient_error()([g * (1.1 if i == 1 else 1) for i, g in enumerate(run())]) == pytest.approx(0.1, rel=1e-3)
 
@@ -458,7 +459,8 @@ def test_packed_attention_reference(causal):
 @pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)})
+    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)},
+                 OUTLIER_LENGTHS=(32,), MEMORY=((1, 4, 2, 40, 64, True),))
     for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
     knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
@@ -468,6 +470,36 @@ def test_attention_suites(suite, monkeypatch):
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
+
+
+def test_ratio_of_errors():
+    def cell(error, ours=False):
+        return {"ours": ours, "error": error}
+
+    row = {"contenders": {"cudnn": cell(2e-3), "flash-attention 3": cell(1e-3), "flash-attention 4": cell(5e-4), gemm.OURS: cell(1.5e-3, True)}}
+    attention.add_error_ratio(row)
+    assert [list(found.get("extra", {}).values()) for found in row["contenders"].values()] == [[], [], [], [1.5]]
+    alone = {"contenders": {"cudnn": {"ours": False, "missing": "no cuDNN"}, gemm.OURS: cell(1e-3, True)}}
+    attention.add_error_ratio(alone)
+    assert "extra" not in alone["contenders"][gemm.OURS]
+
+
+def test_memory_of_a_call(monkeypatch):
+    """A call that allocates 3 MiB at most while 5 are in use; what only its first allocates does not count."""
+    mib, used, most = 2**20, [5], [5]
+
+    def call():
+        for change in (7 * (used[0] == 5 and len(calls) == 0), 3, -3):
+            used[0] += change
+            most[0] = max(most[0], used[0])
+        calls.append(None)
+
+    calls = []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used[0] * mib)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: most[0] * mib)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: most.__setitem__(0, used[0]))
+    once = timing.KINDS["memory"](call)
+    assert once() == once() == 3
 
 
 def test_orders_of_attention(monkeypatch):

@@ -44,9 +44,9 @@ def offsets_and_deltas(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.const
 
 
 @triton.jit
-def store_addends(addends, place, x, here):
-    """Store numbers as `AttentionBackward` adds them to products: rows `place` of STEP bf16, where `here`, that begin with the number's parts. −∞ becomes the
-    smallest number, for zero times infinity is not zero."""
+def store_addends(addends, row, stride, x, here):
+    """Store numbers as `AttentionBackward` adds them to products: rows of STEP bf16, `stride` apart, that begin with the number's parts, where `here`. −∞
+    becomes the smallest number, for zero times infinity is not zero."""
     col = tl.arange(0, STEP)[None, :]
     rest = tl.where(x < -LARGEST, -LARGEST, x)[:, None]
     found = tl.zeros_like(rest + col)
@@ -54,7 +54,7 @@ def store_addends(addends, place, x, here):
         head = rest.to(tl.bfloat16).to(tl.float32)
         found = tl.where(col == part, head, found)
         rest = tl.where(tl.abs(head) == float("inf"), 0.0, rest - head)
-    tl.store(addends + place[:, None] * STEP + col, found.to(tl.bfloat16), mask=here[:, None])
+    tl.store(addends + row[:, None].to(tl.int64) * stride + col, found.to(tl.bfloat16), mask=here[:, None])
 
 
 @triton.jit
@@ -68,12 +68,12 @@ def last_first():
 @plain_kernel
 @triton.jit
 def statistics(
-    O, dO, L, dL, offsets, deltas, sums, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, queries, pitch, numbers_of_head,  # noqa: E741
-    heads_of_sums, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
+    O, dO, L, dL, offsets, deltas, sums, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_row,  # noqa: E741
+    queries, numbers_of_head, heads_of_sums, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
-    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, pitch) fp32. WIDTH: the power of two from DIM
-    on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, pitch, STEP) bf16 as
+    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32 with the strides n. WIDTH: the power of
+    two from DIM on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), rows of STEP bf16 as
     `store_addends` has them, and there are zeros: for the sums of dQ of the first `heads_of_sums`, fp32, NUMBERS of a tile after those of the tile before,
     `numbers_of_head` of a head; and for counts, (2, units) int32, units no more than heads."""
     tile, (head, batch) = tl.program_id(0), last_first()
@@ -81,18 +81,18 @@ def statistics(
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
     row = tile * 64 + tl.arange(0, 64)
-    place = number * pitch + row
+    place = batch * n_batch + head * n_head
     if NUMBERS > 0:
-        store_addends(offsets, place, -offset * factor, row < queries)
-        store_addends(deltas, place, -delta, row < queries)
+        store_addends(offsets + place, row, n_row, -offset * factor, row < queries)
+        store_addends(deltas + place, row, n_row, -delta, row < queries)
         if (tile == 0) & (number < units):
             tl.store(counts + number, 0)
             tl.store(counts + units + number, 0)
         if number < heads_of_sums:
             tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
     else:
-        tl.store(deltas + place, delta, mask=row < queries)
-        tl.store(offsets + place, offset, mask=row < queries)
+        tl.store(deltas + place + row, delta, mask=row < queries)
+        tl.store(offsets + place + row, offset, mask=row < queries)
 
 
 class AttentionBackwardQueries(QueryTiles):

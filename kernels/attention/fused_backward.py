@@ -41,8 +41,8 @@ class AttentionBackward(AttentionBackwardKeys):
     exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
     of that: `ZeroingBackward` and, without a mask, `GatheringBackward`.
 
-    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this. sums: (B, H, blocks, 2, 4096) in
-    fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor.
+    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
+    (B, H, blocks, 2, 4096) in fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor.
     """
 
     consumers: int = 2
@@ -75,9 +75,8 @@ class AttentionBackward(AttentionBackwardKeys):
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
-        batch, head, block = ctx.config._numbers(ctx, head, block)
-        tk.load_async(input.offsets, ctx.globals.offsets, (batch, head, block, 0), input.arrived)
-        tk.load_async(input.deltas, ctx.globals.deltas, (batch, head, block, 0), input.arrived)
+        tk.load_async(input.offsets, ctx.globals.offsets, (ctx.batch, head, block, 0), input.arrived)
+        tk.load_async(input.deltas, ctx.globals.deltas, (ctx.batch, head, block, 0), input.arrived)
 
     @triton.jit
     def start(ctx):

@@ -287,7 +287,7 @@ def run_backward(
             fused = cast("ZeroingBackward", fused_backward(*kind, cut, True))
         counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
         tensors |= homes | dict(sums=sums, counts=counts)
-        tensors |= _statistics(out, grad, lse, grad_lse, (sums, counts), factor, fused.head_dim, lag * (heads // results))
+        tensors |= _statistics(out, grad, lse, grad_lse, addends_in(dq), (sums, counts), factor, fused.head_dim, lag * (heads // results))
         fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
         left = (lag if gathers else units) * (heads // results)
         gather_queries[2 * blocks, left](sums, dq, *dq.stride()[:3], scores.scale, queries, heads, batch * heads, fused.head_dim, dim)
@@ -295,23 +295,26 @@ def run_backward(
     return dq, dk, dv
 
 
+def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where offsets and deltas, (…, STEP) bf16, of the single pass wait: in the memory of the row's dQ, which is written when all that needs them is done."""
+    parts = dq.view(torch.bfloat16)
+    return parts[..., : STEP.value], parts[..., STEP.value : 2 * STEP.value]
+
+
 def _statistics(
-    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, zeros: tuple[torch.Tensor, torch.Tensor] | None = None,
-    factor: float = 0.0, width: int = 0, zeroed: int = 0,
+    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, addends: tuple[torch.Tensor, torch.Tensor] | None = None,
+    zeros: tuple[torch.Tensor, torch.Tensor] | None = None, factor: float = 0.0, width: int = 0, zeroed: int = 0,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """offsets and deltas, see `statistics`: what two passes load, or, where the single pass needs `zeros` (sums of dQ, of `width` columns, those of the first
-    `zeroed` heads; counts), what it adds to scores, divided by their factor."""
+    """offsets and deltas, see `statistics`: what two passes load, or, in `addends`, what the single pass adds to scores, divided by their factor, which also
+    needs `zeros` (sums of dQ, of `width` columns, those of the first `zeroed` heads; counts)."""
     batch, heads, queries, dim = out.shape
-    if zeros is None:
-        offsets, deltas = (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
-        sums, counts, pitch, numbers_of_head, units = offsets, offsets, offsets.stride(1), 0, 0
-    else:
-        offsets, deltas = torch.empty(2, batch, heads, queries, STEP.value, dtype=torch.bfloat16, device=out.device).unbind()
-        sums, counts = zeros
-        pitch, numbers_of_head, units = queries, sums.stride(1), counts.shape[1]
+    offsets, deltas = addends or (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
+    sums, counts = zeros or (offsets, offsets)
+    numbers_of_head, units = (sums.stride(1), counts.shape[1]) if zeros else (0, 0)
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3],
-        *lse.stride()[:2], queries, pitch, numbers_of_head, zeroed, units, factor, dim, power_of_two(dim), grad_lse is not None, ROWS * width)  # fmt: skip
+        *lse.stride()[:2], *offsets.stride()[:3], queries, numbers_of_head, zeroed, units, factor, dim, power_of_two(dim), grad_lse is not None,
+        ROWS * width)  # fmt: skip
     return dict(offsets=offsets, deltas=deltas)
 
 

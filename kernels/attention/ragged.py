@@ -19,7 +19,6 @@ from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
-NUMBERS_OF_QUERIES = ("offsets", "deltas")  # in whole blocks of each sequence: no copy of theirs ends within one
 ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
 
 
@@ -98,28 +97,24 @@ def _task(ctx, heads):
 @plain_kernel
 @triton.jit
 def packed_statistics(
-    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, total, tiles, factor,  # noqa: E741
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
+    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, n_row, n_head, total, factor,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
-    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole blocks of TILES tiles, one or two, zeros behind its end in
-    its last; with ADDENDS bf16, (1, H, tiles · 64, STEP), as `statistics` has them for `AttentionBackward`."""
+    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole tiles, zeros behind its end in its last; with ADDENDS
+    (total, H, STEP) bf16, as `statistics` has them for `AttentionBackward`; n: between their rows, where they have any, and heads."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
-        first = rows.begin.to(tl.int64)
+        first, row = rows.begin.to(tl.int64), tile * 64 + tl.arange(0, 64)
         offset, delta = offsets_and_deltas(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
                                            L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
-        place = (head * tiles + block * TILES + tile) * 64 + tl.arange(0, 64)
         if ADDENDS:
-            here = place >= 0
-            store_addends(offsets, place, -offset * factor, here)
-            store_addends(deltas, place, -delta, here)
-            if TILES == 2:  # a block that ends in its first tile has no program for its second
-                if (tile % 2 == 0) & ((tile + 1) * 64 >= rows.rows):
-                    store_addends(offsets, place + 64, tl.zeros_like(offset), here)
-                    store_addends(deltas, place + 64, tl.zeros_like(delta), here)
+            place = first * n_row + head * n_head
+            store_addends(offsets + place, row, n_row, -offset * factor, row < rows.rows)
+            store_addends(deltas + place, row, n_row, -delta, row < rows.rows)
         else:
+            place = head * n_head + block * 64 + row
             tl.store(deltas + place, delta)
             tl.store(offsets + place, offset)
 
@@ -154,7 +149,7 @@ class Packed(QueryTiles):
 
     def layout(self) -> tk.layout:
         plan = super().layout()
-        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles) and name not in NUMBERS_OF_QUERIES)
+        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles))
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
@@ -197,4 +192,4 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it, in blocks of `cols`."""
+    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it."""

@@ -10,12 +10,13 @@ from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
-from tritonkittens.kernels.attention.backward import ROWS, STEP
+from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
 from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import (
     TILE,
     Scores,
+    addends_in,
     check_heads,
     check_window,
     homes_of,
@@ -194,15 +195,12 @@ def _run_backward(
     block = ROWS if fused is None else fused.cols
     of_rows = entries(False, ROWS, block)
     blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
-    if fused is not None:
-        offsets, deltas = torch.empty(2, 1, heads, blocks * block, STEP.value, dtype=torch.bfloat16, device=q.device).unbind()
-    else:
-        offsets, deltas = torch.empty(2, 1, heads, blocks * block, dtype=torch.float32, device=q.device).unbind()
+    offsets, deltas = torch.empty(2, 1, heads, blocks * ROWS, dtype=torch.float32, device=q.device).unbind() if fused is None else addends_in(dq)
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
-    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], queries,
-                                               blocks * block // ROWS, factor, value_dim, power_of_two(value_dim), block // ROWS, grad_lse is not None,
-                                               fused is not None)
-    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
+    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], *offsets.stride()[:2],
+                                               queries, factor, value_dim, power_of_two(value_dim), grad_lse is not None, fused is not None)
+    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()}
+    tensors |= {name: x if fused is None else _heads_first(x) for name, x in dict(offsets=offsets, deltas=deltas).items()}
     kv_heads = k.shape[1]
     homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}

@@ -234,7 +234,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
-    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
+    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 6)]
     found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
