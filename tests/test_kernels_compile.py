@@ -39,7 +39,8 @@ NEEDED = {
     for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
                               ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
-NEEDED |= {f"attention_backward_d{dim}_gathering": NEEDED[f"attention_backward_d{dim}"] for dim in (64, 128)}
+NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
+           for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
@@ -63,7 +64,8 @@ def test_contract_on_hopper(name):
     assert not report.remarks, "ptxas makes no product wait for another, nor for registers"
     assert name in MOST_SPILLS or report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
     assert report.shared_bytes <= SHARED_LIMIT[90]
-    assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0, "tiles move by TMA"
+    stores = "UBLKRED" if name.endswith("_parts") else "UTMASTG"  # sums leave as bytes
+    assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get(stores, 0) > 0, "tiles move by TMA"
     assert report.loops
     for loop in report.loops:
         spills = sum(loop.counts.get(i, 0) for i in ("LDL", "STL"))
@@ -168,9 +170,9 @@ def test_outputs_are_scaled_in_a_branch(name):
 
 @pytest.mark.parametrize("name", LAZY)
 def test_largest_scores_are_looked_for_in_a_branch(name):
-    """What every iteration does has no maxima, and exponentials that wait for none."""
+    """What every iteration does has no maxima, but for the limits of the sums of a thread's two rows, and exponentials that wait for none."""
     for blocks in loops_of(name):
-        maxima, waits = ([block for block in blocks if block[base]] for base in ("FMNMX", "WARPGROUP"))
+        maxima, waits = [block for block in blocks if block["FMNMX"] > 2], [block for block in blocks if block["WARPGROUP"]]
         assert len(maxima) == 1 and maxima[0]["FMNMX"] >= 32 and not maxima[0].keys() & {"HGMMA", "WARPGROUP", "BAR"}
         assert any(block["MUFU"] >= 32 for block in waits)
 

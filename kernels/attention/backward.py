@@ -234,9 +234,13 @@ class AttentionBackwardKeys(QueryTiles):
         return -(-of[2] // (self.rows * self.consumers)), of[0] * of[1]
 
     @triton.jit
+    def _results(ctx):
+        """Those of a batch: key heads, or parts of their groups."""
+        return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
+
+    @triton.jit
     def setup(ctx):
-        queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
-        results = tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
+        queries, keys, results = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2), ctx.config._results(ctx)
         HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * results)

@@ -1,6 +1,8 @@
 """Gradients of attention in one pass over the scores: dK and dV stay in registers, dQ is summed up in global memory by TMA."""
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -42,13 +44,17 @@ class AttentionBackward(AttentionBackwardKeys):
     of that: `ZeroingBackward` and, without a mask, `GatheringBackward`.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
-    (B, H, blocks, 2, 4096) in fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor.
+    (B, H, blocks, 2, 4096) in fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor. Where there
+    are `parts`, dK and dV: (B, H_kv, tiles, head_dim / 64, 4096) in fp32, zeros at first, of every 64 keys, of whole tasks, ordered likewise.
     """
 
     consumers: int = 2
     edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
+    parts: int = 1  # of a group's query heads, a task for each: where several, dK and dV are sums in fp32, too
+
+    _finish_alone = AttentionBackwardKeys.finish
 
     @property
     def products_first(self) -> bool:
@@ -59,11 +65,21 @@ class AttentionBackward(AttentionBackwardKeys):
         height = self.rows * self.consumers
         q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
-        results = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
+        results: dict[str, Any] = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
+        finish = results if self.parts == 1 else dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
+        results = results if self.parts == 1 else dict.fromkeys(results)
         addends = tk.st(tk.bf16, self.cols, STEP.value)
         input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
-        return tk.layout(globals={**input, **common, "sums": None, **results}, input=input, common=common, finish=results, args=(*self.numbers, "gradient"),
+        return tk.layout(globals={**input, **common, "sums": None, **results}, input=input, common=common, finish=finish, args=(*self.numbers, "gradient"),
                          working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+
+    def tiles(self, *shapes: Any) -> tuple[int, int]:
+        batch, kv_heads, keys, _ = shapes[self.tensors.index("K")]
+        return -(-keys // (self.rows * self.consumers)), batch * kv_heads * self.parts
+
+    @triton.jit
+    def _results(ctx):
+        return tk.extent(ctx.globals.K, 1) * ctx.config.parts
 
     @triton.jit
     def load_common(ctx, common):
@@ -209,25 +225,50 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.sync_consumers(ctx)  # the next task writes dS anew
         return state.replace(dk=dk)
 
+    @triton.jit
+    def _add(ctx, staging, sums, x, across, number):
+        """Add 64 columns, `number` of `across`, of this consumer's dK or dV to the sums of its keys."""
+        tile = (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2) + ctx.row * ctx.config.consumers + ctx.consumer
+        staged = tk.store_fragments(staging, x)
+        tk.fence_async()
+        tk.sync()
+        tk.store_add_bytes_async(sums.pointer + (tile.to(tl.int64) * across + number) * HALF, staged)
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        if ctx.config.parts == 1:
+            ctx.config._finish_alone(ctx, state, staging)
+        elif ctx.config.head_dim == 64:
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 1, 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, state.dv, 1, 0)
+        else:
+            dk, dv = tk.split_cols(state.dk, 64), tk.split_cols(state.dv, 64)
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, dk[0], 2, 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dK, dk[1], 2, 1)
+            tk.store_read_wait(0)
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 2, 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 2, 1)
+
 
 @triton.jit
-def write_half(sums, half, dQ, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
-    """Rows from `first` on and 64 columns from `begin_col` on of dQ: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH on are
-    left out. dQ: a pointer to row 0, `stride_s` between rows."""
+def write_half(sums, half, home, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
+    """Rows from `first` on and 64 columns from `begin_col` on of a gradient: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH
+    on are left out. home: a pointer to row 0, `stride_s` between rows."""
     row, col = first + tl.arange(0, 64)[:, None], begin_col + tl.arange(0, 64)[None, :]
     # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
     x = tl.reshape(tl.load(sums + half * HALF + tl.arange(0, HALF)), (2, 4, 4, 8, 4, 2, 2))
     x = tl.reshape(tl.permute(x, (1, 5, 3, 0, 2, 4, 6)), (64, 64))
-    tl.store(dQ + row.to(tl.int64) * stride_s + col, (x * factor).to(dQ.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
+    tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 
 @plain_kernel
 @triton.jit
-def gather_queries(sums, dQ, stride_b, stride_h, stride_s, factor, queries, heads, behind, DIM: tl.constexpr, WIDTH: tl.constexpr):
+def gather_sums(sums, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: halves of all
-    blocks, how many heads. sums: as `AttentionBackward` leaves them, of DIM columns; dQ: (B, heads, queries, WIDTH), with these strides, the last 1."""
+    blocks, how many heads. sums: as `AttentionBackward` leaves them, of DIM columns; dQ, `home`: (B, heads, rows, WIDTH), with these strides, the last 1. Or
+    so dK and dV, of several parts."""
     ACROSS: tl.constexpr = DIM // 64
     part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
     half = number * tl.num_programs(0) + part
-    home = dQ + number // heads * stride_b + number % heads * stride_h
-    write_half(sums, half, home, stride_s, part // ACROSS * 64, queries, part % ACROSS * 64, factor, WIDTH)
+    place = home + number // heads * stride_b + number % heads * stride_h
+    write_half(sums, half, place, stride_s, part // ACROSS * 64, rows, part % ACROSS * 64, factor, WIDTH)

@@ -84,7 +84,7 @@ class GatheringBackward(ZeroingBackward):
     def follow(ctx):
         STAGES: tl.constexpr = ctx.config.following_stages
         NUMBER: tl.constexpr = ctx.config.consumers * HALF // (ROWS * COLS)
-        unit, results, tasks = ctx.config._unit(ctx) - ctx.args.lag, tk.extent(ctx.globals.dK, 1), ctx.config._tasks_of_unit(ctx)
+        unit, results, tasks = ctx.config._unit(ctx) - ctx.args.lag, ctx.config._results(ctx), ctx.config._tasks_of_unit(ctx)
         if unit >= 0:
             tk.wait_count(ctx.globals.counts.pointer + ctx.config._units(ctx) + unit, tasks)
             blocks = tk.extent(ctx.globals.sums, 2)

@@ -37,7 +37,7 @@ from tritonkittens.kernels.attention.config import (
     worth_sums,
 )
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import HALF, gather_queries
+from tritonkittens.kernels.attention.fused_backward import HALF, gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
@@ -238,13 +238,14 @@ def backward(
 
 @functools.lru_cache
 def fused_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, gathers: bool = False,
-    more: tuple[tuple[str, Any], ...] = (),
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, parts: int = 1,
+    gathers: bool = False, more: tuple[tuple[str, Any], ...] = (),
 ) -> ZeroingBackward | None:  # fmt: skip
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile? `gathers`:
-    shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?
+    `parts`: of a group's query heads; `gathers`: shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
     kernel = GatheringBackward if gathers else ZeroingBackward
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, order=deal(causal)["order"], **dict(more))
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, parts=parts,
+                                 order=deal(causal)["order"], **dict(more))
     return cast("ZeroingBackward | None",
                 choose_fused(lambda dim, cols: kernel(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
 
@@ -253,52 +254,71 @@ def run_backward(
     grad: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scores: Scores,
     deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ may be summed
-    up in an order that changes from run to run."""
-    (batch, heads, queries, dim), (keys, value_dim) = q.shape, v.shape[2:]
-    dq, dk, dv = (empty_like(x, x.shape[3]) for x in (q, k, v))
+    """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ, and dK and dV
+    of groups, may be summed up in an order that changes from run to run."""
+    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    gradients = dq, dk, dv = tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
     if out.numel() == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    grad = as_addressable(grad)
-    causal, window, softcap = scores.features(queries, keys)
-    numbers = {**scores.numbers(window), "gradient": scores.scale}
-    kind = (q.dtype, dim, value_dim, causal, window, softcap)
-    cut = keys % (ZeroingBackward.rows * ZeroingBackward.consumers) != 0
-    factor = summand_factor(numbers)
-    fused = fused_backward(*kind, cut) if worth_sums(dim, keys, causal) and not deterministic and factor else None
-    kv_heads = k.shape[1]
+    features = scores.features(queries, keys)
+    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=as_addressable(grad), dQ=dq)
+    kind = (q.dtype, dim, value_dim, *features)
+    single = (*kind, keys % (ZeroingBackward.rows * ZeroingBackward.consumers) != 0)
+    factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
+    fused = fused_backward(*single) if factor else None
+    if fused is not None:
+        _single_pass(fused, single, tensors, gradients, functools.partial(_statistics, out, tensors["dO"], lse, grad_lse, factor=factor), numbers)
+        return gradients
     group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
-    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=grad, dQ=dq)
-    if fused is None:
-        homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
-        tensors |= homes | _statistics(out, grad, lse, grad_lse)
-        of_queries, of_keys = backward(*kind)
-        for kernel in (of_queries, *of_keys):
-            kernel(*(tensors[name] for name in kernel.tensors), **numbers)
-    else:
-        tiles, blocks = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols)
-        work = tk.pairs(tiles, batch * kv_heads) if causal else tiles * batch * kv_heads
-        homes = homes_of(dk, dv, group, work, causal, group * bytes_at_once(fused, q, tiles) if causal else 0)
-        results, lag = homes["dK"].shape[1], units_ahead(tiles, multiprocessor_count(q.get_device()), causal)
-        sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
-        units = batch * results
-        gathers = units > lag and worth_following(keys, causal or window)
-        if gathers:
-            fused = cast("ZeroingBackward", fused_backward(*kind, cut, True))
-        counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
-        tensors |= homes | dict(sums=sums, counts=counts)
-        tensors |= _statistics(out, grad, lse, grad_lse, addends_in(dq), (sums, counts), factor, fused.head_dim, lag * (heads // results))
-        fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
-        left = (lag if gathers else units) * (heads // results)
-        gather_queries[2 * blocks, left](sums, dq, *dq.stride()[:3], scores.scale, queries, heads, batch * heads, fused.head_dim, dim)
+    homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
+    tensors |= homes | _statistics(out, tensors["dO"], lse, grad_lse)
+    of_queries, of_keys = backward(*kind)
+    for kernel in (of_queries, *of_keys):
+        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
-    return dq, dk, dv
+    return gradients
+
+
+def _single_pass(
+    fused: ZeroingBackward, kind: tuple[Any, ...], tensors: dict[str, torch.Tensor], gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    statistics_with: Callable[..., dict[str, torch.Tensor]], numbers: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the gradients by `fused`, the kernel of this `kind` (see `fused_backward`), or one like it, and those before and behind it, from operands that TMA
+    can address."""
+    (dq, dk, dv), q = gradients, tensors["Q"]
+    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, dk.shape[1:3]
+    device, width = q.get_device(), fused.head_dim
+    tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
+    parts = _parts(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+        _parts(device, group, tiles * batch * kv_heads))
+    units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
+    gathers = units > lag and worth_following(keys, fused.causal or fused.window)
+    if parts > 1 or gathers:
+        fused = cast(ZeroingBackward, fused_backward(*kind, parts, gathers))
+    sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+    counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
+    of_keys = (dk, dv)
+    if parts > 1:
+        of_keys = torch.zeros(2, batch, kv_heads, fused.consumers * tiles, width // 64, HALF.value, dtype=torch.float32, device=q.device).unbind()
+    tensors = tensors | dict(sums=sums, counts=counts, dK=of_keys[0], dV=of_keys[1])
+    tensors |= statistics_with(addends=addends_in(dq), zeros=(sums, counts), width=width, zeroed=lag * heads_of_unit)
+    fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
+    left, scale = (lag if gathers else units) * heads_of_unit, numbers["gradient"]
+    gather_sums[2 * blocks, left](sums, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, width, dim)
+    if parts > 1:
+        for home, x, times in ((dk, of_keys[0], scale), (dv, of_keys[1], 1.0)):
+            gather_sums[x.shape[3] * x.shape[2], batch * kv_heads](x, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, width, dim)
 
 
 def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where offsets and deltas, (…, STEP) bf16, of the single pass wait: in the memory of the row's dQ, which is written when all that needs them is done."""
-    parts = dq.view(torch.bfloat16)
-    return parts[..., : STEP.value], parts[..., STEP.value : 2 * STEP.value]
+    """Where offsets and deltas, (…, STEP) bf16, of the single pass wait: in the memory of a head's dQ, which is written when all that needs them is done. They
+    lie one after the other if dQ's rows do, else each in its row of dQ."""
+    x, step = dq.view(torch.bfloat16), STEP.value
+    if x.stride(-2) != x.shape[-1]:
+        return x[..., :step], x[..., step : 2 * step]
+    shape, strides, begin = (*x.shape[:-1], step), (*x.stride()[:-2], step, 1), x.storage_offset()
+    return x.as_strided(shape, strides, begin), x.as_strided(shape, strides, begin + x.shape[-2] * step)
 
 
 def _statistics(
@@ -324,11 +344,16 @@ def bytes_at_once(fused: ZeroingBackward, q: torch.Tensor, tiles: int) -> int:
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
 
 
-def homes_of(dk: torch.Tensor, dv: torch.Tensor, group: int, units: int, drawn: bool = False, at_once: int = 0) -> dict[str, torch.Tensor]:
+def _parts(device: int, group: int, units: int, drawn: bool = False, at_once: int = 0) -> int:
+    """In how many parts groups of so many query heads (1: they stay whole) are dealt out, where whole groups are `units` of work and bytes `at_once`: see
+    `parts_of_group`."""
+    return parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
+
+
+def homes_of(dk: torch.Tensor, dv: torch.Tensor, group: int, units: int) -> dict[str, torch.Tensor]:
     """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    Groups of so many query heads (1: they stay whole), `units` of work and bytes `at_once` for whole groups: see `parts_of_group`."""
-    device = dk.get_device()
-    parts = parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
+    Groups of so many query heads, `units` of work for whole groups: see `_parts`."""
+    parts = _parts(dk.get_device(), group, units)
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}

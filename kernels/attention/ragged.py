@@ -122,7 +122,7 @@ def packed_statistics(
 @plain_kernel
 @triton.jit
 def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves, DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
-    """`gather_queries` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, 2, 4096) as `PackedBackward` leaves
+    """`gather_sums` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, 2, 4096) as `PackedBackward` leaves
     them, `halves` of them a head, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)

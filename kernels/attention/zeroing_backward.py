@@ -23,7 +23,7 @@ class ZeroingBackward(AttentionBackward):
     wait for counters or stores (up to 14 % slower), and stores of threads, whoever issues them, get in the consumers' way (1 to 3 % faster without a mask, 2
     to 3 % slower with one). So do the statistics of queries made here: a backward takes 2 to 60 % longer than with the kernel of 40 µs that makes them for all.
 
-    Tensors as for `AttentionBackward`, and counts: two zeros in int32 for each unit, (2, B · heads of dK), of which this kernel counts the first up. lag:
+    Tensors as for `AttentionBackward`, and counts: two zeros in int32 for each unit, (2, B · H_kv · parts), of which this kernel counts the first up. lag:
     units, see `config.units_ahead`.
     """
 
@@ -46,11 +46,11 @@ class ZeroingBackward(AttentionBackward):
 
     @triton.jit
     def _unit(ctx):
-        return ctx.batch * tk.extent(ctx.globals.dK, 1) + ctx.result
+        return ctx.batch * ctx.config._results(ctx) + ctx.result
 
     @triton.jit
     def _units(ctx):
-        return tk.extent(ctx.globals.dK, 0) * tk.extent(ctx.globals.dK, 1)
+        return tk.extent(ctx.globals.K, 0) * ctx.config._results(ctx)
 
     @triton.jit
     def _sums_of(ctx, unit, block):

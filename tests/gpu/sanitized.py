@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.sanitized GROUP`: the shipped kernels on small inputs, for `compute-sanitizer` to watch; "fault" writes outside its tensor."""
+"""`python -m tests.gpu.sanitized GROUP [PART]`: shipped kernels on small inputs, for `compute-sanitizer` to watch; "fault" writes outside its tensor."""
 
 import sys
 
@@ -18,6 +18,7 @@ ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; 
     (2, 2, 200, 300, 192, 128, dict(causal=True)), (2, 1, 200, 300, 256, 256, {}), (2, 1, 200, 300, 96, 96, {}),
     (48, 48, 1024, 1024, 64, 64, {}), (48, 48, 1024, 1024, 128, 128, {}),  # so many that dQ is made of the sums that are done
 ]  # fmt: skip
+PARTS = 6  # of `ATTENTIONS`, which compile for long
 PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail")]
 
 
@@ -34,11 +35,14 @@ def products():
         gemm(a, b, scale_a=scales(*a_scales), scale_b=scales(*b_scales), out_dtype=BF16, residual=randn(300, 392))
 
 
-def attentions():
-    for heads, kv_heads, queries, keys, dim, value_dim, given in ATTENTIONS:
+def attentions(part):
+    for heads, kv_heads, queries, keys, dim, value_dim, given in ATTENTIONS[int(part) :: PARTS]:
         q, k, v = (randn(1, *shape).requires_grad_() for shape in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim)))
         out = attention(q, k, v, **given)
         torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
+
+
+def serving():
     for dim in (64, 128):
         q, k, v = (randn(2, heads, length, dim) for heads, length in ((4, 130), (2, 300), (2, 300)))
         attention_fp8(*(x.to(E4M3) for x in (q, k, v)), causal=True)
@@ -65,6 +69,6 @@ def fault():
 
 
 if __name__ == "__main__":
-    {"products": products, "attentions": attentions, "fault": fault}[sys.argv[1]]()
+    {"products": products, "attentions": attentions, "serving": serving, "fault": fault}[sys.argv[1]](*sys.argv[2:])
     torch.cuda.synchronize()
     print("done")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import Config, attention, attention_torch, product
 from tritonkittens.kernels.attention.reference import sides, visible
 
@@ -213,6 +213,21 @@ def test_runs_are_bitwise_equal(dim, causal, rng):
             different[i % 2] += (attention(q, k, v, causal=causal) != first).any()
     torch.cuda.synchronize()
     assert not sum(different)
+
+
+@pytest.mark.parametrize("dim, config", [(128, None), (64, Config(cols=64, consumers=1)), (64, Config(consumers=3)), (64, None)])
+def test_error_with_outliers(dim, config, rng):
+    """Hardly larger than if no weight were above one: where one key gets most of a row's weight, this is rounded to itself."""
+    def outliers(*shape):
+        return randn(*shape) + 10 * randn(*shape) * (torch.rand(shape, device=DEVICE) < 1e-3)
+
+    queries, keys = on_gpu_or_simulated((2000, 4000), (200, 1000))
+    q, k, v = (outliers(on_gpu_or_simulated(8, 1), 2, rows, dim) for rows in (queries, keys, keys))
+    exact = attention_torch(*(x.double() for x in (q, k, v)))[0]
+    scores = (q.float() @ k.float().mT) / dim**0.5
+    weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
+    usual = ((weights.bfloat16().float() @ v.float()) / weights.sum(-1, keepdim=True)).bfloat16()
+    assert relative_error(attention(q, k, v, **({} if config is None else {"config": config})), exact) < 1.1 * relative_error(usual, exact)
 
 
 def test_random_configurations(rng):

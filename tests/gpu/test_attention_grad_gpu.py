@@ -121,6 +121,24 @@ def test_gradients_of_many_blocks(parts, rng, monkeypatch):
     assert len(asked) == 3  # the same bits whatever else there is
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="counts what a GPU's memory holds")
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("heads, kv_heads, causal", [(16, 16, False), (32, 8, True), (32, 4, True), (28, 4, True)])
+def test_memory_of_gradients(heads, kv_heads, causal, permuted):
+    """The gradients, dQ in fp32, dK and dV in fp32 where tasks share them: what FlashAttention-3 allocates, but for its two numbers of a query."""
+    b, s, dim = 2, 2048, 128
+    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if permuted else x
+               for n in (heads, kv_heads, kv_heads) for x in leaves(b, n, n, s, s, dim)[:1])
+    out = attention(q, k, v, causal=causal)
+    grad = torch.randn_like(out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    rows, shared = b * s * dim, 0 if heads == kv_heads else kv_heads
+    assert torch.cuda.max_memory_allocated() - before <= rows * (2 * heads + 4 * kv_heads + 4 * heads + 8 * shared) + 2**16
+
+
 @pytest.mark.parametrize("given", [
     dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), dict(softcap=2.0),
     dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5), dict(window=(60, 10), softcap=2.0, deterministic=True),
