@@ -10,7 +10,7 @@ from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 LIMIT = tl.constexpr(2.0**15)  # of a block's sums of weights that a thread holds: each is below what fp16 has, too
-GROWTH = tl.constexpr(4.0)  # of these sums at most, to those of all blocks before: where one key gets most of the weight, its weight is one
+GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)  # such a sum is at most GROWTH times those of all blocks before, plus USUAL, which it is without outliers
 MOST_HELD = 128  # scores of a row that registers hold beside their weights
 
 
@@ -148,7 +148,10 @@ class AttentionForward(QueryTiles):
         weights = tk.exp2_row(s, scale, m * scale)  # infinite or NaN in a row that has seen no key yet
         o = tk.mma_wait(o)  # before operands are made, which then have the registers of those of before
         sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
-        if tk.warp_exceeds(sums - tk.minimum(state.sums * GROWTH, LIMIT), 0.0):
+        usual = USUAL
+        if ctx.config.causal or ctx.config.window:  # behind blocks of which rows have seen few keys, weights above one are usual
+            usual = tl.where(ctx.iter > ctx.masked, USUAL, LIMIT)
+        if tk.warp_exceeds(sums, LIMIT, sums - state.sums * GROWTH, usual):
             weights, m, alpha = ctx.config._softmax(ctx, state, s)
             sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
         return state.replace(o=o, p=p, m=m, alpha=alpha, sums=tk.mul_row(state.sums, alpha) + sums)

@@ -35,14 +35,21 @@ def rescale_asm(elements: int) -> str:
 
 
 @op
-def warp_exceeds(t: Trace, x: Any, limit: Any) -> Any:
-    """1 (int32) in a warp where an element of `x` that it holds is above `limit` or NaN, else 0; in a branch on it stand only operations within a warp: those
-    of elements, reductions of rows. PTX ISA, vote.sync."""
+def warp_exceeds(t: Trace, x: Any, limit: Any, *more: Any) -> Any:
+    """1 (int32) in a warp where an element of `x` that it holds is above `limit`, a number or scalar, or NaN, else 0; `more` tiles, each with its limit, count
+    as well. In a branch on it stand only operations within a warp: those of elements, reductions of rows. PTX ISA, vote.sync."""
     t.require_explicit("warp_exceeds")
-    pieces = pieces_of(x)
-    bits = struct.unpack("<I", struct.pack("<f", float(unwrap(limit))))[0]
-    counts = [t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder)) for piece in pieces]
-    lines = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"]
-    lines += [f"setp.gtu.f32 q, ${1 + i}, 0f{bits:08X}; or.pred p, p, q;" for i in range(sum(counts))]
+    lines, operands, elements = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"], [], 0
+    limits = [unwrap(of) for of in (limit, *more[1::2])]
+    places = {i: j for j, i in enumerate(i for i, of in enumerate(limits) if not isinstance(of, (int, float)))}
+    for number, (tile, of) in enumerate(zip((x, *more[::2]), limits, strict=True)):
+        for piece in pieces_of(tile):
+            operands.append(piece)
+            count = t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder))
+            above = f"${{{number}}}" if number in places else f"0f{struct.unpack('<I', struct.pack('<f', float(of)))[0]:08X}"
+            lines += [f"setp.gtu.f32 q, ${1 + elements + i}, {above}; or.pred p, p, q;" for i in range(count)]
+            elements += count
     text = "{ " + " ".join(lines) + " vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }"
-    return t.call(asm, text, ",".join(["=r"] + ["f"] * sum(counts)), list(pieces), tl.int32)
+    for number, place in places.items():
+        text = text.replace(f"${{{number}}}", f"${1 + elements + place}")
+    return t.call(asm, text, ",".join(["=r"] + ["f"] * (elements + len(places))), [*operands, *(limits[i] for i in places)], tl.int32)
