@@ -232,5 +232,5 @@ class AttentionForward(QueryTiles):
             tk.fence_async()
             tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:
-            tk.store(ctx.globals.L, tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453,
-                     (ctx.batch, ctx.head, row))
+            found = tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453
+            tk.store(ctx.globals.L, tk.where(state.m == float("inf"), state.m, found), (ctx.batch, ctx.head, row))

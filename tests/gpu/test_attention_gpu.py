@@ -175,6 +175,19 @@ def test_special_numbers(rng):
     assert (out.isnan() | ~expected.isnan()).all() and not out[:, :, :, :9].isnan()[~expected.isnan()[:, :, :, :9]].any()
 
 
+@pytest.mark.parametrize("where, causal", [("q", False), ("k", True), ("v", False), ("v", True)])
+@pytest.mark.parametrize("dim, config", [(128, None), (64, None), (64, Config(cols=64, consumers=1)), (64, Config(consumers=3))])
+def test_infinite_numbers(dim, config, where, causal, rng):
+    """As in torch: a score of ∞ makes its row NaN and its log-sum-exp ∞, one of −∞ has no weight, an infinite value is one of the output."""
+    q, k, v = operands(1, 2, 2, 200, 300, dim)
+    {"q": q, "k": k, "v": v}[where][0, 0, 120, 3] = math.inf if rng.integers(2) else -math.inf
+    out, lse = attention(q, k, v, causal=causal, return_lse=True, config=config)
+    expected, expected_lse = attention_torch(q, k, v, causal=causal)
+    for found, right in ((out, expected), (lse, expected_lse)):
+        assert torch.equal(found.isnan(), right.isnan())
+        assert torch.allclose(found.double()[~right.isnan()], right[~right.isnan()], atol=0.02, rtol=0.02)
+
+
 def test_queries_without_keys(rng):
     q, k, v = operands(1, 2, 2, 200, 70, 64)
     out, lse = attention(q, k, v, causal=True, return_lse=True)
