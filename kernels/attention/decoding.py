@@ -70,7 +70,13 @@ def attention_decode(
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
     sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
     copies of gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
+
+    Traced by torch.compile as the operator `tritonkittens::attention_decode`.
     """
+    if torch.compiler.is_compiling():
+        result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
     check(q, k, v, out, paged=pages is not None)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     if queries > ROWS:

@@ -97,7 +97,13 @@ def attention_fp8(
     q: (batch, heads, queries, D); k: (batch, kv_heads, keys, D), v: (batch, kv_heads, keys, D_v), torch.float8_e4m3fn, D and D_v multiples of 32 up to 256.
     Scales: (batch, kv_heads) fp32 on the same device, one for all query heads of a group; 1 where not given. V is copied once, transposed. Returns
     (batch, heads, queries, D_v) of `out_dtype` (bf16, fp16, fp32), or `out`, whose type counts then. Everything else, results and errors as for `attention`.
+    Traced by torch.compile as the operator `tritonkittens::attention_fp8`.
     """
+    if torch.compiler.is_compiling():
+        kind = out_dtype if out is None else out.dtype
+        result, lse = torch.ops.tritonkittens.attention_fp8(q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, kind)
+        result = result if out is None else out.copy_(result)
+        return (result, lse) if return_lse else result
     check_operands("attention_fp8", (torch.float8_e4m3fn,), 4, q=q, k=k, v=v)
     check_shapes(q, k, v, out, head_dims=HEAD_DIMS)
     if out is not None:

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from tritonkittens.kernels._tensors import is_eager
 from tritonkittens.kernels.attention.decoding import attention_decode
+from tritonkittens.kernels.attention.fp8 import attention_fp8
 from tritonkittens.kernels.attention.product import Known, Scores, check, empty_like, run_backward, run_forward
 
 
@@ -87,12 +88,30 @@ class AttentionFunction(torch.autograd.Function):
 
 @torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())
 def decode_operator(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, causal: bool, scale: float, softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """The output of `attention_decode`."""
-    return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
+    softcap: float | None, parts: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention_decode`."""
+    given: dict[str, Any] = dict(lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, parts=parts)
+    return attention_decode(q, k, v, return_lse=True, **given)  # type: ignore[return-value]
 
 
 @decode_operator.register_fake
-def _(q, k, v, lengths, starts, causal, scale, softcap):  # type: ignore[no-untyped-def]
-    return q.new_empty(*q.shape[:3], v.shape[3])
+def _(q, k, v, lengths, starts, pages, causal, scale, softcap, parts):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("tritonkittens::attention_fp8", mutates_args=())
+def fp8_operator(
+    q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, causal: bool, left: int | None,
+    right: int | None, scale: float | None, softcap: float | None, out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, log-sum-exp) of `attention_fp8`; `left` and `right` are its window."""
+    scales: dict[str, Any] = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    return attention_fp8(q, k, v, causal=causal, window=(left, right), scale=scale, softcap=softcap, return_lse=True,  # type: ignore[return-value]
+                         out_dtype=out_dtype, **scales)
+
+
+@fp8_operator.register_fake
+def _(q, k, v, q_scale, k_scale, v_scale, causal, left, right, scale, softcap, out_dtype):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)

@@ -178,3 +178,28 @@ def test_parts_fill_the_device():
     assert 10 <= parts_of(8, 400, 132) <= 17, "about a part for every multiprocessor"
     assert [parts_of(64, blocks, 132) for blocks in (8, 32, 256)] == [1, 1, 2], "half of the multiprocessors read as fast as memory gives"
     assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
+
+
+def cases():
+    """Operands of `attention_decode` and its options: a whole cache, one that begins and ends inside, and pages."""
+    q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
+    lengths, starts = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([70, 100], [0, 9]))
+    k_pool, v_pool, table = in_pages(k, v, [70, 100], 16)
+    return [((q, k, v), {}), ((q, k, v), dict(lengths=lengths, starts=starts, softcap=4.0)), ((q, k_pool, v_pool), dict(lengths=lengths, pages=table, parts=2))]
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_operator(case, rng):
+    """torch.library's own checks, and one graph with the results of the eager call."""
+    operands, given = cases()[case]
+    named = {**dict(lengths=None, starts=None, pages=None, causal=True, scale=None, softcap=None, parts=None), **given}
+    torch.library.opcheck(torch.ops.tritonkittens.attention_decode.default, (*operands, *named.values()))
+
+    def layer(q, k, v):
+        out, lse = attention_decode(q * 2, k, v, return_lse=True, **given)
+        return out + 1, lse, attention_decode(q, k, v, out=torch.empty_like(out), **given)
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    for found, expected in zip(compiled(*operands), layer(*operands), strict=True):
+        torch.testing.assert_close(found, expected)

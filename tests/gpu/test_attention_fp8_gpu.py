@@ -98,3 +98,23 @@ def test_refusals():
         attention_fp8(q, k, v, k_scale=torch.ones(2, device=DEVICE))
     with pytest.raises(TypeError, match="attention_fp8: out has dtype torch.float8_e4m3fn"):
         attention_fp8(q, k, v, out=torch.empty_like(q))
+
+
+@pytest.mark.parametrize("given", [{}, dict(causal=True, softcap=5.0), dict(window=(30, 5), scale=0.2, out_dtype=torch.float32)], ids=str)
+def test_operator(given, rng):
+    """torch.library's own checks, and one graph with the results of the eager call."""
+    q, k, v = operands(1, 4, 2, 70, 90, 64)
+    scale = torch.rand(1, 2, device=DEVICE) + 0.5
+    left, right = given.get("window", (None, None))
+    arguments = (q, k, v, scale, None, scale, given.get("causal", False), left, right, given.get("scale"), given.get("softcap"), torch.bfloat16)
+    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # torch cannot compare e4m3, as test_schema does
+    torch.library.opcheck(torch.ops.tritonkittens.attention_fp8.default, arguments, test_utils=tests)
+
+    def layer(q, k, v):
+        out, lse = attention_fp8(q, k, v, q_scale=scale, v_scale=scale, return_lse=True, **given)
+        return out + 1, lse, attention_fp8(q, k, v, out=torch.empty_like(out), **given)
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    for found, expected in zip(compiled(q, k, v), layer(q, k, v), strict=True):
+        torch.testing.assert_close(found, expected)

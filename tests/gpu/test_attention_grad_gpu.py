@@ -223,8 +223,7 @@ CASES = [(0.125, None, LIMIT, 0, False), (0.2, 3.0, LIMIT, LIMIT, True), (0.125,
 @pytest.mark.parametrize("scores", CASES, ids=str)
 def test_opcheck(scores, rng):
     q, k, v = leaves(1, 2, 1, 70, 90, 64)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.tritonkittens.attention.default, (q, k, v, *scores), test_utils=tests)
+    torch.library.opcheck(torch.ops.tritonkittens.attention.default, (q, k, v, *scores), rtol=2e-2, atol=2e-2)
     out, lse = torch.ops.tritonkittens.attention(*(x.detach() for x in (q, k, v)), *scores)
     arguments = (torch.randn_like(out), torch.randn_like(lse), q.detach(), k.detach(), v.detach(), out, lse, *scores)
     torch.library.opcheck(torch.ops.tritonkittens.attention_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))

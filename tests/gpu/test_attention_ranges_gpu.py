@@ -102,15 +102,11 @@ def test_opcheck(rng):
     q, k, v = operands(2, 2, 1, 40, 40)
     ranges = torch.tensor([left(40, 0), left(40, 9)], dtype=torch.int32)[:, None]
     scores = (True, 0.125, None, 1 << 30, 0)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.tritonkittens.attention_ranges.default, (q, k, v, ranges, *scores), test_utils=tests)
+    torch.library.opcheck(torch.ops.tritonkittens.attention_ranges.default, (q, k, v, ranges, *scores), rtol=2e-2, atol=2e-2)
     q, k, v = (x.detach() for x in (q, k, v))
     out, lse = torch.ops.tritonkittens.attention_ranges(q, k, v, ranges, *scores)
     arguments = (torch.randn_like(out), q, k, v, ranges, out, lse, *scores)
     torch.library.opcheck(torch.ops.tritonkittens.attention_ranges_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))
-    starts = torch.tensor([0, 9], dtype=torch.int32, device=DEVICE)
-    arguments = (q[:, :, :1], k, v, None, starts, True, 0.125, None)
-    torch.library.opcheck(torch.ops.tritonkittens.attention_decode.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_refused():

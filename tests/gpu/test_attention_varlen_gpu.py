@@ -238,8 +238,7 @@ def test_runs_are_bitwise_equal(rng):
 def test_opcheck(scores, rng):
     q, k, v = (x.nan_to_num().requires_grad_() for x in operands((70, 20), (90, 30)))
     bounds = starts((70, 20)), starts((90, 30))
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.tritonkittens.attention_varlen.default, (q, k, v, *bounds, *scores), test_utils=tests)
+    torch.library.opcheck(torch.ops.tritonkittens.attention_varlen.default, (q, k, v, *bounds, *scores), rtol=2e-2, atol=2e-2)
     out, lse = torch.ops.tritonkittens.attention_varlen(*(x.detach() for x in (q, k, v)), *bounds, *scores)
     arguments = (torch.randn_like(out), torch.randn_like(lse).nan_to_num(), q.detach(), k.detach(), v.detach(), out, lse, *bounds, *scores)
     torch.library.opcheck(torch.ops.tritonkittens.attention_varlen_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))

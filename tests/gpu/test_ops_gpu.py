@@ -133,3 +133,46 @@ def test_a_model_uses_it(rng, monkeypatch):
     for found, expected in zip(results[1], results[0], strict=True):
         assert relative_error(found, expected) < 1e-2
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[2], strict=True))
+
+
+BACKEND = "inductor" if DEVICE == "cuda" else "aot_eager"
+
+
+@pytest.mark.parametrize("given, kv_heads, dim", [(dict(), 4, 64), (dict(is_causal=True), 2, 64), (dict(scale=0.3), 1, 40)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(given, kv_heads, dim, dynamic, rng):
+    """One graph, with its gradients, and with `dynamic` the same for other lengths."""
+    torch.compiler.reset()
+
+    def layer(q, k, v):
+        return functional.silu(scaled_dot_product_attention(q * 2, k, v, enable_gqa=kv_heads < 4, **given)).sum()
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=BACKEND)
+    for length in (70, 90):
+        q, k, v = (randn(1, heads, length, dim).requires_grad_() for heads in (4, kv_heads, kv_heads))
+        expected = torch.autograd.grad(layer(q, k, v), (q, k, v))
+        for found, wanted in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v)), expected, strict=True):
+            assert relative_error(found, wanted) < 1e-2
+
+
+def test_a_compiled_model_uses_it(rng, monkeypatch):
+    """One graph with our operator in it, forward and backward, and the model's values and gradients."""
+    torch.compiler.reset()
+    model, x = Block(), randn(2, 70, 128)
+    seen = []
+
+    def watching(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    results = []
+    for compiled in (False, True):
+        model.zero_grad()
+        run = torch.compile(model, fullgraph=True, backend=watching) if compiled else model
+        with use_attention():
+            out = run(x)
+        out.float().square().sum().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters())])
+    assert any("tritonkittens.attention" in target for target in seen)
+    for found, expected in zip(*results, strict=True):
+        assert relative_error(found, expected) < 1e-2

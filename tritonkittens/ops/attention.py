@@ -112,4 +112,6 @@ class use_attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        return scaled_dot_product_attention(*args, **{**kwargs, "fallback": True}) if func is _torch_attention else func(*args, **kwargs)
+        if func is _torch_attention:
+            return scaled_dot_product_attention(*args, **{**kwargs, "fallback": True})
+        return (torch.unflatten if func is Tensor.unflatten else func)(*args, **kwargs)  # torch.compile cannot trace that method in a mode

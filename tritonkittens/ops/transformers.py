@@ -155,8 +155,6 @@ def _attend(
     q, k, v = (padded(x) for x in (query, key, value))
     if few and (queries == 1 if ranges is not None else window is None):
         starts, lengths = (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
-        if torch.compiler.is_compiling():
-            return torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, causal, scale, softcap)
         return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
     if ranges is not None:
         return attention_ranges(q, k, v, ranges, causal=causal, window=window, scale=scale, softcap=softcap)
