@@ -56,22 +56,23 @@ def row_tiles_of(group: int, queries: int) -> tuple[int, int]:
 def attention_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: torch.Tensor | None = None, starts: torch.Tensor | None = None,
     pages: torch.Tensor | None = None, causal: bool = True, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
-    parts: int | None = None, out: torch.Tensor | None = None,
+    parts: int | None = None, out: torch.Tensor | None = None, debug: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
 
     q: (batch, heads, queries, D), at most 64 queries (where those of a group's heads are more, K and V are read several times); k, v: (batch, kv_heads,
-    keys, D and D_v), a cache of which sequence b has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`,
-    which is not checked). With `causal` the last query sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left
-    does; they must be finite. `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
+    keys, D and D_v), a cache of which sequence b has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`).
+    With `causal` the last query sees all of them. `starts` (like lengths) hides the keys before starts[b], as padding on the left does; they must be finite.
+    `parts`: tasks that a sequence is dealt to, chosen where not given. Everything else, results and errors as for `attention`.
 
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
-    j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool, which is not checked. Entries behind a
-    sequence's last key are not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by
-    copies of gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
+    j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool. Entries behind a sequence's last key are
+    not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by copies of
+    gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
 
-    Traced by torch.compile as the operator `tritonkittens::attention_decode`.
+    What `lengths`, `starts` and `pages` hold is checked with `debug` only, for the host has to wait for the device. Traced by torch.compile as the operator
+    `tritonkittens::attention_decode`.
     """
     if torch.compiler.is_compiling():
         result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
@@ -91,6 +92,8 @@ def attention_decode(
         check_small("attention_decode", "pages", pages, q, torch.int32, (batch, None), f"({batch}, pages of the longest sequence)")
         _check_pages(keys, lengths)
         page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
+    if debug:
+        _check_held(lengths, starts, pages, page_size, keys, len(k))
     if parts is not None and not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
     left, right = check_window(causal, None)
@@ -132,6 +135,22 @@ def attention_decode(
     combine[rows, tiles, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
                                 power_of_two(parts), power_of_two(value_dim), lse is not None)
     return result if lse is None else (result, lse)
+
+
+def _check_held(
+    lengths: torch.Tensor | None, starts: torch.Tensor | None, pages: torch.Tensor | None, page_size: int | None, keys: int, pool: int,
+) -> None:  # fmt: skip
+    """Raise ValueError for lengths, first keys or pages that a cache of so many keys, or a pool of so many pages, does not have."""
+    for name, x in (("lengths", lengths), ("starts", starts)):
+        for b, value in enumerate([] if x is None else x.tolist()):
+            if not 0 <= value <= keys:
+                where = "the cache" if pages is None else "a row of pages"
+                raise ValueError(f"attention_decode: {name}[{b}] is {value}; it must be from 0 to the {keys} keys of {where}")
+    if pages is not None and lengths is not None and page_size is not None:
+        for b, (row, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
+            for j, page in enumerate(row[: -(-length // page_size)]):
+                if not 0 <= page < pool:
+                    raise ValueError(f"attention_decode: pages[{b}, {j}] is {page}; the pool has {pool} pages")
 
 
 def _check_pages(page_size: int, lengths: torch.Tensor | None) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, cast
 
 import torch
@@ -46,7 +47,7 @@ MAX_ROWS = 1 << 29
 def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float | None = None,
-    return_lse: bool = False, deterministic: bool | None = None, out: Tensor | None = None,
+    return_lse: bool = False, deterministic: bool | None = None, out: Tensor | None = None, debug: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """`attention` of every one of B sequences, whose queries and keys lie end to end without padding, as in FlashAttention's `flash_attn_varlen_func`.
 
@@ -54,12 +55,12 @@ def attention_varlen(
     256, at most 2²⁹ rows. Strides as for `attention`. cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 on the same device: sequence b is the rows from element b up
     to element b + 1, none or more; its first query and its first key are those elements.
 
-    What they hold is not looked at on the host, which would have to wait for the device. It must begin with 0, not decrease, and end with at most the number
-    of rows. Whatever it holds, nothing outside the tensors is read or written, but results are then undefined. Rows behind the last sequence have an output
-    of zeros, −∞ as log-sum-exp, and gradients of zeros. NaN in one sequence stays there.
+    What they hold must begin with 0, not decrease, and end with at most the number of rows. The host looks at it with `debug` only, for it has to wait for the
+    device. Whatever it is, nothing outside the tensors is read or written, but results are undefined if it is wrong. Rows behind the last sequence have an
+    output of zeros, −∞ as log-sum-exp, and gradients of zeros. NaN in one sequence stays there.
 
     - `max_seqlen_q`, `max_seqlen_k`: bounds of the lengths, where they are known: a window whose sides no sequence reaches then costs nothing, and the kernel
-      is the one for sequences so short (on the H200 up to 1.4 times as fast). They are not compared with the lengths;
+      is the one for sequences so short (on the H200 up to 1.4 times as fast). They are compared with the lengths with `debug` only;
     - `causal`, `window`, `scale`, `softcap` as for `attention`, in each sequence (the last query's own key is the sequence's last);
     - `deterministic` as for `attention`; `return_lse`: also the logarithm of each query's sum of exponentials, (heads, total_q) in fp32.
 
@@ -72,6 +73,9 @@ def attention_varlen(
     left, right = check_window(causal, window, NAME)
     scores = scores_of(q, scale, softcap, left, right, NAME)
     longest = _longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k)
+    if debug and not traced:
+        for of, starts, rows, most in (("q", cu_seqlens_q, q.shape[0], longest[0]), ("k", cu_seqlens_k, k.shape[0], longest[1])):
+            _check_starts(of, starts.tolist(), rows, most)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         numbers = (scores.scale, softcap, left, right, deterministic)
@@ -104,6 +108,20 @@ def check_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqle
         raise ValueError(f"{NAME}: cu_seqlens_q is {tuple(cu_seqlens_q.shape)}, cu_seqlens_k {tuple(cu_seqlens_k.shape)}; they must be of as many sequences")
     if out is not None and out.shape != (queries, heads, value_dim):
         raise ValueError(f"{NAME}: out is {tuple(out.shape)}; it must be {(queries, heads, value_dim)}")
+
+
+def _check_starts(of: str, starts: list[int], rows: int, longest: int | None) -> None:
+    """Raise ValueError for what cannot be where sequences of so many rows begin and the last one ends, or for one longer than was said."""
+    argument = f"{NAME}: cu_seqlens_{of}"
+    if starts[0] != 0:
+        raise ValueError(f"{argument} begins with {starts[0]}; it must begin with 0")
+    for number, (begin, end) in enumerate(itertools.pairwise(starts)):
+        if end < begin:
+            raise ValueError(f"{argument} decreases from {begin} to {end} at element {number + 1}; where a sequence ends is not before it begins")
+        if longest is not None and end - begin > longest:
+            raise ValueError(f"{argument}: sequence {number} has {end - begin} rows; max_seqlen_{of}={longest} must be no fewer")
+    if starts[-1] > rows:
+        raise ValueError(f"{argument} ends with {starts[-1]}; {of} has {rows} rows")
 
 
 def _longest(argument: str, value: int | None) -> int | None:

@@ -168,6 +168,22 @@ def test_refused():
             attention_decode(*operands, **given)
 
 
+def test_refused_contents(rng):
+    """With `debug`, which looks at what tensors of numbers hold."""
+    for case, changed, message in (
+        (1, dict(lengths=[70, 101]), "lengths[1] is 101; it must be from 0 to the 100 keys of the cache"),
+        (1, dict(lengths=[-1, 100]), "lengths[0] is -1; it must be from 0 to the 100 keys of the cache"),
+        (1, dict(starts=[0, 200]), "starts[1] is 200; it must be from 0 to the 100 keys of the cache"),
+        (2, dict(lengths=[70, 113]), "lengths[1] is 113; it must be from 0 to the 112 keys of a row of pages"),
+        (2, dict(pages=[[0, 1, 2, 3, 25, 99, 99], [5, 6, 7, 8, 9, 10, 4]]), "pages[0, 4] is 25; the pool has 25 pages"),
+    ):
+        operands, given = cases()[case]
+        numbers = {name: torch.tensor(x, dtype=torch.int32, device=DEVICE) for name, x in changed.items()}
+        with pytest.raises(ValueError, match=re.escape(f"attention_decode: {message}")):
+            attention_decode(*operands, debug=True, **{**given, **numbers})
+        assert torch.equal(attention_decode(*operands, debug=True, **given), attention_decode(*operands, **given))
+
+
 def test_tiles_have_equally_many_heads():
     groups = {(8, 8): (1, 8), (8, 9): (2, 4), (8, 16): (2, 4), (24, 5): (2, 12), (71, 1): (2, 36), (1, 64): (1, 1), (3, 64): (3, 1), (5, 31): (3, 2)}
     assert {group: row_tiles_of(*group) for group in groups} == groups

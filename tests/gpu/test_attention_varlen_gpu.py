@@ -1,6 +1,7 @@
 """Attention of sequences packed end to end: every sequence against float64 and against `attention` by itself, and nothing of its neighbours."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -159,6 +160,23 @@ def test_wrong_starts_stay_inside(wrong, rng):
             attention_varlen(q, k, v, *given, out=around[1:-1], causal=True, return_lse=True)
         assert around[[0, -1]].isnan().all()
         attention_varlen(q, k, v, *given, causal=True).sum().backward()
+
+
+def test_refused_starts(rng):
+    """With `debug`, which looks at what they hold."""
+    q, k, v = (torch.randn(n, 2, 64, device=DEVICE).to(BF16) for n in (100, 90, 90))
+    right = starts((30, 0, 60))
+    for wrong, given, message in (
+        ((5, 30, 40, 50), {}, "cu_seqlens_q begins with 5; it must begin with 0"),
+        ((0, 30, 20, 50), {}, "cu_seqlens_q decreases from 30 to 20 at element 2"),
+        ((0, 30, 40, 101), {}, "cu_seqlens_q ends with 101; q has 100 rows"),
+        ((0, 30, 40, 80), dict(max_seqlen_q=39), "cu_seqlens_q: sequence 2 has 40 rows; max_seqlen_q=39 must be no fewer"),
+        ((0, 30, 40, 80), dict(max_seqlen_k=59), "cu_seqlens_k: sequence 2 has 60 rows; max_seqlen_k=59 must be no fewer"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"attention_varlen: {message}")):
+            attention_varlen(q, k, v, torch.tensor(wrong, dtype=torch.int32, device=DEVICE), right, debug=True, **given)
+    given = dict(max_seqlen_q=60, max_seqlen_k=60, return_lse=True)
+    assert all(map(torch.equal, attention_varlen(q, k, v, right, right, debug=True, **given), attention_varlen(q, k, v, right, right, **given)))
 
 
 def test_views_without_copies(rng):
