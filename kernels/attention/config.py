@@ -214,7 +214,7 @@ def units_ahead(tiles: int, slots: int, causal: bool) -> int:
 def parts_of_group(units: int, group: int, slots: int, drawn: bool = False, at_once: float = 0.0) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
     units of work, which come in whole rounds unless blocks draw them; and as leave what blocks read and write at the same time in L2, of whose bytes it is
-    `at_once` for whole groups. What it costs are results of each part, in the operands' type, and their sum.
+    `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum.
 
     On the H200, dimension 128, causal, 4,096 tokens (`bench/results/attention_variants.json`): one sequence of 16 heads in 4 groups takes 361 µs in two parts,
     575 by whole groups; four sequences of 32 heads in 4 groups a quarter less in four parts, 32 in 8 groups 2 % less in two.

@@ -38,13 +38,15 @@ class AttentionForward(QueryTiles):
 
     What limits it is not the tensor cores but what a consumer does between two of its products, part of it while the other does the same: every instruction
     there counts. Largest scores are a sixth of them, the scaling of the output a seventh, and neither is needed where weights may be above one (`lazy`):
-    a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT`, or `GROWTH`
-    times all of before, looks for the largest and computes its weights again. Where a key gets most of a row's weight, this is one, then, or rounded with many
-    others: with outliers in all operands the error is 1.01 to 1.08 times that of weights up to one, and was 1.06 to 1.39 times without `GROWTH`.
+    a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT`, or far above
+    all of before (`GROWTH`), looks for the largest and computes its weights again. Results are the same up to rounding, for numbers with exponents carry the
+    factor, and nothing is read twice. Where a key gets most of a row's weight, that is one then, and not rounded: on the H200, with outliers in all operands,
+    errors are up to 1.07 times those of FlashAttention-3, whose weights are never above one, and were 1.07 to 1.37 times where only `LIMIT` counted.
 
     Worth, on the H200 (`bench/results/attention_variants.json`): that 3 to 17 % at dimension 128, where scaling in a branch alone was 1 to 4 %, and 5 to 17 %
     at 64, where three consumers have gained most; a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to 20 %,
-    weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there (`config.suited` has the rest).
+    `GROWTH` −2 to 6 %; weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there
+    (`config.suited` has the rest).
     Worth nothing or less: blocks of 96 to 192 keys of several products (−10 to −20 %), scores a whole block ahead in registers of their own (up to 3 % on short
     sequences without a mask, −10 % on long ones), turns at the exponentials themselves (−5 %), K and V for two blocks of a cluster at once (−1 to −8 %), three
     consumers at dimension 128 (−4 to −8 %).

@@ -33,7 +33,8 @@ class AttentionBackward(AttentionBackwardKeys):
     4 to 16 % at 64, up to 4 % at 128 (it keeps the consumers out of phase); this order instead of meeting behind dS and multiplying dQ and dK at once, 12
     to 29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the
     copies, 8 to 86 %; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the
-    blocks 2 to 6 % more. Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory),
+    blocks 2 to 6 % more. Worth memory, but no time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory (0).
+    Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory),
     everything in one iteration as FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads,
     whose dQ is stored, so that no zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the
     last); sums in a ring of memory that stays in L2, of which drawn tasks make dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 %
