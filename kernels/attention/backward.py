@@ -19,6 +19,7 @@ from tritonkittens.launch import plain_kernel
 ROWS = 64  # queries of a program of `statistics`
 PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
 STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
+ZEROED = tl.constexpr(64 * 32)  # sums at a time, a part of those of any tile
 LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
 
 
@@ -89,7 +90,8 @@ def statistics(
             tl.store(counts + number, 0)
             tl.store(counts + units + number, 0)
         if number < heads_of_sums:
-            tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS), tl.zeros((NUMBERS,), tl.float32))
+            for begin in tl.static_range(0, NUMBERS, ZEROED):
+                tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + begin + tl.arange(0, ZEROED), tl.zeros((ZEROED,), tl.float32))
     else:
         tl.store(deltas + place + row, delta, mask=row < queries)
         tl.store(offsets + place + row, offset, mask=row < queries)

@@ -181,12 +181,12 @@ def choose_backward(
     return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
 
 
-def choose_fused(make: Callable[[int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
-    """The single pass for dQ, dK and dV, of templates made for a padded dimension and the queries of a block; None where two passes do less: for dimensions
-    that differ, are far below 64, or whose sums do not fit into registers."""
+def choose_fused(make: Callable[[int, int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
+    """The single pass for dQ, dK and dV, of templates made for a padded dimension, the queries of a block and the columns that have sums; None where two passes
+    do less: for dimensions that differ, are far below 64, or whose sums do not fit into registers."""
     if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
         return None
-    return make(64, 128) if head_dim <= 64 else make(128, 64)
+    return make(64, 128, 64) if head_dim <= 64 else make(128, 64, 96 if head_dim <= 96 else 128)
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:

@@ -45,17 +45,24 @@ class AttentionBackward(AttentionBackwardKeys):
     of that: `ZeroingBackward` and, without a mask, `GatheringBackward`.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
-    (B, H, blocks, 2, 4096) in fp32, of every block of queries the halves of dQ, 64 by 64, as `tk.store_fragments` orders them, without the factor. Where there
-    are `parts`, dK and dV: (B, H_kv, tiles, head_dim / 64, 4096) in fp32, zeros at first, of every 64 keys, of whole tasks, ordered likewise.
+    (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
+    them, without the factor. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
+    ordered likewise.
     """
 
     consumers: int = 2
     edges_apart: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
+    summed: int = 128  # columns of gradients that have sums: up to a multiple of 32 those that the tensors have
     parts: int = 1  # of a group's query heads, a task for each: where several, dK and dV are sums in fp32, too
 
     _finish_alone = AttentionBackwardKeys.finish
+
+    @property
+    def block_numbers(self) -> int:
+        """Sums of a block of queries: both halves, of the second, where that is columns, those that there are."""
+        return self.cols * min(self.summed, self.head_dim)
 
     @property
     def products_first(self) -> bool:
@@ -164,8 +171,10 @@ class AttentionBackward(AttentionBackwardKeys):
         """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
         batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
         place = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
+        NUMBERS: tl.constexpr = ctx.config.block_numbers
+        BEGIN: tl.constexpr = ctx.consumer * HALF
         tk.sync()
-        tk.store_add_bytes_async(ctx.globals.sums.pointer + (place.to(tl.int64) * ctx.config.consumers + ctx.consumer) * HALF, half)
+        tk.store_add_bytes_async(ctx.globals.sums.pointer + place.to(tl.int64) * NUMBERS + BEGIN, half, 4 * min(HALF, NUMBERS - BEGIN))
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
@@ -227,49 +236,59 @@ class AttentionBackward(AttentionBackwardKeys):
         return state.replace(dk=dk)
 
     @triton.jit
-    def _add(ctx, staging, sums, x, across, number):
-        """Add 64 columns, `number` of `across`, of this consumer's dK or dV to the sums of its keys."""
+    def _add(ctx, staging, sums, x, number):
+        """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
         tile = (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2) + ctx.row * ctx.config.consumers + ctx.consumer
+        NUMBERS: tl.constexpr = ctx.config.rows * min(ctx.config.summed, ctx.config.head_dim)
+        BEGIN: tl.constexpr = number * HALF
         staged = tk.store_fragments(staging, x)
         tk.fence_async()
         tk.sync()
-        tk.store_add_bytes_async(sums.pointer + (tile.to(tl.int64) * across + number) * HALF, staged)
+        tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, 4 * min(HALF, NUMBERS - BEGIN))
 
     @triton.jit
     def finish(ctx, state, staging):
         if ctx.config.parts == 1:
             ctx.config._finish_alone(ctx, state, staging)
         elif ctx.config.head_dim == 64:
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 1, 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, state.dv, 1, 0)
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, state.dv, 0)
         else:
             dk, dv = tk.split_cols(state.dk, 64), tk.split_cols(state.dv, 64)
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, dk[0], 2, 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dK, dk[1], 2, 1)
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, dk[0], 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dK, dk[1], 1)
             tk.store_read_wait(0)
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 2, 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 2, 1)
+            ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 0)
+            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 1)
 
 
 @triton.jit
-def write_half(sums, half, home, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
-    """Rows from `first` on and 64 columns from `begin_col` on of a gradient: factor · the sums of half number `half`. Rows from `behind` and columns from WIDTH
-    on are left out. home: a pointer to row 0, `stride_s` between rows."""
+def write_half(sums, numbers, home, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
+    """64 rows from `first` on and 64 columns from `begin_col` on of a gradient: factor · its sums, the first `numbers` of HALF, zero where there are no more.
+    Rows from `behind` and columns from WIDTH on are left out. home: a pointer to row 0, `stride_s` between rows."""
     row, col = first + tl.arange(0, 64)[:, None], begin_col + tl.arange(0, 64)[None, :]
     # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
-    x = tl.reshape(tl.load(sums + half * HALF + tl.arange(0, HALF)), (2, 4, 4, 8, 4, 2, 2))
+    place = tl.arange(0, HALF)
+    x = tl.reshape(tl.load(sums + place, mask=place < numbers, other=0.0), (2, 4, 4, 8, 4, 2, 2))
     x = tl.reshape(tl.permute(x, (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 
+@triton.jit
+def write_rows(sums, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
+    """`write_half` of columns number `across` of tile number `tile` of 64 rows, whose SUMMED columns have their sums behind those of the tile before."""
+    numbers = tl.minimum(HALF, 64 * SUMMED - across * HALF)
+    write_half(sums + tile * (64 * SUMMED) + across * HALF, numbers, home, stride_s, first, behind, across * 64, factor, WIDTH)
+
+
 @plain_kernel
 @triton.jit
-def gather_sums(sums, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: halves of all
-    blocks, how many heads. sums: as `AttentionBackward` leaves them, of DIM columns; dQ, `home`: (B, heads, rows, WIDTH), with these strides, the last 1. Or
-    so dK and dV, of several parts."""
-    ACROSS: tl.constexpr = DIM // 64
+def gather_sums(sums, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
+    """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: columns, 64 at a
+    time, of all tiles of 64 rows, how many heads. sums: as `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these
+    strides, the last 1. Or so dK and dV, of several parts."""
+    ACROSS: tl.constexpr = (SUMMED + 63) // 64
     part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
-    half = number * tl.num_programs(0) + part
+    tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(sums, half, place, stride_s, part // ACROSS * 64, rows, part % ACROSS * 64, factor, WIDTH)
+    write_rows(sums, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH)

@@ -83,7 +83,7 @@ class GatheringBackward(ZeroingBackward):
     @triton.jit
     def follow(ctx):
         STAGES: tl.constexpr = ctx.config.following_stages
-        NUMBER: tl.constexpr = ctx.config.consumers * HALF // (ROWS * COLS)
+        NUMBER: tl.constexpr = ctx.config.block_numbers // (ROWS * COLS)
         unit, results, tasks = ctx.config._unit(ctx) - ctx.args.lag, ctx.config._results(ctx), ctx.config._tasks_of_unit(ctx)
         if unit >= 0:
             tk.wait_count(ctx.globals.counts.pointer + ctx.config._units(ctx) + unit, tasks)

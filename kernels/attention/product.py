@@ -37,7 +37,7 @@ from tritonkittens.kernels.attention.config import (
     worth_sums,
 )
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import HALF, gather_sums
+from tritonkittens.kernels.attention.fused_backward import gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
@@ -247,7 +247,7 @@ def fused_backward(
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, parts=parts,
                                  order=deal(causal)["order"], **dict(more))
     return cast("ZeroingBackward | None",
-                choose_fused(lambda dim, cols: kernel(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+                choose_fused(lambda dim, cols, summed: kernel(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
 
 
 def run_backward(
@@ -288,7 +288,7 @@ def _single_pass(
     can address."""
     (dq, dk, dv), q = gradients, tensors["Q"]
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, dk.shape[1:3]
-    device, width = q.get_device(), fused.head_dim
+    device, summed = q.get_device(), fused.summed
     tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
     parts = _parts(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
         _parts(device, group, tiles * batch * kv_heads))
@@ -296,19 +296,20 @@ def _single_pass(
     gathers = units > lag and worth_following(keys, fused.causal or fused.window)
     if parts > 1 or gathers:
         fused = cast(ZeroingBackward, fused_backward(*kind, parts, gathers))
-    sums = torch.empty(batch, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+    sums = torch.empty(batch, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
     counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
     of_keys = (dk, dv)
     if parts > 1:
-        of_keys = torch.zeros(2, batch, kv_heads, fused.consumers * tiles, width // 64, HALF.value, dtype=torch.float32, device=q.device).unbind()
+        of_keys = torch.zeros(2, batch, kv_heads, fused.consumers * tiles, fused.rows * summed, dtype=torch.float32, device=q.device).unbind()
     tensors = tensors | dict(sums=sums, counts=counts, dK=of_keys[0], dV=of_keys[1])
-    tensors |= statistics_with(addends=addends_in(dq), zeros=(sums, counts), width=width, zeroed=lag * heads_of_unit)
+    tensors |= statistics_with(addends=addends_in(dq), zeros=(sums, counts), width=summed, zeroed=lag * heads_of_unit)
     fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
     left, scale = (lag if gathers else units) * heads_of_unit, numbers["gradient"]
-    gather_sums[2 * blocks, left](sums, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, width, dim)
+    across = -(-summed // 64)
+    gather_sums[across * blocks * fused.cols // ROWS, left](sums, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, summed, dim)
     if parts > 1:
         for home, x, times in ((dk, of_keys[0], scale), (dv, of_keys[1], 1.0)):
-            gather_sums[x.shape[3] * x.shape[2], batch * kv_heads](x, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, width, dim)
+            gather_sums[across * x.shape[2], batch * kv_heads](x, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, summed, dim)
 
 
 def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

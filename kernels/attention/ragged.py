@@ -14,7 +14,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
+from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_rows
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
@@ -121,16 +121,15 @@ def packed_statistics(
 
 @plain_kernel
 @triton.jit
-def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, halves, DIM: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
-    """`gather_sums` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, 2, 4096) as `PackedBackward` leaves
-    them, `halves` of them a head, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
+def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
+    """`gather_sums` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, …) as `PackedBackward` leaves them, of
+    SUMMED columns, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
     tile, rows, _, block = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         home = dQ + rows.begin.to(tl.int64) * stride_s + head * stride_h
-        for across in tl.static_range(DIM // 64):
-            half = head * halves + (block * TILES + tile) * (DIM // 64) + across
-            write_half(sums, half, home, stride_s, tile * 64, rows.rows, across * 64, factor, WIDTH)
+        for across in tl.static_range((SUMMED + 63) // 64):
+            write_rows(sums, (head * blocks + block) * TILES + tile, home, stride_s, tile * 64, rows.rows, across, factor, SUMMED, WIDTH)
 
 
 @triton.jit

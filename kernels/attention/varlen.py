@@ -13,7 +13,6 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
-from tritonkittens.kernels.attention.fused_backward import HALF
 from tritonkittens.kernels.attention.product import (
     TILE,
     Scores,
@@ -194,7 +193,7 @@ def packed_fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, cau
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap)
     return cast("PackedBackward | None", choose_fused(
-        lambda dim, cols: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, **knobs), head_dim, value_dim))
+        lambda dim, cols, summed: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
 
 
 def _run_backward(
@@ -223,10 +222,10 @@ def _run_backward(
     homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}
     if fused is not None:
-        tensors["sums"] = torch.zeros(1, heads, blocks, 2, HALF.value, dtype=torch.float32, device=q.device)
+        tensors["sums"] = torch.zeros(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
         tensors["entries"] = entries(True, fused.rows * fused.consumers, block)
         fused(*(tensors[name] for name in fused.tensors), **numbers)
-        gather_packed_queries[of_rows.shape[0], heads](tensors["sums"], dq, of_rows, *dq.stride()[:2], scores.scale, 2 * blocks, fused.head_dim, dim,
+        gather_packed_queries[of_rows.shape[0], heads](tensors["sums"], dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim,
                                                        block // ROWS)
     else:
         of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.fused_backward import HALF, AttentionBackward
+from tritonkittens.kernels.attention.fused_backward import AttentionBackward
 
 AT_ONCE = tl.constexpr(512)  # zeros under way: half as many take too long for short tasks, twice as many cost up to 1 %
 
@@ -56,7 +56,7 @@ class ZeroingBackward(AttentionBackward):
     def _sums_of(ctx, unit, block):
         """Where the sums of a block of a unit begin."""
         blocks = ctx.group * tk.extent(ctx.globals.sums, 2)
-        return ctx.globals.sums.pointer + (unit.to(tl.int64) * blocks + block) * (ctx.config.consumers * HALF)
+        return ctx.globals.sums.pointer + (unit.to(tl.int64) * blocks + block) * ctx.config.block_numbers
 
     @triton.jit
     def prepare(ctx):
@@ -74,7 +74,7 @@ class ZeroingBackward(AttentionBackward):
             tk.sync()
             for block in range(ctx.row, ctx.group * tk.extent(ctx.globals.sums, 2), tasks):
                 sums = ctx.config._sums_of(ctx, unit, block)
-                for part in range(ctx.config.consumers * HALF // AT_ONCE):
+                for part in range(ctx.config.block_numbers // AT_ONCE):
                     for copy in tl.static_range(AT_ONCE // ZEROS):
                         tk.store_bytes_async(sums + part * AT_ONCE + copy * ZEROS, ctx.aside.zeros)
                     tk.store_wait(0)

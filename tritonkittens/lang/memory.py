@@ -617,14 +617,15 @@ def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> A
 
 
 @op
-def store_add_bytes_async(t: Trace, pointer: Any, src: Any) -> Any:
-    """Start adding a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and atomically: as `store_bytes_async`.
+def store_add_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+    """Start adding `nbytes` bytes (the whole vector if None) of a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and
+    atomically: as `store_bytes_async`.
 
     Source: PTX ISA, cp.reduce.async.bulk.
     """
     if isinstance(src, shared) and src.dtype not in BULK_SUMS:
         raise TileError(f"store_add_bytes_async of {src.spec!r}: bulk copies add {', '.join(str(d) for d in BULK_SUMS)} only")
-    for piece, target, count in _bulk_pieces(t, src, pointer, None, "store_add_bytes_async"):
+    for piece, target, count in _bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):
         t.call(_add_bulk, target, piece, t.scalar(count), tl.constexpr(BULK_SUMS[src.dtype]), role_thread(t))
     t.call(ptx_tma.commit_group)
 
