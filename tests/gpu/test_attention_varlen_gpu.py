@@ -294,7 +294,7 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
         check(queries, keys, heads, kv_heads, dim, value_dim, dtype, **{**given, **({"window": sides} if "window" in given else {})})
 
 
-@pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), (4, 160)])
+@pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), (2, 80), (4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
     monkeypatch.setattr(product, "parts_of_group", lambda units, group, *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
