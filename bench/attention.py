@@ -39,7 +39,7 @@ def ours_new(p: Attention) -> Callable[[], torch.Tensor]:
 
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     """Ours with some knobs of the kernel (`Config` forward, `ZeroingBackward` backward) not as they are chosen."""
-    from tritonkittens.kernels.attention import product
+    from tritonkittens.kernels.attention import gradients, product
     from tritonkittens.kernels.attention.config import suited
     from tritonkittens.launch import multiprocessor_count
 
@@ -49,11 +49,11 @@ def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
         kernel, _ = product.kernel_of(product.forward, p.q.dtype, p.q, p.k, p.v.shape[3], False, scores)
         slots = {"stages": kernel.placement(90).stages}  # a configuration that says nothing of them gets as many as fit, under the results
         return ours(p, config=dataclasses.replace(chosen, **slots | knobs))
-    of_knobs = functools.partial(product.fused_backward, more=tuple(knobs.items()))
+    of_knobs = functools.partial(gradients.fused_backward, more=tuple(knobs.items()))
     timed = ours(p)
 
     def call() -> Any:
-        with unittest.mock.patch.object(product, "fused_backward", of_knobs):
+        with unittest.mock.patch.object(gradients, "fused_backward", of_knobs):
             return timed()
 
     return call

@@ -13,8 +13,9 @@ from tritonkittens.kernels.attention.decoding import attention_decode, decode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward
+from tritonkittens.kernels.attention.gradients import backward, fused_backward
 from tritonkittens.kernels.attention.operator import attention_operator
-from tritonkittens.kernels.attention.product import attention, backward, forward, fused_backward
+from tritonkittens.kernels.attention.product import attention, forward
 from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from tritonkittens.kernels._tensors import is_eager
 from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.fp8 import attention_fp8
-from tritonkittens.kernels.attention.product import Known, Scores, check, empty_like, run_backward, run_forward
+from tritonkittens.kernels.attention.gradients import run_backward
+from tritonkittens.kernels.attention.product import Known, Scores, check, empty_like, run_forward
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())

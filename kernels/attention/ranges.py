@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_backward, run_forward
+from tritonkittens.kernels.attention.gradients import run_backward
+from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward
 from tritonkittens.kernels.attention.reference import LIMIT
 
 

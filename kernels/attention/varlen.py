@@ -13,17 +13,13 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
+from tritonkittens.kernels.attention.gradients import TILE, addends_in, homes_of, sum_groups, summand_factor
 from tritonkittens.kernels.attention.product import (
-    TILE,
     Scores,
-    addends_in,
     check_heads,
     check_window,
-    homes_of,
     scores_of,
     see_nothing,
-    sum_groups,
-    summand_factor,
 )
 from tritonkittens.kernels.attention.ragged import (
     ENTRIES,

@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, product
+from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, gradients
 from tritonkittens.kernels.attention.operator import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -14,7 +14,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def single_pass(monkeypatch):
     """Few keys, too, get their gradients in a single pass where there is one."""
-    monkeypatch.setattr(product, "worth_sums", lambda *_: True)
+    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
 
 
 ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}  # of P, dS, the output and the gradient, each about half a unit in the last place
@@ -57,7 +57,7 @@ def test_gradients(queries, keys, causal, dim, deterministic, rng):
 @pytest.mark.parametrize("dim", [48, 64, 96, 128])
 def test_dq_of_sums_that_are_done(dim, given, rng, monkeypatch):
     """So many heads that most of dQ is made in the single pass, in groups of two, also where rows of a head are not contiguous."""
-    monkeypatch.setattr(product, "worth_following", lambda *_: True)
+    monkeypatch.setattr(gradients, "worth_following", lambda *_: True)
     heads, kv_heads = on_gpu_or_simulated((1600, 800), (10, 5))
     q, k, v = leaves(1, heads, kv_heads, 150, 200, dim)
     check(q, k, v, **given)
@@ -87,7 +87,7 @@ def test_values_that_are_not_finite(dim, rng):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_gradients_of_full_tiles(dim, keys, rng):
     """No keys behind the last: a kernel without that mask."""
-    assert not product.fused_backward(BF16, dim, dim, True, False, False, False).cut
+    assert not gradients.fused_backward(BF16, dim, dim, True, False, False, False).cut
     check(*leaves(1, 2, 1, 150, keys, dim), causal=True)
 
 
@@ -95,7 +95,7 @@ def test_gradients_of_full_tiles(dim, keys, rng):
 def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     monkeypatch.undo()  # what `single_pass` has set
     ran = []
-    monkeypatch.setattr(product, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
+    monkeypatch.setattr(gradients, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
     original = fused_backward
     check(*leaves(1, 1, 1, 70, keys, dim))
     assert len(ran) == (passes == 1)
@@ -112,7 +112,7 @@ def test_gradients_of_many_heads(dim, causal, rng):
 def test_gradients_of_many_blocks(parts, rng, monkeypatch):
     """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than slots of the ring."""
     asked = []
-    monkeypatch.setattr(product, "parts_of_group", lambda units, group, slots, drawn, at_once: asked.append((group, drawn, at_once > 0)) or parts)
+    monkeypatch.setattr(gradients, "parts_of_group", lambda units, group, slots, drawn, at_once: asked.append((group, drawn, at_once > 0)) or parts)
     check(*leaves(1, 8, 2, 300, 300, 128))
     check(*leaves(1, 4, 1, 600, 300, 64), causal=True)
     check(*leaves(1, 4, 1, 150, 200, 160))  # two passes, and two kernels for dK and dV

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, product, varlen
+from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, gradients, varlen
 from tritonkittens.kernels.attention.ragged import most_tiles
 from tritonkittens.kernels.attention.varlen import _entries, choose
 
@@ -296,7 +296,7 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
 
 @pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), (2, 80), (4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
-    monkeypatch.setattr(product, "parts_of_group", lambda units, group, *_: parts)
+    monkeypatch.setattr(gradients, "parts_of_group", lambda units, group, *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
 
 

@@ -13,7 +13,7 @@ from tritonkittens.kernels.attention import (
     attention_fp8,
     attention_torch,
     attention_varlen,
-    product,
+    gradients,
 )
 from tritonkittens.lang import template
 
@@ -59,7 +59,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
     pytest.param((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
 ])  # fmt: skip
 def test_gradients(shape, given, rng, monkeypatch):
-    monkeypatch.setattr(product, "worth_sums", lambda *_: True)  # a single pass for few keys, too
+    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # a single pass for few keys, too
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
@@ -81,9 +81,9 @@ def test_gradients(shape, given, rng, monkeypatch):
 ])  # fmt: skip
 def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
     """Heads are so many that a single pass makes most of the zeros itself, and dQ of the sums of those before, for groups of one or two query heads."""
-    monkeypatch.setattr(product, "worth_following", lambda *_: follows)
-    monkeypatch.setattr(product, "worth_sums", lambda *_: True)
-    monkeypatch.setattr(product, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(gradients, "worth_following", lambda *_: follows)
+    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
+    monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
     heads, queries, keys, dim = shape
     q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (5, keys), (5, keys)))
