@@ -173,8 +173,9 @@ class AttentionBackward(AttentionBackwardKeys):
         place = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
         NUMBERS: tl.constexpr = ctx.config.block_numbers
         BEGIN: tl.constexpr = ctx.consumer * HALF
+        BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         tk.sync()
-        tk.store_add_bytes_async(ctx.globals.sums.pointer + place.to(tl.int64) * NUMBERS + BEGIN, half, 4 * min(HALF, NUMBERS - BEGIN))
+        tk.store_add_bytes_async(ctx.globals.sums.pointer + place.to(tl.int64) * NUMBERS + BEGIN, half, BYTES)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
@@ -241,10 +242,11 @@ class AttentionBackward(AttentionBackwardKeys):
         tile = (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2) + ctx.row * ctx.config.consumers + ctx.consumer
         NUMBERS: tl.constexpr = ctx.config.rows * min(ctx.config.summed, ctx.config.head_dim)
         BEGIN: tl.constexpr = number * HALF
+        BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         staged = tk.store_fragments(staging, x)
         tk.fence_async()
         tk.sync()
-        tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, 4 * min(HALF, NUMBERS - BEGIN))
+        tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
 
     @triton.jit
     def finish(ctx, state, staging):
@@ -263,22 +265,19 @@ class AttentionBackward(AttentionBackwardKeys):
 
 
 @triton.jit
-def write_half(sums, numbers, home, stride_s, first, behind, begin_col, factor, WIDTH: tl.constexpr):
-    """64 rows from `first` on and 64 columns from `begin_col` on of a gradient: factor · its sums, the first `numbers` of HALF, zero where there are no more.
-    Rows from `behind` and columns from WIDTH on are left out. home: a pointer to row 0, `stride_s` between rows."""
-    row, col = first + tl.arange(0, 64)[:, None], begin_col + tl.arange(0, 64)[None, :]
+def write_half(sums, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows from `first` on and columns number `across`, 64 at a time, of a gradient: factor · its sums, those of tile number `tile` of 64 rows, whose SUMMED
+    columns lie behind those of the tile before. Left out are rows from `behind`, columns from WIDTH on. home: a pointer to row 0, `stride_s` between rows."""
+    row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
+    place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
+    if SUMMED % 64 == 0:
+        x = tl.load(sums + place)
+    else:  # of the last columns there are half as many
+        there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)
+        x = tl.load(sums + place, mask=tl.arange(0, HALF) < there, other=0.0)
     # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
-    place = tl.arange(0, HALF)
-    x = tl.reshape(tl.load(sums + place, mask=place < numbers, other=0.0), (2, 4, 4, 8, 4, 2, 2))
-    x = tl.reshape(tl.permute(x, (1, 5, 3, 0, 2, 4, 6)), (64, 64))
+    x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
-
-
-@triton.jit
-def write_rows(sums, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
-    """`write_half` of columns number `across` of tile number `tile` of 64 rows, whose SUMMED columns have their sums behind those of the tile before."""
-    numbers = tl.minimum(HALF, 64 * SUMMED - across * HALF)
-    write_half(sums + tile * (64 * SUMMED) + across * HALF, numbers, home, stride_s, first, behind, across * 64, factor, WIDTH)
 
 
 @plain_kernel
@@ -291,4 +290,4 @@ def gather_sums(sums, home, stride_b, stride_h, stride_s, factor, rows, heads, b
     part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_rows(sums, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH)
+    write_half(sums, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH)

@@ -14,7 +14,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_rows
+from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
@@ -129,7 +129,7 @@ def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, blocks,
     if tile >= 0:
         home = dQ + rows.begin.to(tl.int64) * stride_s + head * stride_h
         for across in tl.static_range((SUMMED + 63) // 64):
-            write_rows(sums, (head * blocks + block) * TILES + tile, home, stride_s, tile * 64, rows.rows, across, factor, SUMMED, WIDTH)
+            write_half(sums, (head * blocks + block) * TILES + tile, home, stride_s, tile * 64, rows.rows, across, factor, SUMMED, WIDTH)
 
 
 @triton.jit
