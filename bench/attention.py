@@ -227,7 +227,8 @@ def memory_cases(options: argparse.Namespace) -> list[Case]:
                      peers("attention backward" if backward else "attention", p, options.slow), error, GRADIENT_BOUND)
 
     return [
-        Case(f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} B {b} H {h} of keys {kv}", 0.0,
+        Case(f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} B {b} H {h} of keys {kv}",
+             (5 if backward else 2) * (1 if causal else 2) * b * h * s * s * dim,
              {"B": b, "H": h, "H_kv": kv, "S": s, "D": dim, "causal": causal, "backward": backward},
              functools.partial(prepare, b, h, kv, s, dim, causal, backward), kind="memory")
         for backward in (False, True) for b, h, kv, s, dim, causal in MEMORY

@@ -113,7 +113,7 @@ def test_only_the_loop_of_the_edges_masks(name, scores):
     graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
     selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in graph.blocks[block]) for loop in graph.main_loops)
     half = len(selections) // 2
-    assert half and max(selections[:half]) <= 2 and min(selections[half:]) >= scores, "2: rows that have seen no key"
+    assert half and max(selections[:half]) <= 3 and min(selections[half:]) >= scores, "2: rows that have seen no key; 1: a limit"
 
 
 @pytest.mark.parametrize("dim", [64, 128])
