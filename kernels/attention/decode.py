@@ -115,7 +115,7 @@ class AttentionDecode(AttentionForward):
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
         if ctx.config.lse:
-            tk.store(ctx.globals.L, tk.add(state.m * ctx.args.scale, tk.log2(total)) * 0.6931471805599453, (ctx.batch, ctx.head, ctx.share, 0))
+            tk.store(ctx.globals.L, ctx.config._log_sum(ctx, state, total), (ctx.batch, ctx.head, ctx.share, 0))
 
 
 @triton.jit
@@ -188,4 +188,5 @@ def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, parts, rows,
     head, query = tile * (rows // queries) + row // queries, row % queries
     tl.store(out + batch * stride_b + head * stride_h + query * stride_s + col * stride_d, o.to(out.dtype.element_ty), mask=col < WIDTH)
     if HAS_LSE:
-        tl.store(lse + (batch * tl.num_programs(1) * rows + head * queries + query), largest + tl.log(total))
+        found = tl.where(largest == float("inf"), largest, largest + tl.log(total))
+        tl.store(lse + (batch * tl.num_programs(1) * rows + head * queries + query), found)

@@ -181,6 +181,12 @@ class AttentionForward(QueryTiles):
         return tk.where(total > 0, 1.0 / total, 0.0)
 
     @triton.jit
+    def _log_sum(ctx, state, total):
+        """Log-sum-exps of rows whose weights have this total."""
+        found = tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453
+        return tk.where(state.m == float("inf"), state.m, found)
+
+    @triton.jit
     def _values(ctx, tiles, first):
         """V of a block; `first`: is it the task's first?"""
         return tiles.V
@@ -234,5 +240,4 @@ class AttentionForward(QueryTiles):
             tk.fence_async()
             tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:
-            found = tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453
-            tk.store(ctx.globals.L, tk.where(state.m == float("inf"), state.m, found), (ctx.batch, ctx.head, row))
+            tk.store(ctx.globals.L, ctx.config._log_sum(ctx, state, total), (ctx.batch, ctx.head, row))

@@ -196,6 +196,15 @@ def test_parts_fill_the_device():
     assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_infinite_scores(parts, rng):
+    """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""
+    q, k, v = randn(1, 2, 1, 64), randn(1, 2, 300, 64), randn(1, 2, 300, 64)
+    q[0, 0, 0, 3] = math.inf
+    out, lse = attention_decode(q, k, v, parts=parts, return_lse=True)
+    assert out[0, 0].isnan().all() and lse[0, 0, 0] == math.inf and out[0, 1].isfinite().all() and lse[0, 1].isfinite().all()
+
+
 def cases():
     """Operands of `attention_decode` and its options: a whole cache, one that begins and ends inside, and pages."""
     q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
