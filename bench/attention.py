@@ -59,6 +59,15 @@ def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     return call
 
 
+def peers_of(p: Attention, options: argparse.Namespace) -> dict[str, Callable]:
+    return peers("attention" if p.grad is None else "attention backward", p, options.slow)
+
+
+def flop(batch: int, heads: int, length: int, dim: int, causal: bool, backward: bool) -> int:
+    """Of a call with as many keys as queries; a causal score counts half."""
+    return (5 if backward else 2) * (1 if causal else 2) * batch * heads * length * length * dim
+
+
 def ours_fp8(p: Attention) -> Callable[[], torch.Tensor]:
     from tritonkittens.kernels.attention import attention_fp8
 
@@ -78,23 +87,22 @@ def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False
         if backward:
             p = Attention(*(x.requires_grad_() for x in (q, k, v)), causal, grad)
             both = {OURS: functools.partial(ours, p), f"{OURS}, deterministic": functools.partial(ours, p, deterministic=True)}
-            return Trial(both | variants(p), peers("attention backward", p, options.slow), p.gradient_error(), GRADIENT_BOUND)
+            return Trial(both | variants(p), peers_of(p, options), p.gradient_error(), GRADIENT_BOUND)
         if fp8:
             p = Attention(*(x.to(torch.float8_e4m3fn).to(x.dtype) for x in (q, k, v)), causal)
             both = {OURS: functools.partial(ours_fp8, p), f"{OURS}, bf16": functools.partial(ours, p)}
-            return Trial(both, peers("attention", p, options.slow), p.error(), FP8_BOUND)
+            return Trial(both, peers_of(p, options), p.error(), FP8_BOUND)
         p = Attention(q, k, v, causal)
-        return Trial({OURS: functools.partial(ours, p)} | variants(p), peers("attention", p, options.slow), p.error(), BOUND)
+        return Trial({OURS: functools.partial(ours, p)} | variants(p), peers_of(p, options), p.error(), BOUND)
 
     out = []
     for dim in DIMS:
         for causal in (False, True):
             for s in LENGTHS:
                 b, h = max(1, TOKENS // s), WIDTH // dim
-                products = (5 if backward else 2) / (2 if causal else 1)
                 name = f"{'e4m3' if fp8 else 'bf16'} {'causal ' * causal}D {dim} S {s} B {b} H {h}"
                 facts = {"B": b, "H": h, "S": s, "D": dim, "causal": causal, "panel": f"D {dim}{', causal' * causal}"}
-                out.append(Case(name, products * 2 * b * h * s * s * dim, facts, functools.partial(prepare, b, h, s, dim, causal)))
+                out.append(Case(name, flop(b, h, s, dim, causal, backward), facts, functools.partial(prepare, b, h, s, dim, causal)))
     return out
 
 
@@ -191,16 +199,15 @@ def outlier_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool, backward: bool) -> Trial:
         q, k, v = (with_outliers(batch, heads, length, dim) for _ in range(3))
         p = Attention(*(x.requires_grad_(backward) for x in (q, k, v)), causal, with_outliers(batch, heads, length, dim) if backward else None)
-        return Trial({OURS: functools.partial(ours, p)}, peers("attention backward" if backward else "attention", p, options.slow),
-                     p.gradient_error() if backward else p.error(heads=16, rows=256), OUTLIER_BOUND)
+        error = p.gradient_error() if backward else p.error(heads=16, rows=256)
+        return Trial({OURS: functools.partial(ours, p)}, peers_of(p, options), error, OUTLIER_BOUND)
 
     out = []
     for backward, causal, dim, s in itertools.product((False, True), (False, True), DIMS, OUTLIER_LENGTHS):
         b, h = max(1, TOKENS // s), WIDTH // dim
         facts = {"B": b, "H": h, "S": s, "D": dim, "causal": causal, "backward": backward}
-        work = (5 if backward else 2) * (1 if causal else 2) * b * h * s * s * dim
         name = f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} with outliers"
-        out.append(Case(name, work, facts, functools.partial(prepare, b, h, s, dim, causal, backward)))
+        out.append(Case(name, flop(b, h, s, dim, causal, backward), facts, functools.partial(prepare, b, h, s, dim, causal, backward)))
     return out
 
 
@@ -223,13 +230,11 @@ def memory_cases(options: argparse.Namespace) -> list[Case]:
         q, k, v = (randn(batch, n, length, dim).requires_grad_(backward) for n in (heads, kv_heads, kv_heads))
         p = Attention(q, k, v, causal, randn(batch, heads, length, dim) if backward else None)
         error = p.gradient_error(heads=1) if backward else p.error()
-        return Trial({OURS: functools.partial(ours, p) if backward else functools.partial(ours_new, p)},
-                     peers("attention backward" if backward else "attention", p, options.slow), error, GRADIENT_BOUND)
+        return Trial({OURS: functools.partial(ours if backward else ours_new, p)}, peers_of(p, options), error, GRADIENT_BOUND)
 
     return [
         Case(f"bf16 {'backward ' * backward}{'causal ' * causal}D {dim} S {s} B {b} H {h} of keys {kv}",
-             (5 if backward else 2) * (1 if causal else 2) * b * h * s * s * dim,
-             {"B": b, "H": h, "H_kv": kv, "S": s, "D": dim, "causal": causal, "backward": backward},
+             flop(b, h, s, dim, causal, backward), {"B": b, "H": h, "H_kv": kv, "S": s, "D": dim, "causal": causal, "backward": backward},
              functools.partial(prepare, b, h, kv, s, dim, causal, backward), kind="memory")
         for backward in (False, True) for b, h, kv, s, dim, causal in MEMORY
     ]  # fmt: skip

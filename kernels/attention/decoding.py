@@ -12,7 +12,7 @@ from tritonkittens.kernels._tensors import as_addressable, check_small, power_of
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
-from tritonkittens.kernels.attention.product import check, check_window, scores_of, see_nothing
+from tritonkittens.kernels.attention.product import check, check_window, handed_out, scores_of, see_nothing
 from tritonkittens.launch import multiprocessor_count
 
 MAX_PARTS = 128  # of a sequence
@@ -76,8 +76,7 @@ def attention_decode(
     """
     if torch.compiler.is_compiling():
         result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
-        result = result if out is None else out.copy_(result)
-        return (result, lse) if return_lse else result
+        return handed_out(result, lse, out, return_lse)
     check(q, k, v, out, paged=pages is not None)
     (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     if queries > ROWS:

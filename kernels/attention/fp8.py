@@ -12,7 +12,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import check_operands, check_small
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.product import check_shapes, check_window, launch_forward, scores_of, see_nothing
+from tritonkittens.kernels.attention.product import check_shapes, check_window, handed_out, launch_forward, scores_of, see_nothing
 from tritonkittens.launch import plain_kernel
 
 HEAD_DIMS = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32
@@ -102,8 +102,7 @@ def attention_fp8(
     if torch.compiler.is_compiling():
         kind = out_dtype if out is None else out.dtype
         result, lse = torch.ops.tritonkittens.attention_fp8(q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, kind)
-        result = result if out is None else out.copy_(result)
-        return (result, lse) if return_lse else result
+        return handed_out(result, lse, out, return_lse)
     check_operands("attention_fp8", (torch.float8_e4m3fn,), 4, q=q, k=k, v=v)
     check_shapes(q, k, v, out, head_dims=HEAD_DIMS)
     if out is not None:

@@ -62,7 +62,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @property
     def block_numbers(self) -> int:
         """Sums of a block of queries: both halves, of the second, where that is columns, those that there are."""
-        return self.cols * min(self.summed, self.head_dim)
+        return self.cols * self.summed
 
     @property
     def products_first(self) -> bool:
@@ -240,7 +240,7 @@ class AttentionBackward(AttentionBackwardKeys):
     def _add(ctx, staging, sums, x, number):
         """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
         tile = (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2) + ctx.row * ctx.config.consumers + ctx.consumer
-        NUMBERS: tl.constexpr = ctx.config.rows * min(ctx.config.summed, ctx.config.head_dim)
+        NUMBERS: tl.constexpr = ctx.config.rows * ctx.config.summed
         BEGIN: tl.constexpr = number * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         staged = tk.store_fragments(staging, x)

@@ -13,11 +13,10 @@ from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwa
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.fused_backward import gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
-from tritonkittens.kernels.attention.product import Scores, empty_like
+from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
 from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
-TILE = 128  # keys
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
 

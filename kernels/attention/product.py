@@ -102,12 +102,19 @@ def attention(
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention
         result, lse = differentiable(q, k, v, scores.scale, softcap, scores.left, scores.right, deterministic)
-        result = result if out is None else out.copy_(result)
-        return (result, lse) if return_lse else result
+        return handed_out(result, lse, out, return_lse)
     result = out if out is not None else empty_like(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config, known if config is None else None)
     return result if lse is None else (result, lse)
+
+
+def handed_out(
+    result: torch.Tensor, lse: torch.Tensor, out: torch.Tensor | None, return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """What a call returns whose operator has allocated its results: the first in `out` where given, the log-sum-exp if asked for."""
+    result = result if out is None else out.copy_(result)
+    return (result, lse) if return_lse else result
 
 
 class Known:

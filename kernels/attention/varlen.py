@@ -13,11 +13,13 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
-from tritonkittens.kernels.attention.gradients import TILE, addends_in, homes_of, sum_groups, summand_factor
+from tritonkittens.kernels.attention.gradients import addends_in, homes_of, sum_groups, summand_factor
 from tritonkittens.kernels.attention.product import (
+    TILE,
     Scores,
     check_heads,
     check_window,
+    handed_out,
     scores_of,
     see_nothing,
 )
@@ -76,8 +78,7 @@ def attention_varlen(
         numbers = (scores.scale, softcap, left, right, deterministic)
         differentiable = VarlenFunction.apply if is_eager(q, k, v, cu_seqlens_q, cu_seqlens_k) else torch.ops.tritonkittens.attention_varlen
         result, lse = differentiable(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
-        result = result if out is None else out.copy_(result)
-        return (result, lse) if return_lse else result
+        return handed_out(result, lse, out, return_lse)
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
     _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, result, lse, _lengths(q, k, longest), scores)

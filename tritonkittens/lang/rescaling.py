@@ -39,17 +39,17 @@ def warp_exceeds(t: Trace, x: Any, limit: Any, *more: Any) -> Any:
     """1 (int32) in a warp where an element of `x` that it holds is above `limit`, a number or scalar, or NaN, else 0; `more` tiles, each with its limit, count
     as well. In a branch on it stand only operations within a warp: those of elements, reductions of rows. PTX ISA, vote.sync."""
     t.require_explicit("warp_exceeds")
-    lines, operands, elements = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"], [], 0
-    limits = [unwrap(of) for of in (limit, *more[1::2])]
-    places = {i: j for j, i in enumerate(i for i, of in enumerate(limits) if not isinstance(of, (int, float)))}
-    for number, (tile, of) in enumerate(zip((x, *more[::2]), limits, strict=True)):
+    tiles, limits = (x, *more[::2]), [unwrap(of) for of in (limit, *more[1::2])]
+    scalars = [of for of in limits if not isinstance(of, (int, float))]
+    names = iter(f"${1 + i}" for i in range(len(scalars)))
+    lines, operands = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"], list(scalars)
+    elements = 1 + len(scalars)
+    for tile, of in zip(tiles, limits, strict=True):
+        above = f"0f{struct.unpack('<I', struct.pack('<f', float(of)))[0]:08X}" if isinstance(of, (int, float)) else next(names)
         for piece in pieces_of(tile):
             operands.append(piece)
-            count = t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder))
-            above = f"${{{number}}}" if number in places else f"0f{struct.unpack('<I', struct.pack('<f', float(of)))[0]:08X}"
-            lines += [f"setp.gtu.f32 q, ${1 + elements + i}, {above}; or.pred p, p, q;" for i in range(count)]
-            elements += count
+            behind = elements + t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder))
+            lines += [f"setp.gtu.f32 q, ${i}, {above}; or.pred p, p, q;" for i in range(elements, behind)]
+            elements = behind
     text = "{ " + " ".join(lines) + " vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }"
-    for number, place in places.items():
-        text = text.replace(f"${{{number}}}", f"${1 + elements + place}")
-    return t.call(asm, text, ",".join(["=r"] + ["f"] * (elements + len(places))), [*operands, *(limits[i] for i in places)], tl.int32)
+    return t.call(asm, text, ",".join(["=r"] + ["f"] * (elements - 1)), operands, tl.int32)
