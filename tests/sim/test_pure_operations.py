@@ -222,6 +222,11 @@ def test_floats_against_torch_in_double_precision(name):
     assert [np.signbit(s).tolist() for s in signs[1:]] == [[what.startswith("min")] * 2 for what in list(BINARY)[4:8]]
 
 
+def test_powers_of_two_that_are_subnormal():
+    x = np.float32([-130, -148.7, -149, -149.4, -149.6, -149.99, -150, -150.1, -np.inf, np.nan])
+    assert np.array_equal(apply("math.exp2", "f32", "f32", [x]), np.exp2(x.astype(np.float64)).astype(np.float32), equal_nan=True)
+
+
 def test_comparison_selection_clamping():
     a = np.float32([1, 2, np.nan, 3, np.nan, -0.0, np.inf])
     b = np.float32([2, 1, 1, 3, np.nan, 0.0, np.nan])
