@@ -128,18 +128,6 @@ def _page(ctx, copy):
     return tk.load_scalar(ctx.globals.pages, (ctx.batch, place // PARTS)), place % PARTS
 
 
-@triton.jit
-def _load_pages(ctx, tiles, to, source, width):
-    """A block of `source`, keys of so many columns, by copies of pages. All page numbers are asked for before the first of them is waited for."""
-    ROWS: tl.constexpr = ctx.config.copied
-    found = ()
-    for i in tl.static_range(ctx.config.cols // ROWS):
-        found = found + (_page(ctx, i),)
-    for i in tl.static_range(ctx.config.cols // ROWS):
-        page, part = found[i]
-        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (page, ctx.kv_head, part, 0), tiles.arrived)
-
-
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
     copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
@@ -148,7 +136,6 @@ class AttentionDecodePaged(AttentionDecode):
     """
 
     page_size: int = 16
-    producer_registers: int | None = 40  # for the page numbers of a block
 
     @property
     def copied(self) -> int:
@@ -162,11 +149,17 @@ class AttentionDecodePaged(AttentionDecode):
 
     @triton.jit
     def load(ctx, input):
-        _load_pages(ctx, input, input.K, ctx.globals.K, ctx.config.head_dim)
+        ROWS: tl.constexpr = ctx.config.copied
+        for i in tl.static_range(ctx.config.cols // ROWS):
+            page, part = _page(ctx, i)
+            tk.load_async(tk.subtile(input.K, ROWS, ctx.config.head_dim, i, 0), ctx.globals.K, (page, ctx.kv_head, part, 0), input.arrived)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        _load_pages(ctx, trailing, trailing.V, ctx.globals.V, ctx.config.value_dim)
+        ROWS: tl.constexpr = ctx.config.copied
+        for i in tl.static_range(ctx.config.cols // ROWS):
+            page, part = _page(ctx, i)
+            tk.load_async(tk.subtile(trailing.V, ROWS, ctx.config.value_dim, i, 0), ctx.globals.V, (page, ctx.kv_head, part, 0), trailing.arrived)
 
 
 @plain_kernel(launch_pdl=True)
