@@ -123,6 +123,8 @@ def test_tensors_that_no_kernel_reaches():
     (dict(schedule="cluster_split_k", splits=4, panel=48), "Config(panel=48, cols=64): panels must divide the columns"),
     (dict(panel=48), "Config(panel=48, cols=256): panels must divide the columns"),
     (dict(panel=0), "Config(panel=0, cols=256): panels must divide the columns"),
+    (dict(streamed=True, cluster=2), "Config(streamed=True, cluster=2, cols=256): what blocks load together, or one copy of columns that are no power of two"),
+    (dict(streamed=True, cols=192), "Config(streamed=True, cluster=1, cols=192): what blocks load together, or one copy of columns that are no "),
     (dict(splits=0), "Config(schedule='persistent', splits=0): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):

@@ -72,7 +72,8 @@ class Config:
 
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
-    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels.
+    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
+    results leave L2 before the rows of A that a supergroup reads again.
 
     Raises ValueError for values that no kernel has.
     """
@@ -91,6 +92,7 @@ class Config:
     order: str = "supergroup"
     group: int | None = None
     panel: int | None = None
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
@@ -103,6 +105,9 @@ class Config:
                              "independent=False")
         if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
             raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
+        if self.streamed and (self.cluster > 1 or self.cols & (self.cols - 1)):
+            raise ValueError(f"Config(streamed=True, cluster={self.cluster}, cols={self.cols}): what blocks load together, or one copy of columns that are no "
+                             "power of two, has no cache policy")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
                              "splits, the others 1")
@@ -234,7 +239,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
-    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 6)]
+    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
+    found += [replace(turns, schedule="split_tail", group=12, streamed=True)]
     found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
