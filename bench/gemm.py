@@ -21,6 +21,8 @@ BLOCK_FP8_BOUND = 4e-3
 
 SQUARES = tuple((n, n, n) for n in (512, 1024, 2048, 4096, 8192, 16384))
 SHORT_K = tuple((4096, 4096, k) for k in (64, 128, 256, 512, 1024, 2048))
+SUSTAINED = (4096, 8192, 16384)
+SCALINGS = ("tensor", "row", "block")  # of e4m3
 LAYOUTS = ("NN", "NT", "TN")  # of A and B: T is stored transposed
 
 TOKENS = (1, 16, 64, 512, 4096, 16384)
@@ -89,26 +91,25 @@ def sweep() -> Iterator[tuple[str, tuple[int, int, int], int]]:
         yield "M = N = 4096, K", shape, shape[2]
 
 
-def sweep_cases(options: argparse.Namespace) -> list[Case]:
-    def prepare(shape: tuple[int, int, int], layout: str) -> Trial:
-        p = bf16(*shape, layout)
-        return trial(p, {OURS: functools.partial(ours, p)}, slow=options.slow)
+def bf16_trial(shape: tuple[int, int, int], layout: str, slow: bool = False) -> Trial:
+    p = bf16(*shape, layout)
+    return trial(p, {OURS: functools.partial(ours, p)}, slow=slow)
 
+
+def sweep_cases(options: argparse.Namespace) -> list[Case]:
     return [
-        case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(prepare, (m, n, k), layout), layout=layout, panel=f"{layout}, {what}", extent=extent)
+        case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, (m, n, k), layout, options.slow), layout=layout,
+             panel=f"{layout}, {what}", extent=extent)
         for layout in LAYOUTS for what, (m, n, k), extent in sweep()
     ]  # fmt: skip
 
 
 def model_cases(options: argparse.Namespace) -> list[Case]:
-    def prepare(shape: tuple[int, int, int], layout: str) -> Trial:
-        p = bf16(*shape, layout)
-        return trial(p, {OURS: functools.partial(ours, p)}, slow=options.slow)
-
     shapes = [(model, weight, (m, n, k), "NT") for model, weights in WEIGHTS.items() for weight, (n, k) in weights.items() for m in TOKENS]
     shapes += [("ragged", f"{m}x{n}x{k}", (m, n, k), layout) for layout in LAYOUTS for m, n, k in RAGGED]
     return [
-        case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(prepare, (m, n, k), layout), model=model, weight=weight, layout=layout)
+        case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, (m, n, k), layout, options.slow), model=model, weight=weight,
+             layout=layout)
         for model, weight, (m, n, k), layout in shapes
     ]
 
@@ -129,16 +130,27 @@ def fp8(m: int, n: int, k: int, scaling: str) -> Product:
     return Product(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
 
 
-def fp8_cases(options: argparse.Namespace) -> list[Case]:
-    def prepare(shape: tuple[int, int, int], scaling: str) -> Trial:
-        p = fp8(*shape, scaling)
-        operation, bound = ("gemm fp8 blocks", BLOCK_FP8_BOUND) if scaling == "block" else ("gemm fp8", FAST_FP8_BOUND)
-        return trial(p, {OURS: functools.partial(ours, p)}, operation, bound)
+def fp8_trial(shape: tuple[int, int, int], scaling: str) -> Trial:
+    p = fp8(*shape, scaling)
+    operation, bound = ("gemm fp8 blocks", BLOCK_FP8_BOUND) if scaling == "block" else ("gemm fp8", FAST_FP8_BOUND)
+    return trial(p, {OURS: functools.partial(ours, p)}, operation, bound)
 
+
+def fp8_cases(options: argparse.Namespace) -> list[Case]:
     return [
-        case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(prepare, (m, n, k), scaling),
+        case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(fp8_trial, (m, n, k), scaling),
              scaling=scaling, panel=f"scale per {scaling}, {what}", extent=extent)
-        for scaling in ("tensor", "row", "block") for what, (m, n, k), extent in sweep() if scaling != "block" or k % SCALE_BLOCK == 0
+        for scaling in SCALINGS for what, (m, n, k), extent in sweep() if scaling != "block" or k % SCALE_BLOCK == 0
+    ]  # fmt: skip
+
+
+def sustained_cases(options: argparse.Namespace) -> list[Case]:
+    """Large products as training runs them, at the card's power limit."""
+    kinds = {"bf16": functools.partial(bf16_trial, layout="NN")}
+    kinds |= {f"e4m3 scale per {scaling}": functools.partial(fp8_trial, scaling=scaling) for scaling in SCALINGS}
+    return [
+        case(f"{kind} {side}x{side}x{side}", (side, side, side), functools.partial(prepare, (side, side, side)), "sustained", panel=kind)
+        for kind, prepare in kinds.items() for side in SUSTAINED
     ]  # fmt: skip
 
 
@@ -192,6 +204,8 @@ SUITES = (
     Suite("gemm_models", "GEMM at model shapes (weights stored (N, K)) and ragged ones", model_cases,
           plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
     Suite("gemm_fp8", "e4m3 GEMM against torch._scaled_mm", fp8_cases, plot={"x": "extent", "panel": "panel"}),
+    Suite("gemm_sustained", "GEMM calls behind one another, each contender at the clock that its own draw leaves it", sustained_cases,
+          plot={"x": "M", "panel": "panel"}),
     Suite("gemm_epilogues", "fused epilogues against torch eager and torch.compile", epilogue_cases, extend=over_bare),
     Suite("gemm_host", "time of a small GEMM with the host", host_cases, unit="µs"),
 )  # fmt: skip

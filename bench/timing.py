@@ -1,8 +1,10 @@
-"""Milliseconds of one call, in five kinds. A kind takes a call that has run before and returns a function that measures one round.
+"""Milliseconds of one call, in several kinds. A kind takes a call that has run before and returns a function that measures one round.
 
 - device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
 - reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
   counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, decode).
+- sustained: calls behind one another for as long as a card at its power limit takes to settle, with nothing between them: each contender at the clock that its
+  own draw leaves it. Behind a single call of another one it has the other's (`bench/results/gemm_variants.json`, e4m3 16384³).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
@@ -22,6 +24,7 @@ Round = Callable[[], float]  # one round: milliseconds of a call
 
 BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
 FEWEST, MOST = 3, 200  # calls of a burst; 200 with their events and flushes fit into the driver's queue of 1024 entries
+SETTLING_MS, SUSTAINED_MS = 50.0, 150.0
 GRAPH_CALLS = 20
 HOST_CALLS = 200
 HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
@@ -65,6 +68,31 @@ def device(run: Call, flushing: Callable[[int], Call] = _zeroed) -> Round:
     # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host between the two events.
     lead = int(calls * first.queued * _cycles_per_ms(index)) if first.queued > HOST_BOUND * first.done else 0
     return lambda: burst(run, calls, flush, lead).typical
+
+
+def sustained(run: Call) -> Round:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def calls_for(ms: float, call_ms: float) -> int:
+        return max(FEWEST, round(ms / call_ms))
+
+    def back_to_back(calls: int) -> float:
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls
+
+    back_to_back(1)
+    call_ms = back_to_back(FEWEST)
+    settling, timed = calls_for(SETTLING_MS, call_ms), calls_for(SUSTAINED_MS, call_ms)
+
+    def one() -> float:
+        back_to_back(settling)
+        return back_to_back(timed)
+
+    return one
 
 
 def reading(run: Call) -> Round:
@@ -138,4 +166,4 @@ def memory(run: Call) -> Round:
     return most
 
 
-KINDS: dict[str, Callable[[Call], Round]] = {"device": device, "reading": reading, "graph": graph, "eager": eager, "host": host, "memory": memory}
+KINDS: dict[str, Callable[[Call], Round]] = {kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, memory)}
