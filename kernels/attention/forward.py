@@ -41,7 +41,7 @@ class AttentionForward(QueryTiles):
     a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT`, or far above
     all of before (`GROWTH`), looks for the largest and computes its weights again. Results are the same up to rounding, for numbers with exponents carry the
     factor, and nothing is read twice. Where a key gets most of a row's weight, that is one then, and not rounded: on the H200, with outliers in all operands,
-    errors are up to 1.07 times those of FlashAttention-3, whose weights are never above one, and were 1.07 to 1.37 times where only `LIMIT` counted.
+    errors are up to 1.09 times those of FlashAttention-3, whose weights are never above one, and were 1.07 to 1.37 times where only `LIMIT` counted.
 
     Worth, on the H200 (`bench/results/attention_variants.json`): that 3 to 17 % at dimension 128, where scaling in a branch alone was 1 to 4 %, and 5 to 17 %
     at 64, where three consumers have gained most; a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to 20 %,
