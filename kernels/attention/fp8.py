@@ -99,6 +99,7 @@ def attention_fp8(
     (batch, heads, queries, D_v) of `out_dtype` (bf16, fp16, fp32), or `out`, whose type counts then. Everything else, results and errors as for `attention`.
     Traced by torch.compile as the operator `tritonkittens::attention_fp8`.
     """
+    sides = check_window(causal, window, "attention_fp8")
     if torch.compiler.is_compiling():
         kind = out_dtype if out is None else out.dtype
         result, lse = torch.ops.tritonkittens.attention_fp8(q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, kind)
@@ -115,7 +116,7 @@ def attention_fp8(
     for name, x in given.items():
         if x is not None:
             check_small("attention_fp8", name, x, q, torch.float32, (batch, kv_heads), f"({batch}, {kv_heads})")
-    scores = scores_of(q, scale, softcap, *check_window(causal, window))
+    scores = scores_of(q, scale, softcap, *sides, "attention_fp8")
     result = q.new_empty(batch, heads, queries, value_dim, dtype=out_dtype) if out is None else out
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     if result.numel() == 0 or keys == 0:

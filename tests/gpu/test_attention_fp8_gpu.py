@@ -1,5 +1,7 @@
 """Attention of e4m3 tensors against float64 on the values that they stand for."""
 
+import re
+
 import pytest
 import torch
 
@@ -98,6 +100,10 @@ def test_refusals():
         attention_fp8(q, k, v, k_scale=torch.ones(2, device=DEVICE))
     with pytest.raises(TypeError, match="attention_fp8: out has dtype torch.float8_e4m3fn"):
         attention_fp8(q, k, v, out=torch.empty_like(q))
+    for given, words in ((dict(window=(1, 2, 3)), "window=(1, 2, 3); it must be (left, right)"), (dict(window=5), "window=5; it must be (left, right)"),
+                         (dict(scale=0.0), "scale=0.0; it must be positive"), (dict(softcap=-1.0), "softcap=-1.0; it must be positive")):
+        with pytest.raises(ValueError, match=re.escape(f"attention_fp8: {words}")):
+            attention_fp8(q, k, v, **given)
 
 
 @pytest.mark.parametrize("given", [{}, dict(causal=True, softcap=5.0), dict(window=(30, 5), scale=0.2, out_dtype=torch.float32)], ids=str)
