@@ -128,6 +128,16 @@ def _page(ctx, copy):
     return tk.load_scalar(ctx.globals.pages, (ctx.batch, place // PARTS)), place % PARTS
 
 
+@triton.jit
+def _load_pages(ctx, tiles, to, source, width):
+    """A block of `source`, keys of so many columns, by copies of pages. Each page number is asked for when its copy's turn comes: all of them before the first
+    copy took the H200 5 % longer (pages of 16, 8 sequences of 4,096 keys)."""
+    ROWS: tl.constexpr = ctx.config.copied
+    for i in tl.static_range(ctx.config.cols // ROWS):
+        page, part = _page(ctx, i)
+        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (page, ctx.kv_head, part, 0), tiles.arrived)
+
+
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
     copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
@@ -149,17 +159,11 @@ class AttentionDecodePaged(AttentionDecode):
 
     @triton.jit
     def load(ctx, input):
-        ROWS: tl.constexpr = ctx.config.copied
-        for i in tl.static_range(ctx.config.cols // ROWS):
-            page, part = _page(ctx, i)
-            tk.load_async(tk.subtile(input.K, ROWS, ctx.config.head_dim, i, 0), ctx.globals.K, (page, ctx.kv_head, part, 0), input.arrived)
+        _load_pages(ctx, input, input.K, ctx.globals.K, ctx.config.head_dim)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        ROWS: tl.constexpr = ctx.config.copied
-        for i in tl.static_range(ctx.config.cols // ROWS):
-            page, part = _page(ctx, i)
-            tk.load_async(tk.subtile(trailing.V, ROWS, ctx.config.value_dim, i, 0), ctx.globals.V, (page, ctx.kv_head, part, 0), trailing.arrived)
+        _load_pages(ctx, trailing, trailing.V, ctx.globals.V, ctx.config.value_dim)
 
 
 @plain_kernel(launch_pdl=True)
