@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ Round = Callable[[], float]  # one round: milliseconds of a call
 
 BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
 FEWEST, MOST = 3, 200  # calls of a burst; 200 with their events and flushes fit into the driver's queue of 1024 entries
-SETTLING_MS, SUSTAINED_MS = 50.0, 150.0
+SETTLING_MS, SUSTAINED_MS = 50.0, 150.0  # untimed, until the clock is that of this contender's draw, and timed
 GRAPH_CALLS = 20
 HOST_CALLS = 200
 HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
@@ -54,9 +55,20 @@ def _cycles_per_ms(device: int) -> float:
     return cycles / start.elapsed_time(end)
 
 
-def burst_length(call_ms: float, fewest: int = FEWEST, most: int = MOST) -> int:
-    """Calls that take about `BURST_MS`."""
-    return max(fewest, min(most, round(BURST_MS / max(call_ms, 1e-6))))
+def burst_length(call_ms: float, fewest: int = FEWEST, most: float = MOST, burst_ms: float = BURST_MS) -> int:
+    """Calls that take about `burst_ms`."""
+    return int(max(fewest, min(most, round(burst_ms / max(call_ms, 1e-6)))))
+
+
+def back_to_back(run: Call, calls: int) -> float:
+    """GPU milliseconds of each of so many calls with nothing between them."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / calls
 
 
 def device(run: Call, flushing: Callable[[int], Call] = _zeroed) -> Round:
@@ -71,28 +83,15 @@ def device(run: Call, flushing: Callable[[int], Call] = _zeroed) -> Round:
 
 
 def sustained(run: Call) -> Round:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    back_to_back(run, 1)
+    call_ms = back_to_back(run, FEWEST)
+    settling, timed = (burst_length(call_ms, most=math.inf, burst_ms=ms) for ms in (SETTLING_MS, SUSTAINED_MS))
 
-    def calls_for(ms: float, call_ms: float) -> int:
-        return max(FEWEST, round(ms / call_ms))
+    def settled() -> float:
+        back_to_back(run, settling)
+        return back_to_back(run, timed)
 
-    def back_to_back(calls: int) -> float:
-        start.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / calls
-
-    back_to_back(1)
-    call_ms = back_to_back(FEWEST)
-    settling, timed = calls_for(SETTLING_MS, call_ms), calls_for(SUSTAINED_MS, call_ms)
-
-    def one() -> float:
-        back_to_back(settling)
-        return back_to_back(timed)
-
-    return one
+    return settled
 
 
 def reading(run: Call) -> Round:
@@ -110,19 +109,9 @@ def graph(run: Call) -> Round:
     with torch.cuda.graph(captured):
         for _ in range(GRAPH_CALLS):
             run()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def replay(times: int) -> float:
-        start.record()
-        for _ in range(times):
-            captured.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / (times * GRAPH_CALLS)
-
-    replay(1)
-    times = burst_length(replay(1) * GRAPH_CALLS, fewest=1)
-    return lambda: replay(times)
+    back_to_back(captured.replay, 1)
+    times = burst_length(back_to_back(captured.replay, 1), fewest=1)
+    return lambda: back_to_back(captured.replay, times) / GRAPH_CALLS
 
 
 def eager(run: Call) -> Round:

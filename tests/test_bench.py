@@ -333,6 +333,16 @@ def test_the_other_kinds(monkeypatch):
     assert timing.eager(cuda.run)() == pytest.approx(0.030, rel=0.01)
 
 
+@pytest.mark.parametrize(("gpu", "settling", "timed"), [(0.1, 500, 1500), (50.0, 3, 3)])
+def test_sustained_calls_follow_one_another(gpu, settling, timed, monkeypatch):
+    """As many as settle the clock, then those that are timed, however many there are, but never fewer than a burst has."""
+    cuda = FakeCuda(monkeypatch, host=0.0, gpu=gpu)
+    measure = timing.sustained(cuda.run)
+    cuda.log.clear()
+    assert measure() == pytest.approx(gpu)
+    assert cuda.log == ["event", *["run"] * settling, "event", "event", *["run"] * timed, "event"]
+
+
 def test_bursts_are_neither_short_nor_endless():
     assert [timing.burst_length(ms) for ms in (0.0, 0.1, 12.0)] == [timing.MOST, 100, timing.FEWEST]
 
@@ -350,12 +360,13 @@ def test_every_case_has_a_name_of_its_own_and_its_work():
 
 @pytest.mark.parametrize(
     "suite, only",
-    [("gemm", ""), ("gemm_models", " 64x"), ("gemm_fp8", ""), ("gemm_epilogues", ""), ("gemm_host", ""), ("stages", ""), ("persistence", ""),
-     ("block_order", ""), ("workers", "")],
+    [("gemm", ""), ("gemm_models", " 64x"), ("gemm_fp8", ""), ("gemm_epilogues", ""), ("gemm_sustained", ""), ("gemm_host", ""), ("stages", ""),
+     ("persistence", ""), ("block_order", ""), ("workers", "")],
 )  # fmt: skip
 def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gemm, "SQUARES", ((64, 64, 64),))
     monkeypatch.setattr(gemm, "SHORT_K", ((64, 96, 128),))
+    monkeypatch.setattr(gemm, "SUSTAINED", (128,))
     monkeypatch.setattr(gemm, "WEIGHTS", {"some model": {"some weight": (48, 32)}})
     monkeypatch.setattr(gemm, "RAGGED", ((64, 33, 17),))
     monkeypatch.setattr(peers, "CHECKED_WHOLE", 64**3)
@@ -376,7 +387,7 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
     assert report["rows"]
     for row in report["rows"]:
         assert any(cell["ours"] for cell in row["contenders"].values())
-        assert row["best_peer"] is not None or "fp8" in suite, row  # a CPU's scaled product may lack a recipe
+        assert row["best_peer"] is not None or "e4m3" in row["case"], row  # a CPU's scaled product may lack a recipe
     if suite == "stages":
         assert "measured with Config(stages=2, cols=128)" in report["rows"][1]["note"] and "do not pipeline" in report["rows"][1]["note"]
     if suite == "gemm_epilogues":
