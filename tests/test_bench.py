@@ -16,6 +16,7 @@ import bench.__main__ as cli
 from bench import attention, attention_models, block_order, gemm, harness, hbm, machine, peers, persistence, plots, stages, timing, workers
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
+from tritonkittens.tune import timing as tune_timing
 
 OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[])
 
@@ -341,6 +342,15 @@ def test_sustained_calls_follow_one_another(gpu, settling, timed, monkeypatch):
     cuda.log.clear()
     assert measure() == pytest.approx(gpu)
     assert cuda.log == ["event", *["run"] * settling, "event", "event", *["run"] * timed, "event"]
+
+
+@pytest.mark.parametrize(("gpu", "settling", "timed"), [(0.05, 0, 40), (0.2, 200, 15), (50.0, 1, 3)])
+def test_the_tuner_times_long_calls_at_their_own_clock(gpu, settling, timed, monkeypatch):
+    cuda = FakeCuda(monkeypatch, host=0.001, gpu=gpu)
+    monkeypatch.setattr(tune_timing, "flush_buffer", timing._flush_buffer)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: cuda)
+    assert tune_timing.seconds(cuda.run, torch.device("cuda", 0)) == pytest.approx(gpu * 1e-3)
+    assert cuda.log.count("run") == 1 + tune_timing.FEWEST + settling + timed
 
 
 def test_bursts_are_neither_short_nor_endless():

@@ -237,7 +237,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Streamed in high supergroups, large products of
     one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not)."""
     panel = PANEL_BYTES // _itemsize(problem.out)
-    shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2), Config(panel=panel, schedule="split_tail")]
+    shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
+    shared += [Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 C = TypeVar("C", bound=Hashable)
 
 FEW = 5  # contenders that are often closer together than one measurement tells
-ROUNDS, FINAL_ROUNDS = 3, 8  # of few, and of the last two: short turns, so that a card at its power limit has one clock for all
+ROUNDS, FINAL_ROUNDS = 3, 8  # of few, and of the last two: short turns, so that a card that gets warm is the same for all
 _ERROR_LENGTH = 300  # a compiler's message may run to pages
 
 
