@@ -1,5 +1,5 @@
-"""Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens; of e4m3; decoding; packed
-sequences; errors where operands have outliers; memory."""
+"""Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens, also sustained; of e4m3;
+decoding; packed sequences; errors where operands have outliers; memory."""
 from __future__ import annotations
 
 import argparse
@@ -104,6 +104,15 @@ def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False
                 facts = {"B": b, "H": h, "S": s, "D": dim, "causal": causal, "panel": f"D {dim}{', causal' * causal}"}
                 out.append(Case(name, flop(b, h, s, dim, causal, backward), facts, functools.partial(prepare, b, h, s, dim, causal)))
     return out
+
+
+SUSTAINED = (4096, 16384)  # lengths whose calls the host keeps up with
+
+
+def sustained_cases(options: argparse.Namespace) -> list[Case]:
+    """Forward and backward as training runs them, at the card's power limit."""
+    return [dataclasses.replace(case, name=f"{what} {case.name}", kind="sustained", facts={**case.facts, "what": what, "panel": f"{what}, {case.facts['panel']}"})
+            for what, backward in (("forward", False), ("backward", True)) for case in cases(options, backward) if case.facts["S"] in SUSTAINED]  # fmt: skip
 
 
 DECODE = ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192))  # batch, keys
@@ -244,6 +253,8 @@ PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
     Suite("attention_backward", "attention backward, 16 K tokens (a causal score counts half)", functools.partial(cases, backward=True), plot=PLOT),
+    Suite("attention_sustained", "attention calls behind one another, each contender at the clock that its own draw leaves it, 16 K tokens", sustained_cases,
+          plot=PLOT),
     Suite("attention_fp8", "attention forward of e4m3, peers in bf16, 16 K tokens (a causal score counts half)", functools.partial(cases, fp8=True), plot=PLOT),
     Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
     Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),

@@ -25,7 +25,7 @@ Round = Callable[[], float]  # one round: milliseconds of a call
 
 BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
 FEWEST, MOST = 3, 200  # calls of a burst; 200 with their events and flushes fit into the driver's queue of 1024 entries
-SETTLING_MS, SUSTAINED_MS = 50.0, 150.0  # untimed, until the clock is that of this contender's draw, and timed
+SETTLING_MS, SUSTAINED_MS = 50.0, 100.0  # untimed, until the clock is that of this contender's draw, and timed
 GRAPH_CALLS = 20
 HOST_CALLS = 200
 HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host

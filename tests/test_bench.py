@@ -334,7 +334,7 @@ def test_the_other_kinds(monkeypatch):
     assert timing.eager(cuda.run)() == pytest.approx(0.030, rel=0.01)
 
 
-@pytest.mark.parametrize(("gpu", "settling", "timed"), [(0.1, 500, 1500), (50.0, 3, 3)])
+@pytest.mark.parametrize(("gpu", "settling", "timed"), [(0.1, 500, 1000), (50.0, 3, 3)])
 def test_sustained_calls_follow_one_another(gpu, settling, timed, monkeypatch):
     """As many as settle the clock, then those that are timed, however many there are, but never fewer than a burst has."""
     cuda = FakeCuda(monkeypatch, host=0.0, gpu=gpu)
@@ -481,7 +481,7 @@ def test_packed_attention_reference(causal):
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
     small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)},
-                 OUTLIER_LENGTHS=(32,), MEMORY=((1, 4, 2, 40, 64, True),))
+                 OUTLIER_LENGTHS=(32,), SUSTAINED=(32,), MEMORY=((1, 4, 2, 40, 64, True),))
     for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
     knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])

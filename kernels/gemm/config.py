@@ -235,14 +235,16 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
 def _in_panels(problem: Problem) -> list[Config]:
     """Large tiles whose results are staged in panels: one more slot where consumers share a tile, and where they take turns a ring as deep as hides all of
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Streamed in high supergroups, large products of
-    one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not)."""
+    one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not). Consumers that
+    share a tile draw less of a card at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others
+    and 1.03 sustained; in turns 1.07 and 0.97)."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
-    found += [replace(turns, schedule="split_tail", group=12, streamed=True)]
+    found += [replace(turns, schedule="split_tail", group=group, streamed=True) for group in (8, 12)]
     found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
