@@ -111,8 +111,11 @@ SUSTAINED = (4096, 16384)  # lengths whose calls the host keeps up with
 
 def sustained_cases(options: argparse.Namespace) -> list[Case]:
     """Forward and backward as training runs them, at the card's power limit."""
-    return [dataclasses.replace(case, name=f"{what} {case.name}", kind="sustained", facts={**case.facts, "what": what, "panel": f"{what}, {case.facts['panel']}"})
-            for what, backward in (("forward", False), ("backward", True)) for case in cases(options, backward) if case.facts["S"] in SUSTAINED]  # fmt: skip
+    def sustained(case: Case, what: str) -> Case:
+        return dataclasses.replace(case, name=f"{what} {case.name}", kind="sustained", facts={**case.facts, "panel": f"{what}, {case.facts['panel']}"})
+
+    both = {"forward": cases(options), "backward": cases(options, backward=True)}
+    return [sustained(case, what) for what, found in both.items() for case in found if case.facts["S"] in SUSTAINED]
 
 
 DECODE = ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192))  # batch, keys

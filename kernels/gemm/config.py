@@ -235,9 +235,9 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
 def _in_panels(problem: Problem) -> list[Config]:
     """Large tiles whose results are staged in panels: one more slot where consumers share a tile, and where they take turns a ring as deep as hides all of
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Streamed in high supergroups, large products of
-    one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not). Consumers that
-    share a tile draw less of a card at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others
-    and 1.03 sustained; in turns 1.07 and 0.97)."""
+    one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not). Consumers that share
+    a tile draw less of a card at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and
+    1.03 sustained; in turns 1.07 and 0.97)."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail")]
