@@ -1,4 +1,4 @@
-"""Every benchmark: `python -m bench [SUITE…] [--out FOLDER] [--quick] [--slow] [--only TEXT] [--list]`, and `python -m bench plot [FOLDER]`.
+"""Every benchmark: `python -m bench [SUITE…] [--out FOLDER] [--quick] [--slow] [--only TEXT] [--workers N] [--list]`, and `python -m bench plot [FOLDER]`.
 
 Each suite prints a table, writes SUITE.json and draws SUITE.svg into the folder (bench/results). Several suites run in a process each, so that a fault
 in one leaves the others alone. The exit status is 1 where a result was wrong or one of our kernels did not run.
@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from bench.harness import RESULTS, Suite, run
+from bench.harness import RESULTS, Suite, compile_part, run
 from bench.plots import draw
 
 MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "attention_models")
@@ -35,6 +35,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--knobs", action="append", default=[], metavar="NAME=VALUE[;NAME=VALUE…]",
                         help="attention, attention_backward: also ours with these knobs of the kernel; may be given several times")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes")
+    parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="list suites and their cases; measure nothing")
     options = parser.parse_args(arguments)
     if options.suites[:1] == ["plot"]:
@@ -66,7 +68,21 @@ def alone(name: str, options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print(f"{name}: skipped, it needs a CUDA device and there is none")
         return 1
+    if options.compile:
+        compile_part(suites()[name], options, *options.compile)
+        return 0
+    if options.workers > 1:
+        command = [sys.executable, "-m", "bench", name, *flags(options), "--compile"]
+        workers = [subprocess.Popen([*command, str(part), str(options.workers)]) for part in range(options.workers)]
+        for worker in workers:
+            worker.wait()
     return run(suites()[name], options)
+
+
+def flags(options: argparse.Namespace) -> list[str]:
+    """What processes of single suites are told."""
+    return [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
+            *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text))]  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,9 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if len(options.suites) == 1:
         return alone(options.suites[0], options)
-    flags = [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
-             *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text))]  # fmt: skip
-    return max(abs(subprocess.run([sys.executable, "-m", "bench", name, *flags]).returncode) for name in options.suites)
+    command = [*flags(options), "--workers", str(options.workers)]
+    return max(abs(subprocess.run([sys.executable, "-m", "bench", name, *command]).returncode) for name in options.suites)
 
 
 if __name__ == "__main__":

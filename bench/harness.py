@@ -7,6 +7,8 @@ timed, and makes the run fail, as does one of ours that cannot run.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import pathlib
@@ -14,7 +16,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 
@@ -76,6 +78,20 @@ class Suite:
     unit: str = "TFLOP/s"
     plot: Mapping[str, Any] = field(default_factory=dict)
     extend: Callable[[dict], None] | None = None
+
+
+P = ParamSpec("P")
+
+
+def deferred(prepare: Callable[P, Callable[[Any], float]]) -> Callable[P, Callable[[Any], float]]:
+    """The error function that `prepare` makes of a reference, which is computed when the first result is compared, and not where kernels are only compiled."""
+
+    @functools.wraps(prepare)
+    def made_later(*args: P.args, **kwargs: P.kwargs) -> Callable[[Any], float]:
+        made = functools.cache(lambda: prepare(*args, **kwargs))
+        return lambda found: made()(found)
+
+    return made_later
 
 
 def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) -> Callable[[torch.Tensor], float]:
@@ -205,16 +221,30 @@ def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
     return target
 
 
+def chosen(suite: Suite, options: argparse.Namespace) -> list[Case]:
+    """The cases of a run."""
+    return [case for case in suite.cases(options) if options.only in case.name]
+
+
+def compile_part(suite: Suite, options: argparse.Namespace, part: int, parts: int) -> None:
+    """Call once what is ours in every `parts`-th case, from case `part` on: its kernels are then in Triton's cache. What fails is shown when it is measured."""
+    for case in chosen(suite, options)[part::parts]:
+        trial = case.prepare()
+        for factory in (*trial.ours.values(), *(baseline.factory for baseline in trial.baselines.values())):
+            with contextlib.suppress(Exception):
+                factory()()
+        require_context()
+
+
 def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> int:
     """Measure a suite, print its table, write JSON and plot; returns the process's exit status. The file is written after every case, so that an interrupted
     run keeps what it has."""
     folder = pathlib.Path(options.out) if options.out else RESULTS
-    cases = [case for case in suite.cases(options) if options.only in case.name]
     rows: list[dict] = []
     report = {"suite": suite.name, "title": suite.title, "unit": suite.unit, "plot": dict(suite.plot), "info": machine(),
               "clocks_before": clocks(), "clocks_after": None, "summary": {}, "rows": rows}  # fmt: skip
     print(f"{suite.name}: {suite.title}\n{report['clocks_before']}", flush=True)
-    for case in cases:
+    for case in chosen(suite, options):
         rows.append(measure(case, suite.unit, QUICK_ROUNDS if options.quick else ROUNDS, kinds))
         if suite.extend is not None:
             suite.extend(rows[-1])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import Factory, frobenius_error
+from bench.harness import Factory, deferred, frobenius_error
 
 SCALE_BLOCK = 128  # rows or columns that share a scale
 CHECKED_WHOLE = 2**36  # multiply-adds up to which every row is compared with float64; of larger products CHECKED_ROWS random rows are
@@ -73,6 +73,7 @@ class Product:
         shape = self.a.shape[0], self.b.shape[1]
         return torch.full(shape, float("nan"), dtype=self.out_dtype or self.a.dtype, device=self.a.device)
 
+    @deferred
     def error(self) -> Callable[[torch.Tensor], float]:
         """Relative error against float64, of all rows or of a random sample."""
         count = self.a.shape[0]
@@ -185,6 +186,7 @@ class Attention:
     causal: bool = False
     grad: torch.Tensor | None = None
 
+    @deferred
     def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of some rows of some heads."""
         length, group = self.q.shape[-2], self.q.shape[1] // self.k.shape[1]
@@ -197,6 +199,7 @@ class Attention:
         index = (which[:, None] * length + places).flatten()
         return frobenius_error((torch.softmax(scores, -1) @ v[which].double()).flatten(0, 1), index)
 
+    @deferred
     def gradient_error(self, heads: int = 2) -> Callable[[tuple[torch.Tensor, ...]], float]:
         """The largest relative error of dq, dk and dv against float64, of some heads of k."""
         which = torch.randperm(self.k.shape[0] * self.k.shape[1], device=self.k.device)[:heads]
@@ -282,6 +285,7 @@ class Packed:
         """(B, H, longest, D), zeros behind each sequence."""
         return torch.nn.utils.rnn.pad_sequence(x.split(list(self.lengths)), batch_first=True).transpose(1, 2)
 
+    @deferred
     def error(self) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of one head of the shortest and of the longest sequence, of results packed or padded."""
         head = int(torch.randint(self.q.shape[1], ()))

@@ -623,7 +623,50 @@ def test_several_suites_run_in_processes_of_their_own(monkeypatch):
     commands = []
     monkeypatch.setattr(subprocess, "run", lambda command: commands.append(command) or types.SimpleNamespace(returncode=len(commands) - 1))
     assert cli.main(["stages", "gemm", "--quick", "--out", "folder"]) == 1
-    assert [command[3:] for command in commands] == [[name, "--out", "folder", "--quick"] for name in ("stages", "gemm")]
+    assert [command[3:] for command in commands] == [[name, "--out", "folder", "--quick", "--workers", "1"] for name in ("stages", "gemm")]
+
+
+def test_kernels_are_compiled_in_processes_before_they_are_measured(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(subprocess, "Popen", lambda command: done.append(command[3:]) or types.SimpleNamespace(wait=lambda: done.append("waited")))
+    monkeypatch.setattr(cli, "run", lambda suite, options: done.append(suite.name) or 0)
+    assert cli.main(["gemm", "--only", "4096", "--workers", "2"]) == 0
+    parts = [["gemm", "--only", "4096", "--compile", str(part), "2"] for part in range(2)]
+    assert done == [*parts, "waited", "waited", "gemm"]
+    compiled = []
+    monkeypatch.setattr(cli, "compile_part", lambda suite, options, *part: compiled.append((suite.name, options.only, part)))
+    assert cli.main(parts[1]) == 0 and compiled == [("gemm", "4096", (1, 2))] and done[-1] == "gemm" and len(done) == 5
+
+
+def test_a_part_is_compiled_by_calling_what_is_ours():
+    called = []
+
+    def contender(name):
+        return lambda: lambda: called.append(name) or 1 / (name != "ours 2")
+
+    def case(number):
+        baselines = {"bare": harness.Contender(contender(f"bare {number}"), pytest.fail)}
+        ours = {"ours": contender(f"ours {number}")}
+        return Case(f"case {number}", 1.0, {}, lambda: Trial(ours, {"peer": pytest.fail}, pytest.fail, 1.0, baselines=baselines))
+
+    suite = Suite("some", "title", lambda options: [case(number) for number in range(4)])
+    harness.compile_part(suite, argparse.Namespace(only="case"), 0, 2)
+    assert called == ["ours 0", "bare 0", "ours 2", "bare 2"]
+    harness.compile_part(suite, argparse.Namespace(only="case 3"), 0, 2)
+    assert called[4:] == ["ours 3", "bare 3"]
+
+
+def test_a_reference_is_computed_when_a_result_is_compared():
+    computed = []
+
+    @harness.deferred
+    def error(expected):
+        computed.append(expected)
+        return lambda found: found - expected
+
+    compare = error(3)
+    assert not computed and compare(5) == 2 and compare(3) == 0 and computed == [3]
 
 
 def test_plot_command_draws_a_folder(tmp_path, capsys):
