@@ -25,6 +25,8 @@ KINDS = {
     "panels": Config(consumers=1, cols=128, panel=32),
     "panels in turns": Config(cols=64, independent=True, panel=32),
     "streamed": Config(cols=64, independent=True, panel=32, streamed=True),
+    "streamed, cluster": Config(consumers=1, cols=64, cluster=2, streamed=True),
+    "streamed, wide": Config(consumers=1, cols=48, streamed=True),
     "swapped": Config(consumers=1, cols=32, swapped=True),
     "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
     "cluster_split_k": Config(consumers=1, cols=64, schedule="cluster_split_k", splits=2),

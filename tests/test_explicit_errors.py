@@ -128,10 +128,10 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.store(tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), tk.zero(tk.rt(tk.bf16, 96, 64)))
     elif WHAT == "contiguous TMA store":
         tk.store_async(X, tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), (0, 0))
-    elif WHAT == "contiguous policy":
+    elif WHAT == "contiguous multicast":
         sem = tk.semaphores(1)
         tile = tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True))
-        tk.load_async(tile, X, (0, 0), sem[0], cache_policy="evict_first")
+        tk.load_async(tile, X, (0, 0), sem[0], multicast=3)
     elif WHAT == "no ring":
         tk.allocate(TILE)[0]
     elif WHAT == "view outside":
@@ -288,7 +288,7 @@ TILES = {
     "contiguous load": "load of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
     "contiguous store": "store to st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
     "contiguous TMA store": "store_async of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
-    "contiguous policy": "load_async of st(bf16, 96, 64, contiguous): a contiguous tile takes neither cache_policy nor multicast",
+    "contiguous multicast": "load_async of st(bf16, 96, 64, contiguous): a contiguous tile takes no multicast",
     "store shape": "store of a tile of shape [64, 32] to st(bf16, 64, 64): shapes differ",
     "store to a ring": "store to a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "named barrier": "named barrier 3: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)",

@@ -123,8 +123,6 @@ def test_tensors_that_no_kernel_reaches():
     (dict(schedule="cluster_split_k", splits=4, panel=48), "Config(panel=48, cols=64): panels must divide the columns"),
     (dict(panel=48), "Config(panel=48, cols=256): panels must divide the columns"),
     (dict(panel=0), "Config(panel=0, cols=256): panels must divide the columns"),
-    (dict(streamed=True, cluster=2), "Config(streamed=True, cluster=2, cols=256): what blocks load together, or one copy of columns that are no power of two"),
-    (dict(streamed=True, cols=192), "Config(streamed=True, cluster=1, cols=192): what blocks load together, or one copy of columns that are no "),
     (dict(splits=0), "Config(schedule='persistent', splits=0): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):
@@ -186,6 +184,17 @@ def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
     x = torch.empty(512, 512, dtype=BF16, device="meta")
     ptx = Gemm(consumers=1, cols=176, cluster=2, b_stored_nk=True).compile(x, x, x, arch=arch).asm["ptx"]
     assert ptx.count("multicast::cluster") == copies
+
+
+@pytest.mark.parametrize(("knobs", "of_a", "of_b"), [(dict(cluster=2), 2, 3), (dict(cols=192), 2, 6), (dict(consumers=3, cols=192, cluster=2, panel=32), 6, 5)])
+def test_all_copies_of_b_are_streamed(knobs, of_a, of_b):
+    """Also those that blocks make together, and those of columns that are no power of two."""
+    x = torch.empty(512, 512, dtype=BF16, device="meta")
+    lines = Gemm(passing="evict_first", **knobs).compile(x, x, x, arch="sm_90a").asm["ptx"].splitlines()
+    loads = [line for line in lines if "cp.async.bulk.tensor" in line and "mbarrier" in line]
+    hinted = ["L2::cache_hint" in line for line in loads]
+    assert (hinted.count(False), hinted.count(True)) == (of_a, of_b)
+    assert all(hint for line, hint in zip(loads, hinted) if "multicast" in line)
 
 
 def test_blocks_of_a_cluster_meet_once_and_load_their_first_input_alone():

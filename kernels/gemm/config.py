@@ -105,9 +105,6 @@ class Config:
                              "independent=False")
         if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
             raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
-        if self.streamed and (self.cluster > 1 or self.cols & (self.cols - 1)):
-            raise ValueError(f"Config(streamed=True, cluster={self.cluster}, cols={self.cols}): what blocks load together, or one copy of columns that are no "
-                             "power of two, has no cache policy")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
                              "splits, the others 1")

@@ -450,19 +450,15 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
         raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
     bill().copied += dst.nbytes
     if dst.loaders > 1:
-        if policy is not None or unwrap(multicast) is not None:
-            raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes neither cache_policy nor multicast")
+        if unwrap(multicast) is not None:
+            raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes no multicast")
         check_global(src, "load_async")
-        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived)
-    if dst.together and (policy is not None or unwrap(multicast) is not None):
-        raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes neither cache_policy nor multicast")
+        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived, cache_policy)
+    if dst.together and unwrap(multicast) is not None:
+        raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes no multicast")
     copies = _tma_copies(t, src, dst, coord, "load_async")
-    if dst.together:
-        return load_by_address(t, dst, src, copies, _extents(dst), arrived, None)
-    if multicast is not None and unwrap(multicast) is not None:
-        if policy is not None:
-            raise TileError("load_async(cache_policy=…, multicast=…): give one of them")
-        return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast)
+    if dst.together or unwrap(multicast) is not None:
+        return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast, cache_policy)
     for m, place, view in copies:
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     return None

@@ -47,9 +47,10 @@ def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 
 
 @triton.jit
-def _issue(map, destination, bar, coordinates, mask, thread):
+def _issue(map, destination, bar, coordinates, mask, POLICY: tl.constexpr, thread):
     if thread == 0:
-        ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, issuer="thread")
+        hint = None if POLICY is None else ptx_tma.create_policy(POLICY)
+        ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, cache_hint=hint, issuer="thread")
 
 
 def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
@@ -81,9 +82,9 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
     return tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends)) * lines
 
 
-def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Callable[[st], list[int]], arrived: semaphore) -> None:
+def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Callable[[st], list[int]], arrived: semaphore, policy: Any) -> None:
     """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `maps_of` gives the numbers of the descriptors of a
-    part's pieces."""
+    part's pieces. `policy`: of L2 for these lines, or None."""
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
     for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):  # a contiguous tile begins with its first piece
         parts = _parts(stretch, dst.loaders)
@@ -94,16 +95,16 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Calla
         if len(set(parts)) == 1:
             place = t.call(_place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows)
             loader = thread if len(parts) == dst.loaders else t.call(_thread_below, thread, rank, len(parts))
-            _load_part(t, dst, src, parts[0], maps_of(parts[0]), address, corner, list(place), arrived, loader)
+            _load_part(t, dst, src, parts[0], maps_of(parts[0]), address, corner, list(place), arrived, policy, loader)
             continue
         place = [0, 0, 0]
         for block, part in enumerate(parts):
-            _load_part(t, dst, src, part, maps_of(part), address, corner, place, arrived, t.call(_thread_of, thread, rank, block))
+            _load_part(t, dst, src, part, maps_of(part), address, corner, place, arrived, policy, t.call(_thread_of, thread, rank, block))
             place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 
 def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], stretch: Any, corner: list[Any], offset: list[Any], arrived: semaphore,
-               thread: Any) -> None:  # fmt: skip
+               policy: Any, thread: Any) -> None:  # fmt: skip
     """Load a part, `offset` (bytes, rows, columns) behind the beginning of its stretch."""
     address = t.method(stretch, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
@@ -111,14 +112,15 @@ def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], st
     for number, (row, _, rows, cols) in zip(numbers, part.pieces(), strict=True):
         destination = t.method(address, "__add__", row * cols * itemsize(part.dtype))
         place = [*corner[:-2], t.method(first_row, "__add__", row), column]
-        _boxes(t, rows, cols, part.piece_swizzle(cols), itemsize(part.dtype), destination, place, _parameter(t, src, number), arrived, mask, thread)
+        _boxes(t, rows, cols, part.piece_swizzle(cols), itemsize(part.dtype), destination, place, _parameter(t, src, number), arrived, mask, policy, thread)
 
 
 def load_by_address(
     t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Any,
+    policy: Any,
 ) -> None:  # fmt: skip
     """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents, into the blocks whose bit is set in `mask` (None:
-    this one), on the same barrier of each."""
+    this one), on the same barrier of each. `policy`: of L2 for these lines, or None."""
     order = {id(m): i for i, m in enumerate(src.maps)}
     for (m, place, _), piece, extent in zip(copies, dst.pieces, extents, strict=True):
         rows = extent[0] if len(dst.axes) == 2 else 1
@@ -128,7 +130,7 @@ def load_by_address(
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # the rows of the tile that this is a view of
-        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, role_thread(t))
+        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy, role_thread(t))
 
 
 def _parameter(t: Trace, src: Any, number: int) -> Any:
@@ -140,11 +142,12 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
 
 
 def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any,
-           thread: Any) -> None:  # fmt: skip
+           policy: Any, thread: Any) -> None:  # fmt: skip
     """A tile wider than its swizzle lies in memory as blocks of columns, each of all its `rows`, and each is a copy."""
     step = swizzle // size if swizzle else width
     for block in range(width // step):
         destination = t.method(address, "__add__", block * rows * step * size)
         fastest = t.method(t.scalar(place[-1]), "__add__", block * step)
         coordinates = tl.tuple([fastest, *[t.scalar(p) for p in reversed(place[:-1])]])
-        t.call(_issue, source, destination, arrived, coordinates, tl.constexpr(None) if mask is None else t.scalar(mask), thread)
+        into = tl.constexpr(None) if unwrap(mask) is None else t.scalar(mask)
+        t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
