@@ -33,7 +33,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20")
     parser.add_argument("--slow", action="store_true", help="also peers that take minutes to compile")
     parser.add_argument("--knobs", action="append", default=[], metavar="NAME=VALUE[;NAME=VALUE…]",
-                        help="attention, attention_backward: also ours with these knobs of the kernel; may be given several times")
+                        help="gemm, gemm_fp8, gemm_models, gemm_sustained, attention, attention_backward, attention_sustained: also ours with these fields of "
+                             "its configuration; may be given several times")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes")
     parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)

@@ -3,7 +3,6 @@ decoding; packed sequences; errors where operands have outliers; memory."""
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import functools
 import itertools
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial
+from bench.harness import Case, Contender, Suite, Trial, with_knobs
 from bench.peers import Attention, Packed, peers
 
 TOKENS, WIDTH = 16384, 2048
@@ -79,8 +78,7 @@ def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False
     """`fp8`: operands of e4m3, which peers get in bf16: torch has no attention of bytes. Else each of `options.knobs` is one more of ours."""
 
     def variants(p: Attention) -> dict[str, Callable]:
-        return {f"{OURS}, {text}": functools.partial(ours_with, p, {name: ast.literal_eval(x) for name, x in (k.split("=") for k in text.split(";"))})
-                for text in options.knobs}  # fmt: skip
+        return with_knobs(OURS, options.knobs, lambda knobs: functools.partial(ours_with, p, knobs))
 
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool) -> Trial:
         q, k, v, grad = (randn(batch, heads, length, dim) for _ in range(4))

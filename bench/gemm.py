@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import Case, Contender, Factory, Suite, Trial
+from bench.harness import Case, Contender, Factory, Suite, Trial, with_knobs
 from bench.peers import SCALE_BLOCK, Product, peers
 
 OURS, BARE = "tritonkittens", "tritonkittens, bare"
@@ -91,14 +91,19 @@ def sweep() -> Iterator[tuple[str, tuple[int, int, int], int]]:
         yield "M = N = 4096, K", shape, shape[2]
 
 
-def bf16_trial(shape: tuple[int, int, int], layout: str, slow: bool = False) -> Trial:
+def contenders(p: Product, options: argparse.Namespace) -> dict[str, Factory]:
+    """Ours, and once more for each of `options.knobs`, fields of a configuration."""
+    return {OURS: functools.partial(ours, p)} | with_knobs(OURS, options.knobs, lambda knobs: functools.partial(ours, p, **knobs))
+
+
+def bf16_trial(options: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Trial:
     p = bf16(*shape, layout)
-    return trial(p, {OURS: functools.partial(ours, p)}, slow=slow)
+    return trial(p, contenders(p, options), slow=options.slow)
 
 
 def sweep_cases(options: argparse.Namespace) -> list[Case]:
     return [
-        case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, (m, n, k), layout, options.slow), layout=layout,
+        case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, options, (m, n, k), layout), layout=layout,
              panel=f"{layout}, {what}", extent=extent)
         for layout in LAYOUTS for what, (m, n, k), extent in sweep()
     ]  # fmt: skip
@@ -108,7 +113,7 @@ def model_cases(options: argparse.Namespace) -> list[Case]:
     shapes = [(model, weight, (m, n, k), "NT") for model, weights in WEIGHTS.items() for weight, (n, k) in weights.items() for m in TOKENS]
     shapes += [("ragged", f"{m}x{n}x{k}", (m, n, k), layout) for layout in LAYOUTS for m, n, k in RAGGED]
     return [
-        case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, (m, n, k), layout, options.slow), model=model, weight=weight,
+        case(f"{model} {weight}: {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, options, (m, n, k), layout), model=model, weight=weight,
              layout=layout)
         for model, weight, (m, n, k), layout in shapes
     ]
@@ -130,15 +135,15 @@ def fp8(m: int, n: int, k: int, scaling: str) -> Product:
     return Product(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
 
 
-def fp8_trial(shape: tuple[int, int, int], scaling: str) -> Trial:
+def fp8_trial(options: argparse.Namespace, shape: tuple[int, int, int], scaling: str) -> Trial:
     p = fp8(*shape, scaling)
     operation, bound = ("gemm fp8 blocks", BLOCK_FP8_BOUND) if scaling == "block" else ("gemm fp8", FAST_FP8_BOUND)
-    return trial(p, {OURS: functools.partial(ours, p)}, operation, bound)
+    return trial(p, contenders(p, options), operation, bound)
 
 
 def fp8_cases(options: argparse.Namespace) -> list[Case]:
     return [
-        case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(fp8_trial, (m, n, k), scaling),
+        case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(fp8_trial, options, (m, n, k), scaling),
              scaling=scaling, panel=f"scale per {scaling}, {what}", extent=extent)
         for scaling in SCALINGS for what, (m, n, k), extent in sweep() if scaling != "block" or k % SCALE_BLOCK == 0
     ]  # fmt: skip
@@ -146,10 +151,10 @@ def fp8_cases(options: argparse.Namespace) -> list[Case]:
 
 def sustained_cases(options: argparse.Namespace) -> list[Case]:
     """Large products as training runs them, at the card's power limit."""
-    kinds = {"bf16": functools.partial(bf16_trial, layout="NN")}
-    kinds |= {f"e4m3 scale per {scaling}": functools.partial(fp8_trial, scaling=scaling) for scaling in SCALINGS}
+    kinds = {"bf16": functools.partial(bf16_trial, options, layout="NN")}
+    kinds |= {f"e4m3 scale per {scaling}": functools.partial(fp8_trial, options, scaling=scaling) for scaling in SCALINGS}
     return [
-        case(f"{kind} {side}x{side}x{side}", (side, side, side), functools.partial(prepare, (side, side, side)), "sustained", panel=kind)
+        case(f"{kind} {side}x{side}x{side}", (side, side, side), functools.partial(prepare, shape=(side, side, side)), "sustained", panel=kind)
         for kind, prepare in kinds.items() for side in SUSTAINED
     ]  # fmt: skip
 

@@ -7,6 +7,7 @@ timed, and makes the run fail, as does one of ours that cannot run.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import json
@@ -219,6 +220,11 @@ def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
     target = folder / f"{suite.name}.json"
     target.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     return target
+
+
+def with_knobs(name: str, texts: Sequence[str], make: Callable[[dict[str, Any]], Factory]) -> dict[str, Factory]:
+    """One more contender for each text of `--knobs`, such as "stages=2;panel=None"; `make` takes the values by name."""
+    return {f"{name}, {text}": make({knob: ast.literal_eval(value) for knob, value in (pair.split("=") for pair in text.split(";"))}) for text in texts}
 
 
 def chosen(suite: Suite, options: argparse.Namespace) -> list[Case]:

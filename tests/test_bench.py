@@ -390,13 +390,16 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
     monkeypatch.setattr(block_order, "SIZES", (64,))
     monkeypatch.setattr(hbm, "hbm_bytes", lambda module, suite, case, names: [1000 * i for i in range(len(names))])
     monkeypatch.setitem(peers._PEERS["gemm with epilogue"], "torch.compile", (peers.eager_epilogue, False))
-    options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": only})
+    knobs = ["cols=128;group=4"] if suite in ("gemm", "gemm_models", "gemm_fp8", "gemm_sustained") else []
+    options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": only, "knobs": knobs})
     kind = fake_kind()
     assert harness.run(cli.suites()[suite], options, dict.fromkeys(timing.KINDS, kind)) == 0, capsys.readouterr().out
     report = json.loads((tmp_path / f"{suite}.json").read_text())
     assert report["rows"]
+    assert (dict(cols=128, group=4) in fake_gemm.configs) == bool(knobs)
     for row in report["rows"]:
         assert any(cell["ours"] for cell in row["contenders"].values())
+        assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert row["best_peer"] is not None or "e4m3" in row["case"], row  # a CPU's scaled product may lack a recipe
     if suite == "stages":
         assert "measured with Config(stages=2, cols=128)" in report["rows"][1]["note"] and "do not pipeline" in report["rows"][1]["note"]
