@@ -237,9 +237,14 @@ class AttentionBackward(AttentionBackwardKeys):
         return state.replace(dk=dk)
 
     @triton.jit
+    def _first_sums(ctx, sums):
+        """The tile of sums of dK and dV that is the first of this task's batch and head."""
+        return (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2)
+
+    @triton.jit
     def _add(ctx, staging, sums, x, number):
         """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
-        tile = (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2) + ctx.row * ctx.config.consumers + ctx.consumer
+        tile = ctx.config._first_sums(ctx, sums) + ctx.row * ctx.config.consumers + ctx.consumer
         NUMBERS: tl.constexpr = ctx.config.rows * ctx.config.summed
         BEGIN: tl.constexpr = number * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)

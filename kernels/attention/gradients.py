@@ -92,8 +92,8 @@ def _single_pass(
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, dk.shape[1:3]
     device, summed = q.get_device(), fused.summed
     tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
-    parts = _parts(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
-        _parts(device, group, tiles * batch * kv_heads))
+    parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+        parts_for(device, group, tiles * batch * kv_heads))
     units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
     gathers = units > lag and worth_following(keys, fused.causal or fused.window)
     if parts > 1 or gathers:
@@ -147,7 +147,7 @@ def bytes_at_once(fused: ZeroingBackward, q: torch.Tensor, tiles: int) -> int:
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
 
 
-def _parts(device: int, group: int, units: int, drawn: bool = False, at_once: int = 0) -> int:
+def parts_for(device: int, group: int, units: int, drawn: bool = False, at_once: int = 0) -> int:
     """In how many parts groups of so many query heads (1: they stay whole) are dealt out, where whole groups are `units` of work and bytes `at_once`: see
     `parts_of_group`."""
     return parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
@@ -155,8 +155,8 @@ def _parts(device: int, group: int, units: int, drawn: bool = False, at_once: in
 
 def homes_of(dk: torch.Tensor, dv: torch.Tensor, group: int, units: int) -> dict[str, torch.Tensor]:
     """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    Groups of so many query heads, `units` of work for whole groups: see `_parts`."""
-    parts = _parts(dk.get_device(), group, units)
+    Groups of so many query heads, `units` of work for whole groups: see `parts_for`."""
+    parts = parts_for(dk.get_device(), group, units)
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}

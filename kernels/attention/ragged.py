@@ -18,14 +18,19 @@ from tritonkittens.kernels.attention.fused_backward import AttentionBackward, wr
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
-FIELDS = tl.constexpr(6)  # of an entry of the list of tiles
+FIELDS = tl.constexpr(7)  # of an entry of the list of tiles
 ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
 
 
+def tiles_apart(total: int, sequences: int, height: int) -> int:
+    """Tiles of `height` rows where so many sequences, and what lies behind them, have whole ones of their own, and no fewer than they need: each but the last
+    of a sequence is full."""
+    return total // height + sequences + 1
+
+
 def most_tiles(total: int, sequences: int, height: int) -> int:
-    """No fewer than the tiles of `height` rows of so many sequences, and of what lies behind them: each but the last tile of a sequence is full. Whole parts of
-    a program of `list_tiles`."""
-    parts = -(-(total // height + sequences + 1) // ENTRIES.value)
+    """The same in whole parts of a program of `list_tiles`."""
+    parts = -(-tiles_apart(total, sequences, height) // ENTRIES.value)
     return parts * ENTRIES.value
 
 
@@ -43,7 +48,7 @@ def _bounds(starts, sequence, sequences, total):
 def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
     """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
     −1 where there are no more; first query and number of queries of the sequence, first key and number of keys; first block of NUMBERS of the sequence's
-    queries where every sequence has whole blocks of its own. Grid: parts of ENTRIES entries.
+    queries, and first of its tiles, where every sequence has whole ones of its own. Grid: parts of ENTRIES entries.
 
     Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask that is the longest work first.
     """
@@ -74,24 +79,25 @@ def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_K
     tl.store(place + 3, key)
     tl.store(place + 4, key_rows)
     tl.store(place + 5, query // NUMBERS + of)
+    tl.store(place + 6, (key if OF_KEYS else query) // HEIGHT + of)
 
 
 @triton.jit
 def _entry(entries, slot, inside):
-    """(tile, queries, keys, first block of numbers) of a slot; the tile is −1 where there is none."""
+    """(tile, queries, keys, first block of numbers, first tile) of a slot; the tile is −1 where there is none."""
     place = entries + slot * FIELDS
     tile = tl.load(place, mask=inside, other=-1)
     queries = tk.sequence(tl.load(place + 1, mask=inside, other=0), tl.load(place + 2, mask=inside, other=0))
     keys = tk.sequence(tl.load(place + 3, mask=inside, other=0), tl.load(place + 4, mask=inside, other=0))
-    return tile, queries, keys, tl.load(place + 5, mask=inside, other=0)
+    return tile, queries, keys, tl.load(place + 5, mask=inside, other=0), tl.load(place + 6, mask=inside, other=0)
 
 
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers) of this task, of so many heads; the tile is −1 where there is none."""
+    """(head, tile, queries, keys, first block of numbers, first tile) of this task, of so many heads; the tile is −1 where there is none."""
     slot, head = tk.unravel(ctx.task, heads)
-    row, queries, keys, numbers = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
-    return head, row, queries, keys, numbers
+    row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+    return head, row, queries, keys, numbers, first
 
 
 @plain_kernel
@@ -103,7 +109,7 @@ def packed_statistics(
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
     (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole tiles, zeros behind its end in its last; with ADDENDS
     (total, H, STEP) bf16, as `statistics` has them for `AttentionBackward`; n: between their rows, where they have any, and heads."""
-    tile, rows, _, block = _entry(entries, tl.program_id(0), True)
+    tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         first, row = rows.begin.to(tl.int64), tile * 64 + tl.arange(0, 64)
@@ -124,12 +130,27 @@ def packed_statistics(
 def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
     """`gather_sums` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, …) as `PackedBackward` leaves them, of
     SUMMED columns, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
-    tile, rows, _, block = _entry(entries, tl.program_id(0), True)
+    tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         home = dQ + rows.begin.to(tl.int64) * stride_s + head * stride_h
         for across in tl.static_range((SUMMED + 63) // 64):
             write_half(sums, (head * blocks + block) * TILES + tile, home, stride_s, tile * 64, rows.rows, across, factor, SUMMED, WIDTH)
+
+
+@plain_kernel
+@triton.jit
+def gather_packed_keys(sums, home, entries, stride_s, stride_h, factor, tiles, SUMMED: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """The same of dK or dV of several parts of groups. Grid: entries of the list of `PackedBackward`'s tiles of keys, PARTS tiles of 64, heads. sums: (H_kv,
+    tiles, …) as that leaves them, of SUMMED columns; home: (total, H_kv, WIDTH) with these strides, the last 1."""
+    tile, _, rows, _, first = _entry(entries, tl.program_id(0), True)
+    head = tl.program_id(1).to(tl.int64)
+    if tile >= 0:
+        place = home + rows.begin.to(tl.int64) * stride_s + head * stride_h
+        for part in tl.static_range(PARTS):
+            number = tile * PARTS + part
+            for across in tl.static_range((SUMMED + 63) // 64):
+                write_half(sums, head * tiles + first * PARTS + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH)
 
 
 @triton.jit
@@ -165,7 +186,7 @@ class PackedQueries(Packed):
     @triton.jit
     def setup(ctx):
         heads, kv_heads = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.K, 0)
-        head, row, batch, kv_batch, numbers = _task(ctx, heads)
+        head, row, batch, kv_batch, numbers, _ = _task(ctx, heads)
         task = task_of_queries(ctx, row, batch, kv_batch, head, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0)
         return tk.with_field(task, "numbers", numbers)
 
@@ -182,13 +203,29 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
     """`AttentionBackwardKeys` of packed sequences; offsets and deltas as `packed_statistics` leaves them."""
 
     @triton.jit
+    def _results(ctx):
+        return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 0)
+
+    @triton.jit
     def setup(ctx):
-        results = tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 0)
-        result, row, batch, kv_batch, numbers = _task(ctx, results)
+        results = ctx.config._results(ctx)
+        result, row, batch, kv_batch, numbers, first = _task(ctx, results)
         heads, kv_heads = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.K, 0)
         task = task_of_keys(ctx, row, batch, kv_batch, result, results, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0)
-        return tk.with_field(task, "numbers", numbers)
+        return tk.with_field(tk.with_field(task, "numbers", numbers), "first_tile", first)
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it."""
+    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it. Where there are `parts`, dK and dV: (H_kv, tiles,
+    64 · summed), every sequence in whole tasks of its own."""
+
+    def tasks(self, *shapes: Any) -> int:
+        return shapes[-1][0] * shapes[self.tensors.index("K")][0] * self.parts
+
+    @triton.jit
+    def _results(ctx):
+        return tk.extent(ctx.globals.K, 0) * ctx.config.parts
+
+    @triton.jit
+    def _first_sums(ctx, sums):
+        return ctx.kv_head * tk.extent(sums, 1) + ctx.first_tile * ctx.config.consumers

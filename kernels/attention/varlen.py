@@ -13,7 +13,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
-from tritonkittens.kernels.attention.gradients import addends_in, homes_of, sum_groups, summand_factor
+from tritonkittens.kernels.attention.gradients import addends_in, homes_of, parts_for, sum_groups, summand_factor
 from tritonkittens.kernels.attention.product import (
     TILE,
     Scores,
@@ -30,10 +30,12 @@ from tritonkittens.kernels.attention.ragged import (
     PackedBackwardKeys,
     PackedBackwardQueries,
     PackedForward,
+    gather_packed_keys,
     gather_packed_queries,
     list_tiles,
     most_tiles,
     packed_statistics,
+    tiles_apart,
 )
 from tritonkittens.launch import multiprocessor_count
 
@@ -186,9 +188,11 @@ def packed_backward(
 
 
 @functools.lru_cache
-def packed_fused_backward(dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool) -> PackedBackward | None:
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap)
+def packed_fused_backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
+) -> PackedBackward | None:  # fmt: skip
+    """The kernel of the backward in a single pass for types, dimensions and features, where there is one. `parts`: of a group's query heads."""
+    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
     return cast("PackedBackward | None", choose_fused(
         lambda dim, cols, summed: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
 
@@ -208,7 +212,8 @@ def _run_backward(
     fused = packed_fused_backward(q.dtype, dim, value_dim, *features) if factor and not deterministic else None
     block = ROWS if fused is None else fused.cols
     of_rows = entries(False, ROWS, block)
-    blocks = most_tiles(queries, starts_q.shape[0] - 1, block)
+    sequences = starts_q.shape[0] - 1
+    blocks = tiles_apart(queries, sequences, block)
     offsets, deltas = torch.empty(2, 1, heads, blocks * ROWS, dtype=torch.float32, device=q.device).unbind() if fused is None else addends_in(dq)
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
     packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], *offsets.stride()[:2],
@@ -216,20 +221,30 @@ def _run_backward(
     tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()}
     tensors |= {name: x if fused is None else _heads_first(x) for name, x in dict(offsets=offsets, deltas=deltas).items()}
     kv_heads = k.shape[1]
-    homes = homes_of(dk, dv, 1 if deterministic else heads // kv_heads, most_tiles(keys, starts_k.shape[0] - 1, TILE) * kv_heads)
-    tensors |= {name: _heads_first(x) for name, x in homes.items()}
+    group, units = heads // kv_heads, most_tiles(keys, sequences, TILE) * kv_heads
     if fused is not None:
-        tensors["sums"] = torch.zeros(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
-        tensors["entries"] = entries(True, fused.rows * fused.consumers, block)
+        parts = parts_for(q.get_device(), group, units)
+        if parts > 1:
+            fused = cast(PackedBackward, packed_fused_backward(q.dtype, dim, value_dim, *features, parts))
+        height = fused.rows * fused.consumers
+        of_tiles, tiles = entries(True, height, block), tiles_apart(keys, sequences, height) * fused.consumers
+        sums = torch.zeros(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
+        homes = (_heads_first(dk), _heads_first(dv)) if parts == 1 else (
+            torch.zeros(2, kv_heads, tiles, fused.rows * fused.summed, dtype=torch.float32, device=q.device).unbind())
+        tensors |= dict(sums=sums, entries=of_tiles, dK=homes[0], dV=homes[1])
         fused(*(tensors[name] for name in fused.tensors), **numbers)
-        gather_packed_queries[of_rows.shape[0], heads](tensors["sums"], dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim,
-                                                       block // ROWS)
-    else:
-        of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
-        for kernel in (of_queries, *of_keys):
-            height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
-            mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
-            kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
+        gather_packed_queries[of_rows.shape[0], heads](sums, dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim, block // ROWS)
+        if parts > 1:
+            for x, home, factor in ((homes[0], dk, scores.scale), (homes[1], dv, 1.0)):
+                gather_packed_keys[of_tiles.shape[0], kv_heads](x, home, of_tiles, *home.stride()[:2], factor, tiles, fused.summed, dim, fused.consumers)
+        return dq, dk, dv
+    homes = homes_of(dk, dv, 1 if deterministic else group, units)
+    tensors |= {name: _heads_first(x) for name, x in homes.items()}
+    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
+    for kernel in (of_queries, *of_keys):
+        height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
+        mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
+        kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
     sum_groups(homes, dk, dv)
     return dq, dk, dv
 

@@ -223,7 +223,8 @@ def check_list(queries, keys, behind, of_keys, height):
         if b == len(queries):
             seen[not of_keys] = 0
         tiles = range(-(-lengths[of_keys] // height))
-        wanted += [[tile, first[0], seen[0], first[1], seen[1], first[0] // 64 + b] for tile in (tiles if of_keys else reversed(tiles))]
+        entry = [first[0], seen[0], first[1], seen[1], first[0] // 64 + b, first[of_keys] // height + b]
+        wanted += [[tile, *entry] for tile in (tiles if of_keys else reversed(tiles))]
         first = [at + n for at, n in zip(first, lengths, strict=True)]
     assert entries[: len(wanted)] == wanted and all(entry[0] == -1 for entry in entries[len(wanted) :])
 
@@ -294,10 +295,28 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
         check(queries, keys, heads, kv_heads, dim, value_dim, dtype, **{**given, **({"window": sides} if "window" in given else {})})
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="counts what a GPU's memory holds")
+@pytest.mark.parametrize("heads, kv_heads, dim", [(16, 16, 128), (32, 8, 128), (28, 4, 128), (32, 4, 64)])
+def test_memory_of_gradients(heads, kv_heads, dim):
+    """As for sequences of one length, and of each a block of queries and a tile of keys more."""
+    lengths = (1000, 24, 3000, 72)
+    tensors = [torch.randn(sum(lengths), n, dim, device=DEVICE).to(BF16).requires_grad_() for n in (heads, kv_heads, kv_heads)]
+    out = attention_varlen(*tensors, starts(lengths), starts(lengths), causal=True)
+    grad = torch.randn_like(out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(out, tensors, grad, retain_graph=True)
+    rows, more, shared = sum(lengths), 128 * (len(lengths) + 1), 0 if heads == kv_heads else kv_heads
+    allowed = dim * (rows * (2 * heads + 4 * kv_heads) + (rows + more) * (4 * heads + 8 * shared))
+    assert torch.cuda.max_memory_allocated() - before <= allowed + 2**16
+
+
 @pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), (2, 80), (4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
     monkeypatch.setattr(gradients, "parts_of_group", lambda units, group, *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
+    check((3, 0, 140, 65), (5, 40, 0, 130), heads=4, kv_heads=1 if parts == 4 else 2, dim=dim)
 
 
 def test_eager_calls_and_the_operator_agree(rng):
