@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from bench.harness import RESULTS, Suite, compile_part, run
+from bench.harness import RESULTS, Suite, compile_part, in_parts, run
 from bench.plots import draw
 
 MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "attention_models")
@@ -73,10 +73,7 @@ def alone(name: str, options: argparse.Namespace) -> int:
         compile_part(suites()[name], options, *options.compile)
         return 0
     if options.workers > 1:
-        command = [sys.executable, "-m", "bench", name, *flags(options), "--compile"]
-        workers = [subprocess.Popen([*command, str(part), str(options.workers)]) for part in range(options.workers)]
-        for worker in workers:
-            worker.wait()
+        in_parts([sys.executable, "-m", "bench", name, *flags(options)], options.workers)
     return run(suites()[name], options)
 
 

@@ -15,6 +15,7 @@ import math
 import pathlib
 import random
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
@@ -240,6 +241,13 @@ def compile_part(suite: Suite, options: argparse.Namespace, part: int, parts: in
             with contextlib.suppress(Exception):
                 factory()()
         require_context()
+
+
+def in_parts(command: Sequence[str], parts: int) -> None:
+    """Run a command that compiles a part of something, given behind its `--compile`, for all parts at once."""
+    workers = [subprocess.Popen([*command, "--compile", str(part), str(parts)]) for part in range(parts)]
+    for worker in workers:
+        worker.wait()
 
 
 def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> int:

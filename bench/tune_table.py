@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bench.gemm import EPILOGUES, LAYOUTS, RAGGED, SCALE_BLOCK, SIDE, TOKENS, WEIGHTS, bf16, fp8, randn, sweep
+from bench.harness import in_parts
 from bench.peers import Product
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, tune_gemm
@@ -97,10 +98,7 @@ def main() -> None:
         compile_some(options.only, options.tries, *options.compile)
         return
     began = time.perf_counter()
-    command = [sys.executable, "-m", "bench.tune_table", "--only", *options.only, "--tries", str(options.tries)]
-    workers = [subprocess.Popen([*command, "--compile", str(i), str(options.workers)]) for i in range(options.workers)]
-    for worker in workers:
-        worker.wait()
+    in_parts([sys.executable, "-m", "bench.tune_table", "--only", *options.only, "--tries", str(options.tries)], options.workers)
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     for name, make in products():
         if not is_among(name, options.only):
