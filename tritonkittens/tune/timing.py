@@ -11,7 +11,7 @@ import torch
 
 from tritonkittens.launch import l2_bytes
 
-BURST = 3e-3  # seconds: the tuner takes turns, and within a round the clock of a card at its power limit should stay what it is
+BURST = 3e-3  # seconds: the tuner takes turns, and within a round the card should stay what it is
 FEWEST, MOST = 3, 40
 LONG, SETTLING = 1e-4, 40e-3  # seconds of a call from which its draw may reach the card's power limit, and until the clock is the one that this leaves
 CLOCK = 2e9  # cycles a second, at most, of the counter that a waiting GPU looks at
