@@ -127,30 +127,21 @@ def packed_statistics(
 
 @plain_kernel
 @triton.jit
-def gather_packed_queries(sums, dQ, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
-    """`gather_sums` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. sums: (1, H, blocks, …) as `PackedBackward` leaves them, of
-    SUMMED columns, TILES tiles of 64 queries a block; dQ: (total, H, WIDTH) with these strides, the last 1."""
-    tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
+def gather_packed(sums, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
+                  OF_KEYS: tl.constexpr):  # fmt: skip
+    """`gather_sums` of packed sequences. Grid: entries of the list of tiles, heads. sums: (…, H, blocks, …) as `PackedBackward` leaves them, of SUMMED columns,
+    TILES tiles of 64 rows a block; home: dQ, whose list has tiles of 64 queries, or `OF_KEYS` dK or dV, whose list has blocks, (total, H, WIDTH) with these
+    strides, the last 1."""
+    tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
-    if tile >= 0:
-        home = dQ + rows.begin.to(tl.int64) * stride_s + head * stride_h
-        for across in tl.static_range((SUMMED + 63) // 64):
-            write_half(sums, (head * blocks + block) * TILES + tile, home, stride_s, tile * 64, rows.rows, across, factor, SUMMED, WIDTH)
-
-
-@plain_kernel
-@triton.jit
-def gather_packed_keys(sums, home, entries, stride_s, stride_h, factor, tiles, SUMMED: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
-    """The same of dK or dV of several parts of groups. Grid: entries of the list of `PackedBackward`'s tiles of keys, PARTS tiles of 64, heads. sums: (H_kv,
-    tiles, …) as that leaves them, of SUMMED columns; home: (total, H_kv, WIDTH) with these strides, the last 1."""
-    tile, _, rows, _, first = _entry(entries, tl.program_id(0), True)
-    head = tl.program_id(1).to(tl.int64)
+    rows, first = (keys, first) if OF_KEYS else (queries, block)
+    EACH: tl.constexpr = TILES if OF_KEYS else 1
     if tile >= 0:
         place = home + rows.begin.to(tl.int64) * stride_s + head * stride_h
-        for part in tl.static_range(PARTS):
-            number = tile * PARTS + part
+        for part in tl.static_range(EACH):
+            number = tile * EACH + part
             for across in tl.static_range((SUMMED + 63) // 64):
-                write_half(sums, head * tiles + first * PARTS + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH)
+                write_half(sums, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH)
 
 
 @triton.jit
