@@ -24,7 +24,7 @@ import torch
 
 from bench.machine import clocks, machine
 from bench.plots import draw
-from bench.timing import KINDS, Call, Round
+from bench.timing import KINDS, SHARING_A_CLOCK, Call, Round, settle
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
@@ -156,6 +156,8 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
         cells[name] = {"ours": name in trial.ours, **({"kind": contender.kind} if contender.kind else {}), **cell}
         if timer is not None:
             timed[name] = timer
+    if kinds[case.kind] in SHARING_A_CLOCK:
+        settle(timed.values())
     for name, ms in interleaved(timed, rounds).items():
         value = UNITS[unit]
         cells[name] |= {"value": value(case.work, statistics.median(ms)), "low": value(case.work, max(ms)), "high": value(case.work, min(ms)), "ms": ms}
@@ -224,8 +226,15 @@ def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
 
 
 def with_knobs(name: str, texts: Sequence[str], make: Callable[[dict[str, Any]], Factory]) -> dict[str, Factory]:
-    """One more contender for each text of `--knobs`, such as "stages=2;panel=None"; `make` takes the values by name."""
-    return {f"{name}, {text}": make({knob: ast.literal_eval(value) for knob, value in (pair.split("=") for pair in text.split(";"))}) for text in texts}
+    """One more contender for each text of `--knobs`, such as "stages=2;panel=None;schedule=split_tail"; `make` takes the values by name."""
+    return {f"{name}, {text}": make({knob: _value(value) for knob, value in (pair.split("=") for pair in text.split(";"))}) for text in texts}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text  # a word
 
 
 def chosen(suite: Suite, options: argparse.Namespace) -> list[Case]:

@@ -1,6 +1,7 @@
 """Milliseconds of one call, in several kinds. A kind takes a call that has run before and returns a function that measures one round.
 
-- device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
+- device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`). All contenders have one clock, which
+  under the card's power limit comes from what all of them draw: long calls take turns untimed (`settle`) until it is steady.
 - reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
   counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, decode).
 - sustained: calls behind one another for as long as a card at its power limit takes to settle, with nothing between them: each contender at the clock that its
@@ -14,17 +15,18 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
-from tritonkittens.tune.timing import burst, flush_buffer
+from tritonkittens.tune.timing import LONG, burst, flush_buffer
 
 Call = Callable[[], object]
 Round = Callable[[], float]  # one round: milliseconds of a call
 
 BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
 FEWEST, MOST = 3, 200  # calls of a burst; 200 with their events and flushes fit into the driver's queue of 1024 entries
+TURNS_MS = 600.0  # until the clock of contenders that take turns is steady
 SETTLING_MS, SUSTAINED_MS = 50.0, 100.0  # untimed, until the clock is that of this contender's draw, and timed
 GRAPH_CALLS = 20
 HOST_CALLS = 200
@@ -155,4 +157,15 @@ def memory(run: Call) -> Round:
     return most
 
 
+def settle(rounds: Collection[Round]) -> None:
+    """Contenders in turn, until their common clock is steady, where their calls are long enough to reach the power limit. A card that was idle has a higher
+    clock for a quarter of a second, then a lower one than it settles to (e4m3 16384³ on an H100: 6.1 ms a call, then 8.1, then 6.7): a median of ten rounds
+    says whose bursts were when."""
+    end = time.perf_counter() + TURNS_MS * 1e-3
+    while time.perf_counter() < end:
+        if max((measure() for measure in rounds), default=0.0) < LONG * 1e3:
+            return
+
+
+SHARING_A_CLOCK = (device, reading)
 KINDS: dict[str, Callable[[Call], Round]] = {kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, memory)}

@@ -353,6 +353,35 @@ def test_the_tuner_times_long_calls_at_their_own_clock(gpu, settling, timed, mon
     assert cuda.log.count("run") == 1 + tune_timing.FEWEST + settling + timed
 
 
+@pytest.mark.parametrize("calls, turns", [((0.01, 0.05), 1), ((0.05, 0.2), 6), ((12.0, 13.0), 6), ((), 0)])
+def test_long_calls_take_turns_until_their_clock_is_steady(calls, turns, monkeypatch):
+    """Each burst takes 50 ms of the clock's time here, whatever it says of a call."""
+    now, log = [0.0], []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def a_round(ms):
+        now[0] += 0.05
+        log.append(ms)
+        return ms
+
+    timing.settle([functools.partial(a_round, ms) for ms in calls])
+    assert log == list(calls) * turns
+
+
+def test_a_row_of_bursts_settles_first(monkeypatch):
+    log, kind = [], fake_kind()
+    monkeypatch.setattr(harness, "SHARING_A_CLOCK", (kind,))
+    monkeypatch.setattr(harness, "settle", lambda rounds: log.append(len(rounds)))
+    row_of(trial(mine=constant(1.0)), {"device": kind})
+    row_of(trial(mine=constant(1.0)), {"device": fake_kind()})
+    assert log == [3]
+
+
+def test_knobs_are_literals_or_words():
+    found = harness.with_knobs("mine", ["stages=2;panel=None;schedule=split_tail"], lambda knobs: knobs)
+    assert found == {"mine, stages=2;panel=None;schedule=split_tail": {"stages": 2, "panel": None, "schedule": "split_tail"}}
+
+
 def test_bursts_are_neither_short_nor_endless():
     assert [timing.burst_length(ms) for ms in (0.0, 0.1, 12.0)] == [timing.MOST, 100, timing.FEWEST]
 

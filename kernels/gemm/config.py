@@ -237,7 +237,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     1.03 sustained; in turns 1.07 and 0.97)."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
-    shared += [Config(panel=panel, schedule="split_tail")]
+    shared += [Config(panel=panel, schedule="split_tail"), Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
