@@ -72,8 +72,7 @@ class Config:
 
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
-    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
-    results leave L2 before the rows of A that a supergroup reads again.
+    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels.
 
     Raises ValueError for values that no kernel has.
     """
@@ -92,7 +91,6 @@ class Config:
     order: str = "supergroup"
     group: int | None = None
     panel: int | None = None
-    streamed: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
@@ -231,17 +229,15 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
 
 def _in_panels(problem: Problem) -> list[Config]:
     """Large tiles whose results are staged in panels: one more slot where consumers share a tile, and where they take turns a ring as deep as hides all of
-    what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Streamed in high supergroups, large products of
-    one byte an element read less of HBM (e4m3 16384³: 5.4 GB, 8.6 in supergroups of 6 that are not). Consumers that share
-    a tile draw less of a card at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and
-    1.03 sustained; in turns 1.07 and 0.97)."""
+    what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Consumers that share a tile draw less of a card
+    at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and 1.03 sustained; in turns 1.07
+    and 0.97). Of an H100, e4m3 16384³ by rows takes 8.4 ms in turns and 6.6 in pairs that share B; of an H200 6.6 in either."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail"), Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
-    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4)]
-    found += [replace(turns, schedule="split_tail", group=group, streamed=True) for group in (8, 12)]
+    found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 8)]
     found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results

@@ -25,7 +25,6 @@ class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
 
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
-    `passing`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -42,7 +41,6 @@ class Gemm(tk.lcf):
     accumulate: tl.dtype = tk.fp32
     epilogue: Epilogue = Epilogue()
     panel: int | None = None
-    passing: str | None = None
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
@@ -103,7 +101,7 @@ class Gemm(tk.lcf):
         for i in tl.static_range(len(A_TILES)):
             row = ctx.row * len(A_TILES) + i
             tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived, ctx.config.passing)
+        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
 
     @triton.jit
     def load_finish(ctx, staging):
