@@ -141,6 +141,8 @@ MISTAKES = {
     "tk.byte_operand(n, tk.bf16)": "byte_operand(dtype=bf16) of a tile of int32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
     "multiple of 32 columns, and fp8e4nv or fp8e5",
     "tk.concat_cols(x, tk.zero((16, 16)))": "concat_cols of shapes [64, 48], [16, 16]: needs tiles of equal rows",
+    "tk.concat_cols(x, x, whole=True)": "concat_cols(whole=True) of shapes [64, 48], [64, 48]: needs two tiles of one shape and element type, with "
+    "extents that are powers of two",
     "tk.store(X, x, 0)": "store of a tile of shape [64, 48]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
 }
 

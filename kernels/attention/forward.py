@@ -43,6 +43,9 @@ class AttentionForward(QueryTiles):
     factor, and nothing is read twice. Where a key gets most of a row's weight, that is one then, and not rounded: on the H200, with outliers in all operands,
     errors are up to 1.09 times those of FlashAttention-3, whose weights are never above one, and were 1.07 to 1.37 times where only `LIMIT` counted.
 
+    On the diagonal of a causal mask the queries of the first of two consumers see half a block of as many keys as a task has queries: it multiplies by those
+    only, and computes their exponentials, of which that is a tenth at 512 keys, 3 % at 2,048. (Not measured yet.)
+
     Worth, on the H200 (`bench/results/attention_variants.json`): that 3 to 17 % at dimension 128, where scaling in a branch alone was 1 to 4 %, and 5 to 17 %
     at 64, where three consumers have gained most; a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to 20 %,
     `GROWTH` −2 to 6 %; weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there
@@ -73,6 +76,12 @@ class AttentionForward(QueryTiles):
         if self.lazy and self.consumers == 3 and not whole:
             return False  # behind a loop of its own for edges, ptxas finds registers for the main one; without, it spills 20 of them an iteration
         return super().one_edge or whole
+
+    @property
+    def halves_first(self) -> bool:
+        """Where a mask hides what comes later and a block has as many keys as a task queries, those of its first consumer may see half of the first block."""
+        hides = (self.causal or self.window) and self.consumers == 2 and self.cols == 2 * self.rows
+        return hides and self.raised == 0 and not self.key_lines
 
     @property
     def key_lines(self) -> int:
@@ -159,11 +168,46 @@ class AttentionForward(QueryTiles):
         return state.replace(o=o, p=p, m=m, alpha=alpha, sums=tk.mul_row(state.sums, alpha) + sums)
 
     @triton.jit
-    def first(ctx, state, input):
-        s = tk.mma_wait(ctx.config._scores(ctx, input))
+    def _sees_half(ctx):
+        """Do this consumer's queries see keys of the first half of the task's first block only?"""
+        reach = ctx.shift + ctx.args.right if ctx.config.window else ctx.shift
+        behind = (ctx.row * ctx.config.consumers + ctx.consumer + 1) * ctx.config.rows
+        return behind + reach <= ctx.last * ctx.config.cols + ctx.config.cols // 2
+
+    @triton.jit
+    def _give_back(ctx, input):
         tk.release(ctx, input)
+
+    @triton.jit
+    def _first_of_half(ctx, state, input):
+        """`first` without the keys of the second half: half the products and exponentials."""
+        COLS: tl.constexpr = ctx.config.cols // 2
+        s = tk.mm_ABt(ctx.scratch.Q, tk.subtile(input.K, COLS, ctx.config.head_dim, 0, 0))
+        ctx.config._give_back(ctx, input)
+        s, scale = ctx.config._masked(ctx, s), ctx.config._scale(ctx)
+        m = tk.row_max(s)
+        p = tk.exp2_row(s, scale, tk.where(m == float("-inf"), 0.0, m * scale))
+        nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))  # to which is added what lies as vectors of half as many columns do
+        weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, COLS)), whole=True)
+        return state.replace(p=weights, m=tk.add(nothing, m), sums=tk.add(state.sums, tk.row_sum_by_quad(p)))
+
+    @triton.jit
+    def _first_of_all(ctx, state, input):
+        s = tk.mma_wait(ctx.config._scores(ctx, input))
+        ctx.config._give_back(ctx, input)
         p, m, _ = ctx.config._softmax(ctx, state, ctx.config._masked(ctx, s))
         return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
+
+    @triton.jit
+    def first(ctx, state, input):
+        if ctx.config.halves_first and ctx.consumer == 0:
+            if ctx.config._sees_half(ctx):
+                state = ctx.config._first_of_half(ctx, state, input)
+            else:
+                state = ctx.config._first_of_all(ctx, state, input)
+            return state
+        else:
+            return ctx.config._first_of_all(ctx, state, input)
 
     @triton.jit
     def _operand(ctx, p):

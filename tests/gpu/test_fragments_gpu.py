@@ -249,3 +249,26 @@ def test_bytes_that_a_loop_carries(depth, cols, iterations, rng):
     exact = (x.float() @ y.float().T).cpu()
     expected = sum((exact * n).to(torch.float8_e4m3fn).float() @ v.cpu().T for n in (1, *range(1, iterations)))
     assert torch.equal(byte_product(x, y, v, 1.0, torch.float8_e4m3fn, iterations), expected)
+
+
+@tk.kernel
+@triton.jit
+def united_kernel(A, B, C, D, TILE_A: tl.constexpr, TILE_B: tl.constexpr):
+    left, right = in_shared(A, TILE_A), in_shared(B, TILE_B)
+    tk.fence_async()
+    tk.sync()
+    first, second = tk.split_cols(tk.mm_ABt(left, right), tk.shape(right, 0) // 2)
+    turned = tk.concat_cols(second, first, whole=True)
+    tk.store(C, turned, (0, 0))
+    tk.store(D, tk.mm_AB(tk.cast(turned, tk.bf16), right), (0, 0))
+
+
+@pytest.mark.parametrize("cols", [32, 128])
+def test_halves_that_are_one_tile_again(cols, rng):
+    """It is stored, and an operand of a product, as if one product had made it."""
+    x, y = (torch.from_numpy(rng.integers(-1, 2, (n, 64))).to(DEVICE, torch.bfloat16) for n in (64, cols))
+    c, d = poison(torch.empty(64, cols, device=DEVICE)), poison(torch.empty(64, 64, device=DEVICE))
+    types = tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64)
+    united_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), tk.gl(d), tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64))
+    product = (x.double() @ y.double().T).roll(cols // 2, 1)
+    assert torch.equal(c.double(), product) and torch.equal(d.double(), product @ y.double())

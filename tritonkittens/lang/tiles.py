@@ -312,10 +312,33 @@ def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
     return tuple(assemble((axes[0], (cols,)), list(parts)) for parts in zip(*rows, strict=True))
 
 
+@triton.jit
+def _beside(left, right):
+    """The inverse of `_halves`."""
+    ROWS: tl.constexpr = left.shape[0]
+    COLS: tl.constexpr = left.shape[1] + right.shape[1]
+    return tl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
+
+
+def _united(t: Trace, left: Any, right: Any) -> Any:
+    """Two pieces alike as one. An accumulator's stay in the registers where they are."""
+    if not t.explicit:
+        return t.call(_beside, left, right)
+    rows, cols = (int(unwrap(extent)) for extent in left.shape)
+    kind = "mma" if is_accumulator(t, left) else "row" if _has_whole_rows(left.type.layout, cols) else "memory"
+    return t.convert(t.call(_beside, left, t.relayout(right, left)), piece_layout(t, kind, rows, 2 * cols, itemsize(left.dtype)))
+
+
 @op
-def concat_cols(t: Trace, *tiles: Any) -> Any:
-    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`."""
+def concat_cols(t: Trace, *tiles: Any, whole: Any = False) -> Any:
+    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a power
+    of two, become one piece, as one product leaves it."""
     axes = [axes_of(x) for x in tiles]
+    if unwrap(whole):
+        if len(tiles) != 2 or axes[0] != axes[1] or any(len(axis) != 1 for axis in axes[0]) or dtype_of(tiles[0]) != dtype_of(tiles[1]):
+            raise TileError(f"concat_cols(whole=True) of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs two tiles of one shape and element "
+                            "type, with extents that are powers of two")
+        return _united(t, *(pieces_of(x)[0] for x in tiles))
     if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):
         raise TileError(f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows")
     rows = axes[0][0]
