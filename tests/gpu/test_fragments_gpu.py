@@ -268,7 +268,6 @@ def test_halves_that_are_one_tile_again(cols, rng):
     """It is stored, and an operand of a product, as if one product had made it."""
     x, y = (torch.from_numpy(rng.integers(-1, 2, (n, 64))).to(DEVICE, torch.bfloat16) for n in (64, cols))
     c, d = poison(torch.empty(64, cols, device=DEVICE)), poison(torch.empty(64, 64, device=DEVICE))
-    types = tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64)
     united_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), tk.gl(d), tk.st(tk.bf16, 64, 64), tk.st(tk.bf16, cols, 64))
     product = (x.double() @ y.double().T).roll(cols // 2, 1)
     assert torch.equal(c.double(), product) and torch.equal(d.double(), product @ y.double())

@@ -331,8 +331,8 @@ def _united(t: Trace, left: Any, right: Any) -> Any:
 
 @op
 def concat_cols(t: Trace, *tiles: Any, whole: Any = False) -> Any:
-    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a power
-    of two, become one piece, as one product leaves it."""
+    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a
+    power of two, become one piece, as one product leaves it."""
     axes = [axes_of(x) for x in tiles]
     if unwrap(whole):
         if len(tiles) != 2 or axes[0] != axes[1] or any(len(axis) != 1 for axis in axes[0]) or dtype_of(tiles[0]) != dtype_of(tiles[1]):
