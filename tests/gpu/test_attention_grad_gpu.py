@@ -53,8 +53,10 @@ def test_gradients(queries, keys, causal, dim, deterministic, rng):
 
 
 @pytest.mark.simulated(multiprocessors=1)
-@pytest.mark.parametrize("given", [dict(), dict(causal=True), dict(window=(40, 30)), dict(softcap=20.0)], ids=str)
-@pytest.mark.parametrize("dim", [48, 64, 96, 128])
+@pytest.mark.parametrize("dim, given", on_gpu_or_simulated(
+    [(dim, given) for dim in (48, 64, 96, 128) for given in (dict(), dict(causal=True), dict(window=(40, 30)), dict(softcap=20.0))],
+    [(48, dict()), (64, dict(causal=True)), (64, dict(softcap=20.0)), (96, dict(window=(40, 30))), (128, dict()), (128, dict(causal=True))],
+), ids=str)  # fmt: skip
 def test_dq_of_sums_that_are_done(dim, given, rng, monkeypatch):
     """So many heads that most of dQ is made in the single pass, in groups of two, also where rows of a head are not contiguous."""
     monkeypatch.setattr(gradients, "worth_following", lambda *_: True)
