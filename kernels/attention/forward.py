@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import squashed
+from tritonkittens.kernels.attention.masks import reach, squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.lang.types import SWIZZLE_LINE
 
@@ -170,12 +170,12 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def _sees_half(ctx):
         """Do this consumer's queries see keys of the first half of the task's first block only?"""
-        reach = ctx.shift + ctx.args.right if ctx.config.window else ctx.shift
         behind = (ctx.row * ctx.config.consumers + ctx.consumer + 1) * ctx.config.rows
-        return behind + reach <= ctx.last * ctx.config.cols + ctx.config.cols // 2
+        return behind + reach(ctx) <= ctx.last * ctx.config.cols + ctx.config.cols // 2
 
     @triton.jit
     def _give_back(ctx, input):
+        """A function of its own: the template counts releases where they are written, and of two branches one is taken."""
         tk.release(ctx, input)
 
     @triton.jit
@@ -184,9 +184,8 @@ class AttentionForward(QueryTiles):
         COLS: tl.constexpr = ctx.config.cols // 2
         s = tk.mm_ABt(ctx.scratch.Q, tk.subtile(input.K, COLS, ctx.config.head_dim, 0, 0))
         ctx.config._give_back(ctx, input)
-        s, scale = ctx.config._masked(ctx, s), ctx.config._scale(ctx)
-        m = tk.row_max(s)
-        p = tk.exp2_row(s, scale, tk.where(m == float("-inf"), 0.0, m * scale))
+        before = tk.struct(m=tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, COLS))))
+        p, m, _ = ctx.config._softmax(ctx, before, ctx.config._masked(ctx, s))
         nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))  # to which is added what lies as vectors of half as many columns do
         weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, COLS)), whole=True)
         return state.replace(p=weights, m=tk.add(nothing, m), sums=tk.add(state.sums, tk.row_sum_by_quad(p)))

@@ -8,7 +8,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, place_of
-from tritonkittens.kernels.attention.masks import hidden_from, squashed
+from tritonkittens.kernels.attention.masks import hidden_from, reach, squashed
 from tritonkittens.launch import plain_kernel
 
 HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
@@ -189,14 +189,9 @@ class AttentionBackward(AttentionBackwardKeys):
         return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
 
     @triton.jit
-    def _show(ctx, ds, more=None):
-        """Show dS (or of queries side by side, 64 each), and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
-        home = ctx.exchange.dS[ctx.consumer]
-        if more is None:
-            tk.store(home, ds)
-        else:
-            tk.store(tk.subtile(home, ctx.config.rows, 64, 0, 0), ds)
-            tk.store(tk.subtile(home, ctx.config.rows, 64, 0, 1), more)
+    def _show(ctx, ds):
+        """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
+        tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.hand_over(ctx)
 
@@ -221,8 +216,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _on_diagonal(ctx):
         """Do the first 64 queries of this task's first block see no key of its second consumer?"""
-        reach = ctx.shift + ctx.args.right if ctx.config.window else ctx.shift
-        return ctx.begin_block * ctx.config.cols + reach <= ctx.row * (ctx.config.rows * ctx.config.consumers)
+        return ctx.begin_block * ctx.config.cols + reach(ctx) <= ctx.row * (ctx.config.rows * ctx.config.consumers)
 
     @triton.jit
     def _first_of_last(ctx, state, input):
@@ -235,7 +229,7 @@ class AttentionBackward(AttentionBackwardKeys):
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
                               offsets=tk.subtile(input.offsets, 64, STEP, 1, 0), deltas=tk.subtile(input.deltas, 64, STEP, 1, 0))
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.cols + 64)
-            ctx.config._show(ctx, nothing, ds)
+            ctx.config._show(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
 
     @triton.jit

@@ -9,6 +9,12 @@ import tritonkittens.lang as tk
 
 
 @triton.jit
+def reach(ctx):
+    """How many keys behind its own number a query sees, where a mask hides what comes later."""
+    return ctx.shift + ctx.args.right if ctx.config.window else ctx.shift
+
+
+@triton.jit
 def keys_of(ctx, first, behind, shift, keys):
     """(last block of keys, number of blocks) that queries `first` … `behind` − 1 see."""
     COLS: tl.constexpr = ctx.config.cols

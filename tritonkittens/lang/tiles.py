@@ -279,6 +279,13 @@ def _has_whole_rows(layout: Any, cols: int) -> bool:
     return isinstance(layout, gl.BlockedLayout) and layout.size_per_thread[1] >= cols
 
 
+def _kind(t: Trace, piece: Any) -> str:
+    """Which kind of layout, see `piece_layout`, a piece of so many columns has."""
+    if is_accumulator(t, piece):
+        return "mma"
+    return "row" if _has_whole_rows(piece.type.layout, int(unwrap(piece.shape[1]))) else "memory"
+
+
 def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
     """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
     rows, whole = (int(unwrap(extent)) for extent in piece.shape)
@@ -287,11 +294,9 @@ def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
     if not t.explicit:
         halves = t.call(_halves, piece)
     else:
-        home = piece.type.layout
-        accumulator, by_rows = is_accumulator(t, piece), _has_whole_rows(home, whole)
-        if not by_rows and (not accumulator or home.warps_per_cta[1] > 1):
+        kind = _kind(t, piece)
+        if kind == "memory" or kind == "mma" and piece.type.layout.warps_per_cta[1] > 1:
             piece = t.convert(piece, row_layout(t, whole))
-        kind = "mma" if accumulator else "row" if by_rows else "memory"
         halves = [t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype))) for half in t.call(_halves, piece)]
     return [part for half in halves for part in _cut(t, half, cols)]
 
@@ -325,8 +330,8 @@ def _united(t: Trace, left: Any, right: Any) -> Any:
     if not t.explicit:
         return t.call(_beside, left, right)
     rows, cols = (int(unwrap(extent)) for extent in left.shape)
-    kind = "mma" if is_accumulator(t, left) else "row" if _has_whole_rows(left.type.layout, cols) else "memory"
-    return t.convert(t.call(_beside, left, t.relayout(right, left)), piece_layout(t, kind, rows, 2 * cols, itemsize(left.dtype)))
+    home = piece_layout(t, _kind(t, left), rows, 2 * cols, itemsize(left.dtype))
+    return t.convert(t.call(_beside, left, t.relayout(right, left)), home)
 
 
 @op
