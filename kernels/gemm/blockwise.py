@@ -34,7 +34,6 @@ class BlockwiseGemm(tk.lcf):
     batched: bool = False
     c_stored_nm: bool = False
     panel: int | None = None
-    direct: bool = False
 
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)

@@ -246,7 +246,7 @@ def scheduling_barrier(t: Trace, number: Any) -> Any:
 
 def _with_vectors(t: Trace, piece: Any) -> Any:
     """The layout of an accumulator in which a thread has 16 bytes side by side of a row: the columns that the lanes of a quad have change places with some that
-    its registers have. None where there are too few columns, or other warps have those."""
+    its registers have. None where there are too few columns."""
     rows, cols = (int(unwrap(extent)) for extent in piece.shape)
     vector = VECTOR // itemsize(piece.dtype)
     if cols < QUAD * vector:
@@ -255,8 +255,6 @@ def _with_vectors(t: Trace, piece: Any) -> Any:
     quad, rest = now.lane_bases[:2], now.lane_bases[2:]
     columns = sorted(base for base in (*now.reg_bases, *quad) if base[1])
     quad = [[0, vector], [0, 2 * vector]]
-    if any(base not in columns for base in quad):
-        return None
     registers = [base for base in columns if base not in quad] + [base for base in now.reg_bases if not base[1]]
     return gl.DistributedLinearLayout(registers, [*quad, *rest], now.warp_bases, now.block_bases, [rows, cols])
 
