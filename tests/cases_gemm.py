@@ -24,8 +24,6 @@ KINDS = {
     "wide": Config(consumers=1, cols=48),
     "panels": Config(consumers=1, cols=128, panel=32),
     "panels in turns": Config(cols=64, independent=True, panel=32),
-    "direct": Config(cols=64, direct=True),
-    "direct in turns": Config(cols=128, independent=True, direct=True),
     "swapped": Config(consumers=1, cols=32, swapped=True),
     "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
     "cluster_split_k": Config(consumers=1, cols=64, schedule="cluster_split_k", splits=2),

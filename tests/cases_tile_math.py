@@ -175,7 +175,6 @@ EXACT = Group(
         Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2, dtype=unspecified, native=True),
         Case("tk.concat_cols(*tk.split_cols(x))", lambda i: i.x),
         Case("tk.concat_cols(*tk.split_cols(x, 16))", lambda i: i.x),
-        Case("tk.coalesced(x)", lambda i: i.x),
     ),
 )
 

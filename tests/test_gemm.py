@@ -188,20 +188,6 @@ def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
     assert ptx.count("multicast::cluster") == copies
 
 
-@pytest.mark.parametrize("out_dtype, wide", [(tk.bf16, 16), (tk.fp32, 32), (tk.fp8e4m3, 8)])
-def test_results_that_are_not_staged_leave_in_words(out_dtype, wide):
-    """16 bytes a thread and store inside C, 64×256 a consumer, no copies and no barrier of a consumer between them."""
-    x, y = torch.empty(512, 512, dtype=BF16, device="meta"), torch.empty(512, 512, dtype=tk.to_torch(out_dtype), device="meta")
-    ptx = Gemm(direct=True, out_dtype=out_dtype).compile(x, x, y, arch="sm_90a").asm["ptx"]
-    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) == 2 * wide and "cp.async.bulk.tensor.2d.global" not in ptx
-
-
-@pytest.mark.parametrize("knobs", [dict(panel=64), dict(swapped=True), dict(cols=96)])
-def test_what_is_not_staged_is_whole(knobs):
-    with pytest.raises(ValueError, match=r"Config\(direct=True, .*\): results that leave from registers are neither staged nor turned, 64 columns at a time"):
-        Config(direct=True, **knobs)
-
-
 class Streamed(Gemm):
     @triton.jit
     def load(ctx, input):

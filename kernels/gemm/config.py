@@ -13,7 +13,6 @@ import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
-from tritonkittens.kernels.gemm.result import DIRECT_COLS
 from tritonkittens.kernels.gemm.template import is_one_product
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
@@ -74,7 +73,6 @@ class Config:
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
     stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels.
-    `direct`: results leave from registers instead, without being staged, where there is no residual.
 
     Raises ValueError for values that no kernel has.
     """
@@ -93,7 +91,6 @@ class Config:
     order: str = "supergroup"
     group: int | None = None
     panel: int | None = None
-    direct: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
@@ -106,9 +103,6 @@ class Config:
                              "independent=False")
         if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
             raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
-        if self.direct and (self.panel or self.swapped or self.result_cols % DIRECT_COLS.value):
-            raise ValueError(f"Config(direct=True, panel={self.panel}, swapped={self.swapped}, cols={self.result_cols}): results that leave from registers are "
-                             f"neither staged nor turned, {DIRECT_COLS.value} columns at a time")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
                              "splits, the others 1")
@@ -138,8 +132,8 @@ class Config:
 
     @property
     def staged(self) -> int:
-        """Columns of its results that a consumer has room for where they are staged, or exchanged in a warp."""
-        return DIRECT_COLS.value // 4 if self.direct else 2 * self.panel if self.panel else self.result_cols
+        """Columns of its results that a consumer has room for where they are staged."""
+        return 2 * self.panel if self.panel else self.result_cols
 
     def stages_panels(self, residual: bool) -> bool:
         """Are results staged in panels? A residual then comes panel by panel, and in an even number."""
@@ -334,7 +328,7 @@ def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
     staging = config.consumers * (_padded(config.rows, config.staged, _itemsize(problem.out)) + vectors + turned)
     received = config.consumers * config.rows * (config.cols - config.result_cols) * 4
-    over = least and not vectors and not (config.panel or config.direct or config.independent or config.cluster > 1 or config.schedule not in UNSPLIT)
+    over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in UNSPLIT)
     return max(3 * slot, staging) if over else 2 * slot + staging + received
 
 

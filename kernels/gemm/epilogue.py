@@ -38,7 +38,7 @@ class Epilogue(tk.Knob):
     gate: Operand | None = None
     residual: bool = False
 
-    def memory(self, result: tk.st, staged: tk.st | None, cols: int, panel: int | None) -> tuple[dict, dict, dict]:
+    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None) -> tuple[dict, dict, dict]:
         """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
         `staged`: (`globals` of the residual, those of the operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are
         staged: ahead, and of more than two panels the later ones once those before have left. A value for every column is read by all threads of a warp alike,
@@ -49,8 +49,7 @@ class Epilogue(tk.Knob):
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
         ahead = ("C",) if self.residual else ()
         later = ahead if panel is not None and cols > 2 * panel else ()
-        tiles = vectors if staged is None else dict(C=staged, **vectors)
-        return residual, operands, dict(finish=tiles, preload=(*ahead, *vectors), refill=later)
+        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *vectors), refill=later)
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""

@@ -445,9 +445,8 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
                  cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None, **types)  # fmt: skip
     if blockwise:
         plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
-        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain or config.direct:
-            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, and tasks are neither swapped, independent, direct nor "
-                             "split")
+        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:
+            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, and tasks are neither swapped, independent nor split")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swapped:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
@@ -455,5 +454,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, direct=config.direct and not epilogue.residual, depth=config.depth_of(itemsize), schedule=config.scheduler(),
+                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -9,9 +9,6 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import finish_tile
 
-DIRECT_COLS = tl.constexpr(64)  # at a time, that leave registers without being staged
-EXCHANGED = 2048  # bytes of a consumer, through which its warps then lay them out for that
-
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
     """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all. Raises `TileError` for panels that there
@@ -50,9 +47,7 @@ def load_residual(ctx, staging, row):
 @triton.jit
 def store_result(ctx, sums, staging, row):
     """Store a consumer's results, whose sums (fp32) are a tuple of tiles side by side. `row`: of C, in tiles of a consumer's rows."""
-    if ctx.config.direct:
-        _store_directly(ctx, sums, staging, row)
-    elif ctx.config.panel is None:
+    if ctx.config.panel is None:
         _store_whole(ctx, sums, staging, row)
     else:
         _store_panels(ctx, sums, staging, row)
@@ -67,25 +62,6 @@ def _store_whole(ctx, sums, staging, row):
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
     tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm))
-
-
-@triton.jit
-def _store_directly(ctx, sums, staging, row):
-    """From registers, some columns at a time: no copy has to leave before the next are written."""
-    PARTS: tl.constexpr = len(sums)
-    PANELS: tl.constexpr = ctx.config.result_cols // DIRECT_COLS
-    panels = ()
-    for part in tl.static_range(PARTS):
-        panels = panels + tk.split_cols(sums[part], DIRECT_COLS)
-    rows, cols = tk.extent(ctx.globals.C, -2), tk.extent(ctx.globals.C, -1)
-    inside = ((row + 1) * ctx.config.rows <= rows) & ((ctx.result_col + 1) * ctx.config.result_cols <= cols)
-    for panel in tl.static_range(PANELS):
-        tile = tk.cast(finish_tile(ctx, panels[panel], staging, None, row, ctx.result_col, panel, PANELS), ctx.config.out_dtype)
-        tile, where = tk.coalesced(tile), place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel)
-        if inside:
-            tk.store(ctx.globals.C, tile, where, inside=True)
-        else:
-            tk.store(ctx.globals.C, tile, where)
 
 
 @triton.jit

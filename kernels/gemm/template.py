@@ -8,7 +8,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
-from tritonkittens.kernels.gemm.result import EXCHANGED, load_residual, place, result_tiles, store_result
+from tritonkittens.kernels.gemm.result import load_residual, place, result_tiles, store_result
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
@@ -25,7 +25,6 @@ class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
 
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
-    `direct`: they leave from registers instead. (Not measured yet.)
     """
 
     dtype: tl.dtype = tk.bf16
@@ -42,7 +41,6 @@ class Gemm(tk.lcf):
     accumulate: tl.dtype = tk.fp32
     epilogue: Epilogue = Epilogue()
     panel: int | None = None
-    direct: bool = False
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
@@ -52,17 +50,10 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, None if self.direct else staged, self.result_cols, self.panel)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), multicast=("B",) if self.cluster > 1 else (),
-                         spare=self._spare)
-
-    @property
-    def _spare(self) -> int:
-        """Shared memory that the compiler takes to lay results out anew."""
-        if self.direct:
-            return self.consumers * EXCHANGED
-        return self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0
+                         spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
 
     @property
     def a_tiles(self) -> tuple[str, ...]:

@@ -21,8 +21,6 @@ CASES = {
     "independent": (KINDS["independent"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
-    "direct": (dict(KINDS["direct"].__dict__, stages=2), ("bias", "gate")),
-    "direct in turns": (dict(KINDS["direct in turns"].__dict__, stages=2), ()),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
     "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
     "panels of a residual, two parts": (dict(consumers=1, cols=64, schedule="cluster_split_k", splits=2, panel=16, stages=2), ("bias", "residual")),

@@ -169,7 +169,6 @@ from tritonkittens.lang.template import Call, lcf, lcsf
 from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
 from tritonkittens.lang.tiles import (
     apply,
-    coalesced,
     concat_cols,
     full,
     full_like,

@@ -226,9 +226,9 @@ def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
 
 
 @op
-def store(t: Trace, dst: Any, value: Any, coord: Any = None, *, inside: Any = False) -> Any:
+def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
     """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
-    written; `inside` says that there are none, which saves their masks and lets accesses be as wide as they can be).
+    written).
 
     The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call
     `fence_async`. A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
@@ -246,7 +246,7 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None, *, inside: Any = Fa
     coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}", sequences=True)
     storer = gl.store if t.explicit else "store"
     for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
-        t.call(storer, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), *(() if unwrap(inside) else (mask,)))
+        t.call(storer, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), mask)
     return None
 
 

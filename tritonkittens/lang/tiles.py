@@ -15,7 +15,6 @@ from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite
 
 WARPGROUP = 4  # warps
 MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
-VECTOR, QUAD = 16, 4  # bytes that a thread stores at once; lanes that hold neighbouring columns of an accumulator
 
 
 def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
@@ -242,33 +241,6 @@ def scheduling_barrier(t: Trace, number: Any) -> Any:
     if not t.interpreted:
         again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
         t.call(asm, again, "r", [number])
-
-
-def _with_vectors(t: Trace, piece: Any) -> Any:
-    """The layout of an accumulator in which a thread has 16 bytes side by side of a row: the columns that the lanes of a quad have change places with some that
-    its registers have. None where there are too few columns."""
-    rows, cols = (int(unwrap(extent)) for extent in piece.shape)
-    vector = VECTOR // itemsize(piece.dtype)
-    if cols < QUAD * vector:
-        return None
-    now = unwrap(t.call(gl.to_linear_layout, piece.type.layout, [rows, cols]))
-    quad, rest = now.lane_bases[:2], now.lane_bases[2:]
-    columns = sorted(base for base in (*now.reg_bases, *quad) if base[1])
-    quad = [[0, vector], [0, 2 * vector]]
-    registers = [base for base in columns if base not in quad] + [base for base in now.reg_bases if not base[1]]
-    return gl.DistributedLinearLayout(registers, [*quad, *rest], now.warp_bases, now.block_bases, [rows, cols])
-
-
-@op
-def coalesced(t: Trace, x: Any) -> Any:
-    """A tile that tensor cores left, laid out for stores to global memory, 16 bytes a thread: the threads of a warp exchange what they have, through a few KB
-    of shared memory that the compiler takes, without a barrier. Other tiles as they are."""
-
-    def laid_out(piece: Any) -> Any:
-        layout = _with_vectors(t, piece) if is_accumulator(t, piece) else None
-        return piece if layout is None else t.convert(piece, layout)
-
-    return apply_pieces(t, laid_out, x)
 
 
 @op
