@@ -26,7 +26,8 @@ class AttentionBackward(AttentionBackwardKeys):
     appendix B.2.
 
     On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there: 6 % of all
-    products at 512 keys, 2 % at 2,048. (Not measured yet.) It could leave out two more products in the iteration behind, where zeros are multiplied.
+    products at 512 keys, 2 % at 2,048. Worth, on an H100, 1 % at dimension 64 and 1,024 keys, else 0 to 0.5 %: a task waits for the first consumer, which
+    multiplies all. (Two more products of the iteration behind multiply zeros.)
 
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
