@@ -1,4 +1,5 @@
-"""`python -m tests.gpu.sanitized GROUP [PART]`: shipped kernels on small inputs, for `compute-sanitizer` to watch; "fault" writes outside its tensor."""
+"""`python -m tests.gpu.sanitized GROUP [PART]`: shipped kernels on small inputs, for `compute-sanitizer` to watch; "fault" writes outside its tensor, "race"
+reads what another thread writes."""
 
 import sys
 
@@ -8,6 +9,7 @@ import triton.language as tl
 
 from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
 from tests.util import DEVICE, in_pages
+from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
 from tritonkittens.kernels.gemm import Config, gemm
 
@@ -68,7 +70,18 @@ def fault():
     _write_far_outside[(1,)](torch.zeros(1, device=DEVICE))
 
 
+@triton.jit
+def _read_at_once(x):
+    memory = ptx_shared.allocate(16)
+    ptx_shared.store(memory, tl.program_id(0) + 1, tl.int32, issuer="cta")
+    tl.store(x + tl.arange(0, 128), ptx_shared.load(memory, tl.int32))
+
+
+def race():
+    _read_at_once[(1,)](torch.zeros(128, dtype=torch.int32, device=DEVICE))
+
+
 if __name__ == "__main__":
-    {"products": products, "attentions": attentions, "serving": serving, "fault": fault}[sys.argv[1]](*sys.argv[2:])
+    {"products": products, "attentions": attentions, "serving": serving, "fault": fault, "race": race}[sys.argv[1]](*sys.argv[2:])
     torch.cuda.synchronize()
     print("done")

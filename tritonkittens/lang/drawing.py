@@ -12,6 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import barrier as ptx_barrier
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS
@@ -61,6 +62,7 @@ def hear(memory, nth):
     slot = nth % SLOTS
     wait(memory.told[slot], (nth // SLOTS) & 1)
     number = ptx_shared.load(_place(memory, slot), tl.int32)
+    ptx_barrier.syncwarp()  # one lane arrives for all, which must have read
     arrive(memory.heard[slot], per="warp")
     return number
 
