@@ -71,13 +71,14 @@ def test_gradients(shape, given, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
-@pytest.mark.parametrize("follows", [False, True], ids=["", "dQ of what is done"])
-@pytest.mark.parametrize(("shape", "given"), [
-    pytest.param((10, 130, 200, 64), {}, id="several blocks"),
-    pytest.param((10, 130, 70, 64), dict(causal=True), id="one task a head, causal"),
-    pytest.param((5, 100, 300, 64), {}, id="tasks of one block"),
-    pytest.param((10, 70, 400, 64), dict(window=(30, 0)), id="tasks of no block"),
-    pytest.param((10, 100, 140, 128), dict(causal=True), id="blocks of 64 queries"),
+@pytest.mark.parametrize(("shape", "given", "follows"), [
+    pytest.param((10, 130, 200, 64), {}, False, id="several blocks"),
+    pytest.param((10, 130, 200, 64), {}, True, id="several blocks, dQ of what is done"),
+    pytest.param((10, 130, 70, 64), dict(causal=True), False, id="one task a head, causal"),
+    pytest.param((10, 130, 70, 64), dict(causal=True), True, id="one task a head, causal, dQ of what is done"),
+    pytest.param((5, 100, 300, 64), {}, True, id="tasks of one block, dQ of what is done"),
+    pytest.param((10, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
+    pytest.param((10, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
 ])  # fmt: skip
 def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
     """Heads are so many that a single pass makes most of the zeros itself, and dQ of the sums of those before, for groups of one or two query heads."""
