@@ -72,13 +72,13 @@ def test_gradients(shape, given, rng, monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "given", "follows"), [
-    pytest.param((10, 130, 200, 64), {}, False, id="several blocks"),
-    pytest.param((10, 130, 200, 64), {}, True, id="several blocks, dQ of what is done"),
-    pytest.param((10, 130, 70, 64), dict(causal=True), False, id="one task a head, causal"),
-    pytest.param((10, 130, 70, 64), dict(causal=True), True, id="one task a head, causal, dQ of what is done"),
-    pytest.param((5, 100, 300, 64), {}, True, id="tasks of one block, dQ of what is done"),
-    pytest.param((10, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
-    pytest.param((10, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
+    pytest.param((6, 3, 130, 200, 64), {}, False, id="several blocks"),
+    pytest.param((6, 3, 130, 200, 64), {}, True, id="several blocks, dQ of what is done"),
+    pytest.param((10, 5, 130, 70, 64), dict(causal=True), False, id="one task a head, causal"),
+    pytest.param((10, 5, 130, 70, 64), dict(causal=True), True, id="one task a head, causal, dQ of what is done"),
+    pytest.param((5, 5, 100, 300, 64), {}, True, id="tasks of one block, dQ of what is done"),
+    pytest.param((6, 3, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
+    pytest.param((6, 3, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
 ])  # fmt: skip
 def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
     """Heads are so many that a single pass makes most of the zeros itself, and dQ of the sums of those before, for groups of one or two query heads."""
@@ -86,8 +86,8 @@ def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
     monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
-    heads, queries, keys, dim = shape
-    q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (5, keys), (5, keys)))
+    heads, kv_heads, queries, keys, dim = shape
+    q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
     grad, found = torch.randn(q.shape).bfloat16(), []
     sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=3)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
