@@ -143,6 +143,30 @@ class PipelinedStream(Stream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
+class WatchedStream(PipelinedStream):
+    """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may see that."""
+
+    staggered: bool = True
+
+    def layout(self):
+        plan = super().layout()
+        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "W": None})
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = _add_tile(ctx, state.acc, previous, state.weights)
+        before = tk.load(previous.X, like=acc).to(tl.float32)
+        acc += before * tk.load(input.X, like=acc).to(tl.float32)
+        said = ctx.globals.W.pointer + ctx.task
+        if ctx.consumer == 0:
+            if ctx.iter == ctx.iterations - 1:
+                tl.store(said, 1)
+        else:
+            if (ctx.iter == ctx.iterations - (ctx.config.stages - 1)) and (ctx.task + 1 < ctx.args.tasks):
+                acc += tl.load(said).to(tl.float32)
+        return state.replace(acc=acc)
+
+
 class TrailingStream(Stream):
     """The same with E as trailing tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
 

@@ -256,6 +256,15 @@ def test_impossible_supergroups(rows):
         tk.Supergroup(rows)
 
 
+def test_which_consumers_end_one_behind_the_other():
+    said = "  each lets the one ahead end a long task first, 2 iterations before its own end; those hide its results"
+    assert said in PipelinedStream(staggered=True, stages=3).explain().splitlines()
+    apart = dict(stages=3, staggered=True)
+    for template in (PipelinedStream(stages=3), Stream(**apart), PipelinedStream(**apart, consumers=1), PipelinedStream(**apart, schedule=tk.Dynamic()),
+                     PipelinedStream(**apart, independent=True, weighted=False), PipelinedStream(**apart, consumers=3, cols=128)):  # fmt: skip
+        assert said not in template.explain() and not template.staggers(90), template.explain()
+
+
 def test_schedules_are_plain_values():
     assert tk.SplitK(3) == tk.SplitK(3) != tk.SplitK(4) and len({tk.StreamK(), tk.StreamK(), tk.SplitTail()}) == 2
     schedules = (tk.Persistent(), tk.Dynamic(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.StreamK())
@@ -275,6 +284,10 @@ def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for
             Copy(schedule=tk.Dynamic(), **knobs)
     with refused("Prefix(schedule=Dynamic()): only an lcf template draws its tasks"):
         Prefix(schedule=tk.Dynamic())
+    with refused("Copy(staggered=True, ordered=True): consumers that alternate end together"):
+        Copy(staggered=True, ordered=True)
+    with refused("SharingStream(staggered=True): consumers that write exchange tiles for each other end together"):
+        SharingStream(staggered=True)
     message = "(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):

@@ -24,6 +24,9 @@ def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: i
 class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
 
+    Consumers end a long task one behind the other (`staggered`): worth 1 % of 8192³ and 16384³ on the H100, in bf16 and in e4m3, and sustained 0.4 to 2.9 % for
+    pairs of blocks (`bench/results/gemm_variants.json`).
+
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
     """
 
@@ -41,6 +44,7 @@ class Gemm(tk.lcf):
     accumulate: tl.dtype = tk.fp32
     epilogue: Epilogue = Epilogue()
     panel: int | None = None
+    staggered: bool = True
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""

@@ -69,6 +69,9 @@ PIPELINED = [
     (dict(consumers=3, cols=128), (3, 0)),
     (dict(consumers=4, extra=128, ordered=True), (3, 1)),
     (dict(consumers=4, cols=128, out=tk.bf16, stages=2), (2, 0)),
+    (dict(consumers=2, stages=2, staggered=True), (2, 2)),  # 17 iterations are long enough for that
+    (dict(consumers=4, weighted=False, extra=64, stages=2, staggered=True), (2, 2)),
+    (dict(consumers=2, cols=128, extra=64, staggered=True), (2, 1)),
 ]
 CASES = [(Stream, *case) for case in PLAIN] + [(PipelinedStream, *case) for case in PIPELINED]
 

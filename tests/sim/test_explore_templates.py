@@ -16,6 +16,7 @@ from tests.streaming import (
     Prefix,
     SharingStream,
     TrailingStream,
+    WatchedStream,
     add_aside,
     add_followed,
     integers,
@@ -38,6 +39,10 @@ CASES = [
     (CountedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
     (PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
     (CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
+    (PipelinedStream, dict(consumers=2, staggered=True, stages=2), (16, 2, 17, 0, 16, 1, 18, 3)),
+    (PipelinedStream, dict(consumers=3, staggered=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
+    (PipelinedStream, dict(consumers=2, cluster=2, staggered=True, stages=2), (16, 1, 17, 3)),
+    (TrailingStream, dict(consumers=2, staggered=True, stages=2), (17, 16, 16, 3)),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
@@ -74,6 +79,23 @@ def test_streams(cls, knobs, lengths, rng):
     y = poison(torch.empty(expected.shape))
     sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
     assert torch.equal(y, expected.float())
+
+
+def watched(rng, **knobs):
+    """Explore a block whose second consumer reads what the first writes at the end of each task; returns what it gives, and what it should."""
+    template, lengths = WatchedStream(consumers=2, stages=2, **knobs), (16, 19, 17)
+    x, e, s, counts = operands(template, lengths, rng, "cpu")
+    expected = prefixes(template, x, e, s, counts)[:, -1]
+    expected[:-1, :, 1] += 1  # behind the last task nothing follows: there nobody waits
+    y, said = poison(torch.empty(expected.reshape(-1, template.cols).shape)), torch.zeros(len(lengths), dtype=torch.int32)
+    sim.explore(lambda: template(x, e, s, y, counts, said, tasks=len(lengths), blocks=1), schedules=20)
+    return y, expected.reshape(-1, template.cols).float()
+
+
+def test_consumers_that_end_one_behind_the_other(rng):
+    assert torch.equal(*watched(rng))
+    with pytest.raises(sim.SimulationError, match="gives another result than schedule 0"):
+        watched(rng, staggered=False)
 
 
 @pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1), dict(lag=3, aside_warps=2, stages=2)], ids=str)

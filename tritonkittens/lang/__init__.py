@@ -7,7 +7,7 @@ from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_t
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.fragments import fragment_place, load_band, store_fragments
 from tritonkittens.lang.globals import extent, gl
-from tritonkittens.lang.hooks import opaque_zero, release, wait_for
+from tritonkittens.lang.hooks import release, wait_for
 from tritonkittens.lang.im2col import im2col, load_im2col_async
 from tritonkittens.lang.kernel import Kernel, kernel
 from tritonkittens.lang.layout import layout
@@ -85,6 +85,7 @@ from tritonkittens.lang.memory import (
     store_wait,
 )
 from tritonkittens.lang.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait, mma_zero
+from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.ragged import sequence
 from tritonkittens.lang.reductions import (
     col_argmax,

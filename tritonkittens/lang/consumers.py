@@ -14,6 +14,7 @@ TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers, 
 HAND_OVER_BARRIER = 10
 EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
+AHEAD_BARRIER = 8  # 9 … 11: consumers but the first, where they end tasks one behind the other (they have neither turns nor exchange tiles)
 
 
 # ---------------------------------------------------------------- turns
@@ -53,6 +54,21 @@ def take_ring(t: Trace, worker: Any) -> Any:
 def hand_ring(t: Trace, worker: Any, T: Any) -> Any:
     """The ring is that of the next unit's consumer."""
     t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
+
+
+# ---------------------------------------------------------------- one behind the other
+
+
+@op
+def await_ahead(t: Trace, worker: Any) -> Any:
+    """Wait until the consumer ahead has issued the last products of the task."""
+    t.call(named_sync, AHEAD_BARRIER + unwrap(worker), 2 * GROUP)
+
+
+@op
+def let_behind(t: Trace, worker: Any) -> Any:
+    """The consumer behind may go on: this one has issued the last products of the task."""
+    t.call(named_arrive, AHEAD_BARRIER + unwrap(worker) + 1, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- exchange

@@ -15,7 +15,7 @@ from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
-from tritonkittens.lang.consumers import WARPS, hand_ring, open_turns, take_ring
+from tritonkittens.lang.consumers import WARPS, await_ahead, hand_ring, let_behind, open_turns, take_ring
 from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, tell
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
@@ -54,11 +54,15 @@ from tritonkittens.lang.ring import next_slot, phase_before, skip_slots
 from tritonkittens.lang.roles import specialize
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
 from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
+from tritonkittens.lang.tiles import scheduling_barrier
 from tritonkittens.lang.types import split, unwrap
-from tritonkittens.lang.work import first_unit, next_unit, work_of
+from tritonkittens.lang.work import first_unit, next_unit, nothing_of, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
 EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
+# Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
+# of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
+LONG_TASK = tl.constexpr(8)
 PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
@@ -129,7 +133,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
-    first, prepares, tallies) as constants.
+    first, prepares, tallies, staggers) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -138,7 +142,8 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.prepares, T.tallies)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.prepares, T.tallies,
+             T.staggers(t.arch))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -174,10 +179,26 @@ def _next_work(ctx, A, unit, work):
     return following, work_of(ctx, A, following)
 
 
+@triton.jit
+def _work_behind(ctx, A, unit, work, T: tl.constexpr):
+    """The work of the unit that this block has behind this one. It is computed here, while products are under way: its divisions take 500 cycles or more (GEMM
+    bf16 6144×2816×8192 on the H100, four tasks a block: 551 to 549 thousand cycles, in pairs of blocks 552 to 549). Where units are drawn it is not known yet,
+    and where consumers take turns the other's products hide it anyway."""
+    DRAWS: tl.constexpr = _facts(T)[11]
+    TEAMS: tl.constexpr = _facts(T)[7]
+    if DRAWS:
+        return work
+    else:
+        behind = work_of(ctx, A, unit)
+        if TEAMS == 1:
+            scheduling_barrier(nothing_of(behind))
+        return behind
+
+
 @op
-def _another(t: Trace, ctx: Any, A: Any, following: Any) -> Any:
+def _another(t: Trace, behind: Any, T: Any) -> Any:
     """Does this block begin another task, for which others wait to send it their sums?"""
-    return t.call(work_of, ctx, A, following).valid if unwrap(ctx.config).sharers > 1 else tl.constexpr(False)
+    return behind.valid if unwrap(T).sharers > 1 else tl.constexpr(False)
 
 
 @triton.jit
@@ -330,14 +351,31 @@ def _behind_edges(work, number):
 
 
 @triton.jit
-def _pipelined(mine, memory, state, slot, phases, previous, i, EDGE: tl.constexpr, T: tl.constexpr):
+def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
+    STAGGERS: tl.constexpr = _facts(T)[15]
+    if STAGGERS and WORKER > 0:
+        if i == held_at:
+            await_ahead(WORKER)
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
     state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
     release_before(memory, previous, T)
     behind, phases = next_slot(slot, phases, _facts(T)[0])
     return state, behind, phases, slot
+
+
+@triton.jit
+def _held_at(ctx, A, following, work, T: tl.constexpr):
+    """The iteration in front of which a consumer lets the one ahead end the task, 0 where it does not: behind the last task there is nothing to overlap with,
+    in a short one it does not pay (and in one of no more iterations than slots the one ahead could come here again before this one has). The slot before is not
+    given back yet: what the one ahead still needs are all others."""
+    STAGGERS: tl.constexpr = _facts(T)[15]
+    STAGES: tl.constexpr = _facts(T)[0]
+    if STAGGERS:
+        return tl.where((work.count >= LONG_TASK * STAGES) & work_of(ctx, A, following).valid, work.count - (STAGES - 1), 0)
+    else:
+        return 0
 
 
 @triton.jit
@@ -370,6 +408,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
     TALLIES: tl.constexpr = _facts(T)[14]
+    STAGGERS: tl.constexpr = _facts(T)[15]
     slot = 0
     phases = 0
     turn = 0
@@ -412,13 +451,19 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                         say_stored(memory, turn)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
+                held_at = _held_at(ctx, A, following, work, T)
                 inner = _behind_edges(work, 1)
                 if EDGES == -1:
                     for i in range(1, inner):
-                        state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, True, T)
+                        state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, True, WORKER, T)
                 for i in range(inner, work.count):
-                    state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, EDGES is None, T)
+                    state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGES is None, WORKER, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)
+                if STAGGERS and WORKER + 1 < T.consumers:
+                    if held_at > 0:
+                        let_behind(WORKER)
+                    scheduling_barrier(held_at)  # and not behind the divisions that come next
+                behind = _work_behind(ctx, A, following, work, T)
                 state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
                 release_before(memory, previous, T)
             else:
@@ -426,6 +471,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 if TALLIES:
                     say_stored(memory, turn)
                 _leave_input(ctx, A, memory, following, WORKER, T)
+                behind = _work_behind(ctx, A, following, work, T)
         else:
             give_staging(memory, WORKER, T)
             if TALLIES:
@@ -438,10 +484,11 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             for i in range(inner, work.count):
                 state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
             _leave_input(ctx, A, memory, following, WORKER, T)
+            behind = _work_behind(ctx, A, following, work, T)
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
-        finish_task(without(mine, "scratch", "common"), state, memory, turn, _another(ctx, A, following))
-        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, work_of(ctx, A, following))
+        finish_task(without(mine, "scratch", "common"), state, memory, turn, _another(behind, T))
+        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):

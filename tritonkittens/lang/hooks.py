@@ -6,7 +6,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import sum_in_cluster
@@ -16,6 +15,7 @@ from tritonkittens.lang.drawing import SLOTS
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait, store_wait
+from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, wait
 from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
@@ -59,24 +59,6 @@ def marked_edges(t: Trace, work: Any) -> Any:
     """Which iterations of a unit are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
     edges = unwrap(work.edges)
     return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
-
-
-@triton.jit
-def _coordinate(AXIS: tl.constexpr):
-    return asm("mov.u32 $0, %ctaid." + AXIS + ";", "=r", [], tl.int32)  # volatile: read anew where it is used
-
-
-@op
-def opaque_zero(t: Trace, axis: Any = "y") -> Any:
-    """Zero, which the compiler cannot tell: the block's coordinate along an `axis` that the grid of a template does not have (nor may that of another kernel
-    which calls this), "y" or "z", two zeros that it cannot tell from each other either. What an index or address it is added to leads to is computed where it
-    is used, and not once for a whole loop, to be held in registers that accumulators need.
-
-    It is in a uniform register. With a zero made of the number of an iteration, which ptxas may count in a vector register, descriptors are in vector registers
-    too, and in front of every wgmma is a move to a uniform one: the backward of attention of dimension 64 was 4 to 10 % slower so on the H200 under a causal
-    mask (`bench/results/attention_variants.json`).
-    """
-    return t.call(_coordinate, axis)
 
 
 @op

@@ -107,7 +107,9 @@ class lcf:
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
-      `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `producer_warps` (1); `aside_warps` (1), for `prepare` and `aside`;
+      `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
+      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
+      tasks are drawn); `producer_warps` (1); `aside_warps` (1), for `prepare` and `aside`;
       `following_stages` (1) of the ring of `follow`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
@@ -125,6 +127,7 @@ class lcf:
     blocks_per_sm: int = 1
     cluster: int = 1
     ordered: bool = False
+    staggered: bool = False
     schedule: Schedule = Persistent()
     order: Order = RowMajor()
     consumer_registers: int | None = None
@@ -216,6 +219,8 @@ class lcf:
         if aside := [name for name in ("prepare", "aside", "follow", "tally") if hasattr(type(self), name)]:
             if not isinstance(self.schedule, Dynamic):
                 raise self._error(f"(schedule={self.schedule!r}): hook {aside[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
+        if self.staggered and self.ordered:
+            raise self._error("(staggered=True, ordered=True): consumers that alternate end together")
         if self.independent and self.ordered:
             raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
 
@@ -232,6 +237,8 @@ class lcf:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
+        if self.staggered and plan.exchange:
+            raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
         if (self.splits or self.sharers > 1) and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
@@ -323,6 +330,12 @@ class lcf:
                                            getattr(self, "output_stages", 0), together, self.received + scratch + numbers, self.following_stages)
         return self._placements[arch]
 
+    def staggers(self, arch: int) -> bool:
+        """Do consumers end tasks one behind the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
+        placed = self.placement(arch)
+        apart = placed.over_ring is None and placed.over_working is None
+        return self.staggered and self.pipelined and self.team > 1 and not self.draws and apart
+
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""
         if not self.reallocates:
@@ -351,6 +364,8 @@ class lcf:
         if self.draws_first:
             beside = [f"{self.warps_aside} warp(s) aside"] * self.has_aside + ["one that follows"] * self.follows
             lines.append(f"  {', '.join(beside)}; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
+        if self.staggers(arch):
+            lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.schedule import ClusterSplitK, SplitK, SplitTail, StreamK, deal
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
@@ -117,6 +118,22 @@ def _tail_part(unit, whole, tasks, parts):
     split = tl.maximum(tasks - whole, 1)
     part = tl.where(is_part, tail // split, 0)
     return tl.where(is_part, whole + tail % split, unit), tl.where(is_part, parts, 1), part, tail % split * parts, part < parts
+
+
+@op
+def nothing_of(t: Trace, work: Any) -> Any:
+    """Zero, made of all numbers of the work of a unit: who has it has computed them."""
+    found = t.call(opaque_zero)
+    mixed = t.scalar(0)
+
+    def numbers(x: Any) -> list[Any]:
+        if isinstance(x, struct):
+            return [number for field in x.fields.values() for number in numbers(field)]
+        return [x] if isinstance(x, tl.tensor) and x.dtype == tl.int32 else []
+
+    for number in numbers(work):
+        mixed = t.method(mixed, "__or__", number)
+    return t.method(mixed, "__and__", found)
 
 
 def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
