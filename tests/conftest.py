@@ -4,6 +4,7 @@ Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR
 """
 
 import functools
+import gc
 import os
 import secrets
 import zlib
@@ -18,6 +19,10 @@ pytest_plugins = ["tritonkittens.testing"]  # also where the package is on PYTHO
 def pytest_configure(config):
     # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a session.
     os.environ.setdefault("TRITONKITTENS_SEED", str(secrets.randbits(31)))
+    # What torch and Triton have made so far stays, and a kernel that is traced makes objects by the hundred thousand: looking through them all the time takes a
+    # tenth of what tracing and simulating take.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_report_header(config):

@@ -45,6 +45,12 @@ def on_gpu_or_simulated(gpu, simulated):
     return gpu if DEVICE == "cuda" else simulated
 
 
+def in_types(cases, first, *others):
+    """(*case, type) for each of some tuples in the first type, and in the others: on the GPU each, simulated every fourth, for types differ in little there."""
+    few = on_gpu_or_simulated(cases, cases[::4])
+    return [(*case, first) for case in cases] + [(*case, dtype) for dtype in others for case in few]
+
+
 def in_pages(k, v, lengths, page_size):
     """(pools of pages, table) with the first `lengths[b]` keys of caches (B, H_kv, S, …) in pages anywhere. Everything else in the pools is NaN; entries of the
     table behind a sequence's last key are no page of the pools. The pools are (pages, page_size, H_kv, …) in memory, seen as (pages, H_kv, page_size, …)."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, relative_error
+from tests.util import DEVICE, assert_eager_is_operator, in_types, on_gpu_or_simulated, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, gradients
 from tritonkittens.kernels.attention.operator import AttentionFunction
 
@@ -150,8 +150,10 @@ def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("dim, value_dim", [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)])
+DIMS = [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)]
+
+
+@pytest.mark.parametrize("dim, value_dim, dtype", in_types(DIMS, BF16, FP16))
 def test_gradients_of_head_dimensions(dim, value_dim, dtype, rng):
     check(*leaves(1, 2, 1, 140, 100, dim, value_dim, dtype), causal=bool(rng.integers(2)))
 

@@ -76,8 +76,10 @@ PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=3
           Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16)]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", PANELS, ids=lambda c: f"{c.rows}x{c.cols} {c.panel} {c.schedule}")
-@pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP32, E4M3], [BF16, FP32]), ids=str)
+OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))
+
+
+@pytest.mark.parametrize("config, dtype", OF_EACH, ids=lambda x: f"{x.rows}x{x.cols} {x.panel} {x.schedule}" if isinstance(x, Config) else str(x))
 def test_results_in_panels(rng, config, dtype):
     """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)

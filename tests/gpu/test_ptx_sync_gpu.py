@@ -392,8 +392,10 @@ BOXES = {
 }
 
 
-@pytest.mark.parametrize("hint", [None, "evict_first", "evict_last", "evict_normal", "evict_unchanged"])
-@pytest.mark.parametrize("rank", range(1, 6))
+HINTS = [None, "evict_first", "evict_last", "evict_normal", "evict_unchanged"]
+
+
+@pytest.mark.parametrize("rank, hint", [(rank, hint) for rank in range(1, 6) for hint in (HINTS if rank == 2 else on_gpu_or_simulated(HINTS, HINTS[:1]))])
 def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     shape, box = BOXES[rank]
     source = padded(rng, torch.float32, shape)
