@@ -3,12 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
-import triton.language as tl
-
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.sync import arrive, named_arrive, named_sync, wait
+from tritonkittens.lang.sync import named_arrive, named_sync
 from tritonkittens.lang.types import unwrap
 
 WARPS = 4  # of a consumer warpgroup
@@ -17,6 +14,7 @@ TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers, 
 HAND_OVER_BARRIER = 10
 EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
+AHEAD_BARRIER = 8  # 9 … 11: consumers but the first, where they end tasks one behind the other (they have neither turns nor exchange tiles)
 
 
 # ---------------------------------------------------------------- turns
@@ -46,32 +44,31 @@ def open_turns(t: Trace, worker: Any, T: Any) -> Any:
         t.call(named_arrive, TURN_BARRIER, 2 * GROUP)
 
 
-@triton.jit
-def take_ring(memory, turn, WORKER: tl.constexpr):
-    """Wait until the consumer of the unit before has seen all of its input. `turn`: units that this one has done; nobody hands over the block's first."""
-    wait(memory.ring_handed[WORKER], (turn if WORKER > 0 else turn + 1) & 1)
+@op
+def take_ring(t: Trace, worker: Any) -> Any:
+    """Wait until the consumer of the unit before has seen all of its input."""
+    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
 
-@triton.jit
-def hand_ring(memory, WORKER: tl.constexpr, CONSUMERS: tl.constexpr):
-    """The ring is that of the next unit's consumer. By a semaphore: the arrival at a named barrier is held until the warp's products are done, behind which the
-    next consumer's would then be issued too late to follow at once."""
-    arrive(memory.ring_handed[(WORKER + 1) % CONSUMERS], per="warp")
+@op
+def hand_ring(t: Trace, worker: Any, T: Any) -> Any:
+    """The ring is that of the next unit's consumer."""
+    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- one behind the other
 
 
-@triton.jit
-def await_ahead(memory, held, WORKER: tl.constexpr):
-    """Wait until the consumer ahead has issued the last products of the task. `held`: tasks before in which it was waited for."""
-    wait(memory.ended_ahead[WORKER - 1], held & 1)
+@op
+def await_ahead(t: Trace, worker: Any) -> Any:
+    """Wait until the consumer ahead has issued the last products of the task."""
+    t.call(named_sync, AHEAD_BARRIER + unwrap(worker), 2 * GROUP)
 
 
-@triton.jit
-def let_behind(memory, WORKER: tl.constexpr):
-    """The consumer behind may go on: this one has issued the last products of the task. By a semaphore, as in `hand_ring`."""
-    arrive(memory.ended_ahead[WORKER], per="warp")
+@op
+def let_behind(t: Trace, worker: Any) -> Any:
+    """The consumer behind may go on: this one has issued the last products of the task."""
+    t.call(named_arrive, AHEAD_BARRIER + unwrap(worker) + 1, 2 * GROUP)
 
 
 # ---------------------------------------------------------------- exchange

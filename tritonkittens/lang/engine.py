@@ -210,7 +210,7 @@ def _leave_input(ctx, A, memory, following, WORKER: tl.constexpr, T: tl.constexp
         arrive(memory.scratch_finished[WORKER], per="warp")
     if TEAMS > 1:
         if work_of(ctx, A, following).valid:
-            hand_ring(memory, WORKER, TEAMS)
+            hand_ring(WORKER, T)
 
 
 @triton.jit
@@ -351,12 +351,12 @@ def _behind_edges(work, number):
 
 
 @triton.jit
-def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, held, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
+def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
     STAGGERS: tl.constexpr = _facts(T)[15]
     if STAGGERS and WORKER > 0:
         if i == held_at:
-            await_ahead(memory, held, WORKER)
+            await_ahead(WORKER)
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
     state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
@@ -414,7 +414,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     turn = 0
     out = 0
     out_phases = -1
-    held = 0
     _open(T)
     ctx = new_context(G, A, T)
     unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
@@ -440,7 +439,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         following = unit if DRAWS else next_unit(ctx, A, unit, work)
         if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
             if turn > 0 or WORKER > 0:
-                take_ring(memory, turn, WORKER)
+                take_ring(WORKER)
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
@@ -456,15 +455,14 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 inner = _behind_edges(work, 1)
                 if EDGES == -1:
                     for i in range(1, inner):
-                        state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, held, True, WORKER, T)
+                        state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, True, WORKER, T)
                 for i in range(inner, work.count):
-                    state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, held, EDGES is None, WORKER, T)
+                    state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGES is None, WORKER, T)
                 _leave_input(ctx, A, memory, following, WORKER, T)
                 if STAGGERS and WORKER + 1 < T.consumers:
                     if held_at > 0:
-                        let_behind(memory, WORKER)
+                        let_behind(WORKER)
                     scheduling_barrier(held_at)  # and not behind the divisions that come next
-                held += tl.where(held_at > 0, 1, 0)
                 behind = _work_behind(ctx, A, following, work, T)
                 state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
                 release_before(memory, previous, T)

@@ -69,10 +69,6 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
     if plan.refill:
         fields["filled"] = new_semaphores(t, T.consumers, 1)
-    if T.independent and T.consumers > 1:
-        fields["ring_handed"] = new_semaphores(t, T.consumers, WARPS)
-    if T.staggers(t.arch):
-        fields["ended_ahead"] = new_semaphores(t, T.consumers - 1, WARPS)
     if T.sharers > 1:
         fields |= new_mailboxes(t, T)
     if T.draws:
