@@ -104,11 +104,12 @@ CONFIGS = [Config(cols=64), Config(cols=64, consumers=1), Config(consumers=1, st
            Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]  # fmt: skip
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_configurations(config, causal, rng):
-    for queries, keys in ((300, 500), (65, 130), (200, 64)):
-        check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
+def test_configurations(config, rng):
+    for causal in on_gpu_or_simulated([False, True], [bool(rng.integers(2))]):
+        print(f"{causal=}")
+        for queries, keys in ((300, 500), (65, 130), (200, 64)):
+            check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
 
 
 @pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(cols=176, panel=64)), (128, 64, Config(cols=112)), (32, 96, Config(cols=144)),
