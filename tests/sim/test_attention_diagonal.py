@@ -9,8 +9,8 @@ from tritonkittens.kernels.attention.config import Config
 from tritonkittens.sim.timeline import Timeline
 
 
-def operands(dim, seq=256):
-    return [torch.randn(1, 1, seq, dim).bfloat16() for _ in range(3)]
+def operands(dim):
+    return [torch.randn(1, 1, 256, dim).bfloat16() for _ in range(3)]
 
 
 def products(timeline):

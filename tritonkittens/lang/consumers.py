@@ -1,4 +1,4 @@
-"""What the consumers of a block tell each other, by named barriers: turns, whose the ring is, what they wrote for each other, that all are done."""
+"""What the consumers of a block tell each other, by named barriers: whose turn it is, what they wrote for each other, that all are done."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,65 +10,50 @@ from tritonkittens.lang.types import unwrap
 
 WARPS = 4  # of a consumer warpgroup
 GROUP = WARPS * 32  # its threads
-TURN_BARRIER = 8  # named barriers 8 … 11: the turns of up to four consumers, or what two hand over to each other
+TURN_BARRIER = 8  # named barriers 8 … 11: what up to four consumers tell the next one, or what two hand over to each other
 HAND_OVER_BARRIER = 10
 EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
-AHEAD_BARRIER = 8  # 9 … 11: consumers but the first, where they end tasks one behind the other (they have neither turns nor exchange tiles)
 
 
 # ---------------------------------------------------------------- turns
 
 
 @op
+def await_previous(t: Trace, worker: Any) -> Any:
+    """Wait until the consumer before this one has called `call_next`: for this one's turn, for the ring, or for the end of a task. Both call equally often."""
+    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
+
+
+@op
+def call_next(t: Trace, worker: Any, T: Any) -> Any:
+    """The next consumer, behind the last one the first, may go on."""
+    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
+
+
+@op
 def my_turn(t: Trace, ctx: Any) -> Any:
     """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
-    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
-    if config.ordered and config.consumers > 1:
-        t.call(named_sync, TURN_BARRIER + worker, 2 * GROUP)
+    if _alternate(ctx.config):
+        t.call(await_previous, ctx.worker)
 
 
 @op
 def pass_turn(t: Trace, ctx: Any) -> Any:
     """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
-    config, worker = unwrap(ctx.config), unwrap(ctx.worker)
-    if config.ordered and config.consumers > 1:
-        t.call(named_arrive, TURN_BARRIER + (worker + 1) % config.consumers, 2 * GROUP)
+    if _alternate(ctx.config):
+        t.call(call_next, ctx.worker, ctx.config)
 
 
 @op
 def open_turns(t: Trace, worker: Any, T: Any) -> Any:
     """The last consumer gives the first turn to consumer 0."""
-    T = unwrap(T)
-    if T.ordered and T.consumers > 1 and unwrap(worker) == T.consumers - 1:
-        t.call(named_arrive, TURN_BARRIER, 2 * GROUP)
+    if _alternate(T) and unwrap(worker) == unwrap(T).consumers - 1:
+        t.call(call_next, worker, T)
 
 
-@op
-def take_ring(t: Trace, worker: Any) -> Any:
-    """Wait until the consumer of the unit before has seen all of its input."""
-    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
-
-
-@op
-def hand_ring(t: Trace, worker: Any, T: Any) -> Any:
-    """The ring is that of the next unit's consumer."""
-    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
-
-
-# ---------------------------------------------------------------- one behind the other
-
-
-@op
-def await_ahead(t: Trace, worker: Any) -> Any:
-    """Wait until the consumer ahead has issued the last products of the task."""
-    t.call(named_sync, AHEAD_BARRIER + unwrap(worker), 2 * GROUP)
-
-
-@op
-def let_behind(t: Trace, worker: Any) -> Any:
-    """The consumer behind may go on: this one has issued the last products of the task."""
-    t.call(named_arrive, AHEAD_BARRIER + unwrap(worker) + 1, 2 * GROUP)
+def _alternate(T: Any) -> bool:
+    return bool(unwrap(T).ordered and unwrap(T).consumers > 1)
 
 
 # ---------------------------------------------------------------- exchange

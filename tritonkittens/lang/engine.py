@@ -15,7 +15,7 @@ from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
-from tritonkittens.lang.consumers import WARPS, await_ahead, hand_ring, let_behind, open_turns, take_ring
+from tritonkittens.lang.consumers import WARPS, await_previous, call_next, open_turns
 from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, tell
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
@@ -180,37 +180,24 @@ def _next_work(ctx, A, unit, work):
 
 
 @triton.jit
-def _work_behind(ctx, A, unit, work, T: tl.constexpr):
-    """The work of the unit that this block has behind this one. It is computed here, while products are under way: its divisions take 500 cycles or more (GEMM
-    bf16 6144×2816×8192 on the H100, four tasks a block: 551 to 549 thousand cycles, in pairs of blocks 552 to 549). Where units are drawn it is not known yet,
-    and where consumers take turns the other's products hide it anyway."""
-    DRAWS: tl.constexpr = _facts(T)[11]
-    TEAMS: tl.constexpr = _facts(T)[7]
-    if DRAWS:
-        return work
-    else:
-        behind = work_of(ctx, A, unit)
-        if TEAMS == 1:
-            scheduling_barrier(nothing_of(behind))
-        return behind
+def _leave_input(ctx, A, memory, following, work, WORKER: tl.constexpr, T: tl.constexpr):
+    """A consumer has seen all input of its unit: the scratch tiles are free, and the ring is that of the consumer of the next unit, where there is one. Returns
+    the work of that unit, or, where units are drawn, that of this one: the next is not known yet.
 
-
-@op
-def _another(t: Trace, behind: Any, T: Any) -> Any:
-    """Does this block begin another task, for which others wait to send it their sums?"""
-    return behind.valid if unwrap(T).sharers > 1 else tl.constexpr(False)
-
-
-@triton.jit
-def _leave_input(ctx, A, memory, following, WORKER: tl.constexpr, T: tl.constexpr):
-    """A consumer has seen all input of its unit: the scratch tiles are free, and the ring is that of the consumer of the next unit, where there is one."""
+    It is computed here, while products are under way: its divisions take 500 cycles or more (GEMM bf16 6144×2816×8192 on the H100, four tasks a block: 551 to
+    549 thousand cycles, in pairs of blocks 552 to 549). Where consumers take turns the other's products hide it anyway."""
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
     TEAMS: tl.constexpr = _facts(T)[7]
+    DRAWS: tl.constexpr = _facts(T)[11]
     if HAS_SCRATCH:
         arrive(memory.scratch_finished[WORKER], per="warp")
+    behind = work if DRAWS else work_of(ctx, A, following)
     if TEAMS > 1:
-        if work_of(ctx, A, following).valid:
-            hand_ring(WORKER, T)
+        if behind.valid:
+            call_next(WORKER, T)
+    elif not DRAWS:
+        scheduling_barrier(nothing_of(behind))
+    return behind
 
 
 @triton.jit
@@ -356,7 +343,7 @@ def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl
     STAGGERS: tl.constexpr = _facts(T)[15]
     if STAGGERS and WORKER > 0:
         if i == held_at:
-            await_ahead(WORKER)
+            await_previous(WORKER)
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
     state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
@@ -439,7 +426,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         following = unit if DRAWS else next_unit(ctx, A, unit, work)
         if TEAMS > 1:  # a parity tells a slot's last two phases apart: nobody looks at one before the consumer of the unit before has seen its own
             if turn > 0 or WORKER > 0:
-                take_ring(WORKER)
+                await_previous(WORKER)
         if PIPELINED:
             if work.count > 0:
                 wait(memory.arrived[slot], (phases >> slot) & 1)
@@ -458,20 +445,18 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                         state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, True, WORKER, T)
                 for i in range(inner, work.count):
                     state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGES is None, WORKER, T)
-                _leave_input(ctx, A, memory, following, WORKER, T)
                 if STAGGERS and WORKER + 1 < T.consumers:
                     if held_at > 0:
-                        let_behind(WORKER)
+                        call_next(WORKER, T)
                     scheduling_barrier(held_at)  # and not behind the divisions that come next
-                behind = _work_behind(ctx, A, following, work, T)
+                behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
                 state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
                 release_before(memory, previous, T)
             else:
                 give_staging(memory, WORKER, T)
                 if TALLIES:
                     say_stored(memory, turn)
-                _leave_input(ctx, A, memory, following, WORKER, T)
-                behind = _work_behind(ctx, A, following, work, T)
+                behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
         else:
             give_staging(memory, WORKER, T)
             if TALLIES:
@@ -483,11 +468,10 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                     state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, True, T)
             for i in range(inner, work.count):
                 state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
-            _leave_input(ctx, A, memory, following, WORKER, T)
-            behind = _work_behind(ctx, A, following, work, T)
+            behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
-        finish_task(without(mine, "scratch", "common"), state, memory, turn, _another(behind, T))
+        finish_task(without(mine, "scratch", "common"), state, memory, turn, behind.valid)
         unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:

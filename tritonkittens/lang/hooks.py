@@ -418,7 +418,8 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, more: An
     """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
     `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
-    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: see `_another`.
+    of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another
+    task? Blocks that share tasks wait for that to send it their sums.
     """
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
