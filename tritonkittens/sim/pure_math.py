@@ -148,20 +148,12 @@ def wide(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *values: np.asarray(fn(*[np.asarray(v, np.float64) for v in values]), np.float64)
 
 
-_WIDE = "exp expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh cbrt rsqrt erf erfc"
+_WIDE = "exp exp2 expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh cbrt rsqrt erf erfc"
 for _name in _WIDE.split():
     _float(f"math.{_name}", wide(ONE[_name]))
 for _name in ("log2", "sqrt", "floor", "ceil", "trunc"):  # numpy's float32 versions are as good and faster
     _float(f"math.{_name}", getattr(np, _name))
 
-
-def _exp2(x: Any) -> Any:
-    """numpy's, in float32 too (0.502 ulp), but that this has zero below −149.5, where up to −150 the least subnormal number is nearer."""
-    out = np.exp2(x)
-    return np.maximum(out, np.float32(2.0**-149) * ((x > -150) & (x < -149))) if out.dtype == np.float32 else out
-
-
-_float("math.exp2", _exp2)
 _float("math.roundeven", np.rint)
 _float("math.round", _round_away)
 _float("math.absf", np.abs)
