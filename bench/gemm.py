@@ -4,13 +4,12 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from bench.harness import Case, Contender, Factory, Suite, Trial, with_knobs
+from bench.harness import Case, Contender, Factory, Suite, Trial, ratio, with_knobs
 from bench.peers import SCALE_BLOCK, Product, peers
 
 OURS, BARE = "tritonkittens", "tritonkittens, bare"
@@ -175,7 +174,7 @@ def over_bare(row: dict) -> None:
     """What the epilogue costs: time over that of our bare product in the same rounds."""
     mine, bare = row["contenders"][OURS], row["contenders"].get(BARE, {})
     if "ms" in mine and "ms" in bare:
-        percent = 100 * (statistics.median(mine["ms"]) / statistics.median(bare["ms"]) - 1)
+        percent = 100 * (ratio(bare["ms"], mine["ms"]) - 1)
         mine["extra"] = {"% over bare": round(percent, 2)}
 
 

@@ -286,6 +286,14 @@ def test_encoding_is_cached_and_small_tensors_are_corrected(fake):
         encode(torch.empty(8, 8, dtype=torch.complex64), TensorMapSpec((8, 8), 0), driver=fake.driver)
 
 
+@pytest.mark.parametrize("shape, code", [((16 << 10, 2048), 3), ((16 << 10, 1600), 2), ((512 << 10, 64), 2), ((512 << 10, 128), 3)],
+                         ids=["of memory", "of L2", "rows of 128 bytes", "rows of 256 bytes"])  # fmt: skip
+def test_what_l2_cannot_hold_is_fetched_by_256_bytes(fake, shape, code):
+    x = torch.empty(shape, dtype=torch.bfloat16)
+    data = encode(x, TensorMapSpec((64, 64), 128), driver=fake.driver)
+    assert struct.unpack("<16Q", data)[1] >> 48 == code
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_clusters_and_launch_attributes(fake, mode):
     fake.expect([8, 8, 8])
