@@ -221,9 +221,10 @@ def encode(
 def l2_promotion(tensor: torch.Tensor) -> int:
     """How many bytes a copy fetches into L2 at least, 128 or 256.
 
-    Memory gives 256 bytes of a row faster than 128 now and 128 when the next copy asks: of a tensor that L2 cannot hold 256 are fetched, where its rows have
-    as many. Measured on an H100 (``bench/results/l2_promotion.json``): decoding from keys and values of 134 MB or more takes 2 % less time (from pages of 128 keys 1 %),
-    a product of 16 rows and a weight of more than 100 MB up to 1 %; one of a weight that L2 holds would take 1 % more.
+    Memory gives 256 bytes of a row faster than 128 now and 128 when the next copy asks: of a tensor that L2 cannot hold 256 are
+    fetched, where its rows have as many. Measured on an H100 (``bench/results/l2_promotion.json``): decoding from keys and values of
+    134 MB or more takes 2 % less time (from pages of 128 keys 1 %), a product of 16 rows and a weight of more than 100 MB up to 1 %;
+    one of a weight that L2 holds would take 1 % more.
     """
     row = tensor.shape[-1] * tensor.itemsize
     return 256 if row >= 256 and tensor.numel() * tensor.itemsize > L2_BYTES else 128
