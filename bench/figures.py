@@ -1,4 +1,4 @@
-"""The README's table of figures, from the committed results: `python -m bench.figures`."""
+"""The README's tables of figures, from the committed results: `python -m bench.figures`."""
 from __future__ import annotations
 
 import json
@@ -8,6 +8,37 @@ from bench.harness import RESULTS
 
 SHAPES = {64: 32, 128: 16}  # head dimension: heads
 BATCHES = {512: 32, 1024: 16, 4096: 4, 16384: 1}  # query length: batch, together 16 K tokens
+
+
+FLASH = "best of cuDNN, FlashAttention-3 and -4"
+SUITES = {  # file of results: what it measures, and the peers
+    "gemm": ("GEMM bf16", "cuBLAS"),
+    "gemm_fp8": ("GEMM e4m3, scales of a tensor, of rows and columns, of blocks", "`torch._scaled_mm`"),
+    "gemm_epilogues": ("GEMM bf16 with fused epilogues", "torch, compiled or not"),
+    "gemm_models": ("GEMM bf16, shapes of Llama-3 and DeepSeek-V3, ragged ones", "cuBLAS"),
+    "gemm_sustained": ("GEMM at the power limit", "cuBLAS, `torch._scaled_mm`"),
+    "attention": ("attention forward", FLASH),
+    "attention_backward": ("attention backward", FLASH),
+    "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
+    "attention_sustained": ("attention at the power limit, both ways", FLASH),
+    "attention_decode": ("attention of one query against a cache", FLASH),
+    "attention_varlen": ("attention of packed sequences", "best of torch"),
+    "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
+    "h100/gemm": ("H100: GEMM bf16", "cuBLAS"),
+    "h100/gemm_fp8": ("H100: GEMM e4m3", "`torch._scaled_mm`"),
+    "h100/gemm_epilogues": ("H100: GEMM bf16 with fused epilogues", "torch, compiled or not"),
+    "h100/gemm_models": ("H100: GEMM bf16, model and ragged shapes", "cuBLAS"),
+}
+
+
+def overview(folder: pathlib.Path = RESULTS) -> str:
+    """Every suite in a line of Markdown: how many times as fast as the best peer."""
+    lines = ["| | cases | peer | times as fast | from, to |", "|---|---|---|---|---|"]
+    for suite, (label, peer) in SUITES.items():
+        result = json.loads((folder / f"{suite}.json").read_text())
+        ratios = [row["contenders"]["tritonkittens"]["ratio"] for row in result["rows"]]
+        lines.append(f"| {label} | {len(ratios)} | {peer} | {result['summary']['tritonkittens']['geometric_mean']:.2f} | {min(ratios):.2f}, {max(ratios):.2f} |")
+    return "\n".join(lines)
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -37,7 +68,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def table(folder: pathlib.Path = RESULTS) -> str:
-    """The table in Markdown. Raises KeyError for a case that the results do not have."""
+    """Some cases in Markdown. Raises KeyError for a case that the results do not have."""
     results = {suite: json.loads((folder / f"{suite}.json").read_text()) for suite in dict.fromkeys(suite for _, suite, _ in rows())}
     cases = {(suite, row["case"]): row for suite, result in results.items() for row in result["rows"]}
     lines = ["| TFLOP/s | tritonkittens | best peer | ratio |", "|---|---|---|---|"]
@@ -54,4 +85,4 @@ def figure(value: float, unit: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(overview(), table(), sep="\n\n")
