@@ -37,7 +37,8 @@ def overview(folder: pathlib.Path = RESULTS) -> str:
     for suite, (label, peer) in SUITES.items():
         result = json.loads((folder / f"{suite}.json").read_text())
         ratios = [row["contenders"]["tritonkittens"]["ratio"] for row in result["rows"]]
-        lines.append(f"| {label} | {len(ratios)} | {peer} | {result['summary']['tritonkittens']['geometric_mean']:.2f} | {min(ratios):.2f}, {max(ratios):.2f} |")
+        mean = result["summary"]["tritonkittens"]["geometric_mean"]
+        lines.append(f"| {label} | {len(ratios)} | {peer} | {mean:.2f} | {min(ratios):.2f}, {max(ratios):.2f} |")
     return "\n".join(lines)
 
 
