@@ -16,7 +16,7 @@ from triton import knobs
 from triton.language import constexpr
 
 from tests.fake_libcuda import FakeCuda, build, run_beside_triton
-from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native
+from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native, tensormap
 from tritonkittens.launch.arguments import fingerprint
 from tritonkittens.launch.clock_cache import ClockCache
 from tritonkittens.launch.tensormap import addressable_strides, mapped
@@ -292,6 +292,15 @@ def test_what_l2_cannot_hold_is_fetched_by_256_bytes(fake, shape, code):
     x = torch.empty(shape, dtype=torch.bfloat16)
     data = encode(x, TensorMapSpec((64, 64), 128), driver=fake.driver)
     assert struct.unpack("<16Q", data)[1] >> 48 == code
+
+
+def test_how_much_l2_holds_the_device_says(monkeypatch):
+    x = SimpleNamespace(shape=(100, 256), itemsize=2, numel=lambda: 100 * 256, is_cuda=True, device="cuda:1")
+    held = {"cuda:1": 100 * 512}
+    monkeypatch.setattr(tensormap, "l2_bytes", held.__getitem__)
+    assert tensormap.l2_promotion(x) == 128
+    held["cuda:1"] -= 1
+    assert tensormap.l2_promotion(x) == 256
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -13,6 +13,7 @@ import torch
 from tritonkittens.inline_ptx.tensormap import correct_small_tensor
 
 from .clock_cache import ClockCache
+from .device import l2_bytes
 from .im2col import Im2colSpec, check_im2col
 from .libcuda import CudaDriver, cuda_driver
 
@@ -29,7 +30,7 @@ RAGGED_EXTENT = 0x7FFF0000  # more than any coordinate in front
 _SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
 _L2_PROMOTION_CODE = {128: 2, 256: 3}  # CUtensorMapL2promotion
-L2_BYTES = 50 << 20  # of Hopper's; what is larger comes from memory
+_L2_BYTES = 50 << 20  # where no GPU is asked: an H100's
 
 # CUtensorMapDataType. fp8 has no type of its own: bytes are bytes.
 _TYPE_CODE = {
@@ -226,8 +227,9 @@ def l2_promotion(tensor: torch.Tensor) -> int:
     134 MB or more takes 2 % less time (from pages of 128 keys 1 %), a product of 16 rows and a weight of more than 100 MB up to 1 %;
     one of a weight that L2 holds would take 1 % more.
     """
+    held = l2_bytes(tensor.device) if tensor.is_cuda else _L2_BYTES
     row = tensor.shape[-1] * tensor.itemsize
-    return 256 if row >= 256 and tensor.numel() * tensor.itemsize > L2_BYTES else 128
+    return 256 if row >= 256 and tensor.numel() * tensor.itemsize > held else 128
 
 
 def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
