@@ -22,11 +22,9 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_decode": ("attention of one query against a cache", "best of cuDNN, FlashAttention-2 and -3"),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
-    "h100/gemm": ("H100: GEMM bf16", "cuBLAS"),
-    "h100/gemm_fp8": ("H100: GEMM e4m3", "`torch._scaled_mm`"),
-    "h100/gemm_epilogues": ("H100: GEMM bf16 with fused epilogues", "torch, compiled or not"),
-    "h100/gemm_models": ("H100: GEMM bf16, model and ragged shapes", "cuBLAS"),
 }
+ON_H100 = ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models")  # measured there, too
+SUITES |= {f"h100/{suite}": (f"H100: {SUITES[suite][0]}", SUITES[suite][1]) for suite in ON_H100}
 
 
 def result(folder: pathlib.Path, suite: str) -> dict:

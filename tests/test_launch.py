@@ -295,7 +295,7 @@ def test_what_l2_cannot_hold_is_fetched_by_256_bytes(fake, shape, code):
 
 
 def test_how_much_l2_holds_the_device_says(monkeypatch):
-    x = SimpleNamespace(shape=(100, 256), itemsize=2, numel=lambda: 100 * 256, is_cuda=True, device="cuda:1")
+    x = SimpleNamespace(shape=(100, 256), itemsize=2, nbytes=100 * 512, is_cuda=True, device="cuda:1")
     held = {"cuda:1": 100 * 512}
     monkeypatch.setattr(tensormap, "l2_bytes", held.__getitem__)
     assert tensormap.l2_promotion(x) == 128

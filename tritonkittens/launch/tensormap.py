@@ -228,8 +228,7 @@ def l2_promotion(tensor: torch.Tensor) -> int:
     one of a weight that L2 holds would take 1 % more.
     """
     held = l2_bytes(tensor.device) if tensor.is_cuda else _L2_BYTES
-    row = tensor.shape[-1] * tensor.itemsize
-    return 256 if row >= 256 and tensor.numel() * tensor.itemsize > held else 128
+    return 256 if tensor.shape[-1] * tensor.itemsize >= 256 and tensor.nbytes > held else 128
 
 
 def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
