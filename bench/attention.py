@@ -37,7 +37,7 @@ def ours_new(p: Attention) -> Callable[[], torch.Tensor]:
 
 
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
-    """Ours with some knobs of the kernel (`Config` forward, `ZeroingBackward` backward) not as they are chosen."""
+    """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
     from tritonkittens.kernels.attention import gradients, product
     from tritonkittens.kernels.attention.config import suited
     from tritonkittens.launch import multiprocessor_count

@@ -192,7 +192,7 @@ def test_when_dq_is_made_in_the_single_pass():
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 8, 32, 131, 133, 400])
 @pytest.mark.parametrize("slots", [1, 5, 132])
-def test_zeros_are_made_by_tasks_that_were_drawn_before(tiles, slots):
+def test_dq_is_made_of_sums_of_tasks_that_were_drawn_before(tiles, slots):
     """All tasks of the unit so far before are, in the order in which blocks draw."""
     for causal in (False, True):
         lag = units_ahead(tiles, slots, causal)

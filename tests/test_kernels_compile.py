@@ -32,12 +32,12 @@ WITH_EDGE_LOOP = [name for name in TEMPLATES if "shifted" in name or "varlen" in
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
 # What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass, where those are
-# added by products, dS, for the other consumer, and dQ on its way to global memory
+# added by products, dS, for the other consumer, dQ on its way to global memory, and a look at whether others have stored what it is added to
 NEEDED = {
     f"attention_{name}d{dim}{'_causal' * causal}": needed
     for causal in (False, True)
-    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
-                              ("backward_", 128, {"STS": 8, "STSM": 4}))
+    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8, "LDG": 1}),
+                              ("backward_", 128, {"STS": 8, "STSM": 4, "LDG": 1}))
 }
 NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
            for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
@@ -179,11 +179,11 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
 
 
 @pytest.mark.parametrize("name, most", [
-    ("d64", 2), ("d64_causal", 10), ("d64_gathering", 2), ("d128", 40), ("d128_causal", 40), ("d128_gathering", 40),
+    ("d64", 5), ("d64_causal", 10), ("d64_gathering", 5), ("d128", 40), ("d128_causal", 40), ("d128_gathering", 40),
 ])  # fmt: skip
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
-    spills in the loop."""
+    spills in the loop. Five are of the copies that store or add sums."""
     graph = graph_of(KERNELS[f"attention_backward_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:

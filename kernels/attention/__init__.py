@@ -61,10 +61,10 @@ def _backward(arch: str, dim: int, causal: bool, part: int, gathers: bool = Fals
     template = cast(tk.lcf, (fused_backward(*kind, False, parts, gathers), queries, keys[0])[part])
     tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers)
     if part == 0:
-        tensors |= {"sums": sums, "counts": torch.empty(2, 64, dtype=torch.int32, device="meta")}
+        tensors |= {"sums": sums} | dict.fromkeys(("words", "counts"), torch.empty(64, dtype=torch.int32, device="meta"))
     if parts > 1:
         tensors |= dict.fromkeys(("dK", "dV"), sums)
-    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, **({} if part else dict(lag=15)), arch=arch)
+    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, **(dict(lag=15) if gathers else {}), arch=arch)
 
 
 def _packed(arch: str, dim: int, causal: bool) -> object:

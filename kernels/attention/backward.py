@@ -19,7 +19,6 @@ from tritonkittens.launch import plain_kernel
 ROWS = 64  # queries of a program of `statistics`
 PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
 STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
-ZEROED = tl.constexpr(64 * 32)  # sums at a time, a part of those of any tile
 LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
 
 
@@ -69,29 +68,27 @@ def last_first():
 @plain_kernel
 @triton.jit
 def statistics(
-    O, dO, L, dL, offsets, deltas, sums, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_row,  # noqa: E741
-    queries, numbers_of_head, heads_of_sums, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, NUMBERS: tl.constexpr,
+    O, dO, L, dL, offsets, deltas, words, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_row,  # noqa: E741
+    queries, words_of_head, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32 with the strides n. WIDTH: the power of
-    two from DIM on. Where NUMBERS is not 0, offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), rows of STEP bf16 as
-    `store_addends` has them, and there are zeros: for the sums of dQ of the first `heads_of_sums`, fp32, NUMBERS of a tile after those of the tile before,
-    `numbers_of_head` of a head; and for counts, (2, units) int32, units no more than heads."""
+    two from DIM on. With ADDENDS offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), rows of STEP bf16 as
+    `store_addends` has them, and there are zeros: in `words`, so many int32 of a head after those of the head before, and in as many counts as there are
+    `units`, no more than heads."""
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
     row = tile * 64 + tl.arange(0, 64)
     place = batch * n_batch + head * n_head
-    if NUMBERS > 0:
+    if ADDENDS:
         store_addends(offsets + place, row, n_row, -offset * factor, row < queries)
         store_addends(deltas + place, row, n_row, -delta, row < queries)
+        word = tile * 2 + tl.arange(0, 2)
+        tl.store(words + number * words_of_head + word, 0, mask=word < words_of_head)
         if (tile == 0) & (number < units):
             tl.store(counts + number, 0)
-            tl.store(counts + units + number, 0)
-        if number < heads_of_sums:
-            for begin in tl.static_range(0, NUMBERS, ZEROED):
-                tl.store(sums + number * numbers_of_head + tile.to(tl.int64) * NUMBERS + begin + tl.arange(0, ZEROED), tl.zeros((ZEROED,), tl.float32))
     else:
         tl.store(deltas + place + row, delta, mask=row < queries)
         tl.store(offsets + place + row, offset, mask=row < queries)
@@ -180,19 +177,23 @@ class AttentionBackwardQueries(QueryTiles):
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
     """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
-    an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others."""
+    an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others. Where
+    tasks take `turns` each begins a head with another block, number `turned`, and comes to those in front of it at the end."""
     HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+    EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
+    MASKED: tl.constexpr = ctx.config.causal or ctx.config.window
     behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
     begin, end = queries_of(ctx, row * HEIGHT, behind, shift, queries)
-    edge_blocks, edges = 0, None
-    if ctx.config.edge_loop:
+    edge_blocks = 0
+    if EDGES:
         if ctx.config.cut:
             edge_blocks = tl.where(behind > keys, end - begin, 0)
         if ctx.config.causal:
             edge_blocks = tl.maximum(whole_from(ctx, behind, shift, begin, end) - begin, edge_blocks)
-        edges = edge_blocks * group if ctx.config.causal or ctx.config.cut else 0
-    return tk.task((end - begin) * group, when=when, edges=edges, batch=batch, kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result,
-                   row=row, keys=keys, begin_block=begin, per_head=end - begin, edge_blocks=edge_blocks, shift=shift, group=group)
+    return tk.task((end - begin) * group, when=when, edges=(edge_blocks * group if EDGES else 0) if ctx.config.edge_loop else None, batch=batch,
+                   kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result, row=row, keys=keys, begin_block=begin if MASKED else 0,
+                   per_head=end - begin, edge_blocks=edge_blocks if EDGES else 0, shift=shift, group=group,
+                   turned=row * (HEIGHT // ctx.config.cols) % tl.maximum(end - begin, 1) if ctx.config.turns else 0)
 
 
 @triton.jit
@@ -202,7 +203,10 @@ def place_of(ctx):
     edge = ctx.iter < edges
     number, each = tl.where(edge, ctx.iter, ctx.iter - edges), tl.where(edge, ctx.edge_blocks, ctx.per_head - ctx.edge_blocks)
     head, block = number // each, number % each
-    return ctx.result * ctx.group + tl.where(edge, head, ctx.group - 1 - head), ctx.begin_block + tl.where(edge, block, ctx.edge_blocks + block)
+    block = tl.where(edge, block, ctx.edge_blocks + block)
+    if ctx.config.turns:
+        block = tl.where(block + ctx.turned >= ctx.per_head, block + ctx.turned - ctx.per_head, block + ctx.turned)
+    return ctx.result * ctx.group + tl.where(edge, head, ctx.group - 1 - head), ctx.begin_block + block
 
 
 class AttentionBackwardKeys(QueryTiles):
@@ -217,6 +221,7 @@ class AttentionBackwardKeys(QueryTiles):
     of_keys: bool = True
     of_values: bool = True
     cut: bool = False  # does it matter that the last keys may be no full tile?
+    turns: bool = False  # do tasks of the same queries begin with different ones?
     edges_apart: bool = False  # registers leave no room for what both loops need
     producer_registers: int | None = 32  # what it computes of a task does not fit into 24
 

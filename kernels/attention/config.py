@@ -204,9 +204,8 @@ def worth_following(keys: int, edges: bool) -> bool:
 
 
 def units_ahead(tiles: int, slots: int, causal: bool) -> int:
-    """How many units ahead `ZeroingBackward` makes zeros, and behind `GatheringBackward` dQ, where a unit is `tiles` tasks and so many blocks draw them. Causal
-    more than `deal` mixes at the end, LAST_ROUNDS and nearly another of all blocks, so that all tasks of the unit so far before were drawn before; else two
-    rounds, so that they are done."""
+    """How many units behind `GatheringBackward` makes dQ, where a unit is `tiles` tasks and so many blocks draw them. Causal more than `deal` mixes at the end,
+    LAST_ROUNDS and nearly another of all blocks, so that all tasks of the unit so far before were drawn before; else two rounds, so that they are done."""
     return (LAST_ROUNDS + 1 if causal else 2) * -(-slots // tiles)
 
 

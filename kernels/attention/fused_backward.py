@@ -15,7 +15,7 @@ HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 
 
 class AttentionBackward(AttentionBackwardKeys):
-    """dK, dV, and dQ added to a buffer in fp32 that was zero: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
+    """dK, dV, and dQ added up in a buffer in fp32: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
 
     A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
@@ -46,27 +46,41 @@ class AttentionBackward(AttentionBackwardKeys):
     written (29 to 62 % slower); the ones of the addends in shared memory, offsets and deltas in one tile (−4 to 1 %); part of the
     exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the
     exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
-    of that: `ZeroingBackward` and, without a mask, `GatheringBackward`.
+    of that, without a mask: `GatheringBackward`.
+
+    The sums need no zeros: who comes first to half a block of queries stores what others add to (`tk.claim`), and says so under its next products. Zeros that
+    tasks of earlier heads made beside their products, of a role of their own, were out of L2 again before they were added to: at 512 keys a third of all that
+    the kernel moved between L2 and memory. Without a causal mask, whose tasks begin at different blocks anyway, tasks of the same queries take `turns`: else
+    all would come first to the same.
+
+    At the end of a task dV leaves from where this consumer's values were, under the last products, and dK from where dQ was staged: neither the ring nor K and
+    V wait for stores.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
-    them, without the factor. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
+    them, without the factor. words: (B, H, blocks, 2) int32, zeros at first, one for each half; still zero where no query of a block sees a key: its sums are
+    not written. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
     ordered likewise.
     """
 
     consumers: int = 2
     edges_apart: bool = True
+    schedule: tk.Schedule = tk.Dynamic()
+    tells_tasks: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
     summed: int = 128  # columns of gradients that have sums: up to a multiple of 32 those that the tensors have
     parts: int = 1  # of a group's query heads, a task for each: where several, dK and dV are sums in fp32, too
 
-    _finish_alone = AttentionBackwardKeys.finish
-
     @property
     def block_numbers(self) -> int:
         """Sums of a block of queries: both halves, of the second, where that is columns, those that there are."""
         return self.cols * self.summed
+
+    @property
+    def panels(self) -> int:
+        """Those of 64 columns that gradients of keys and values leave in."""
+        return self.head_dim // 64
 
     @property
     def products_first(self) -> bool:
@@ -77,13 +91,13 @@ class AttentionBackward(AttentionBackwardKeys):
         height = self.rows * self.consumers
         q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
-        results: dict[str, Any] = dict(dK=tk.st(self.dtype, self.rows, self.head_dim), dV=tk.st(self.dtype, self.rows, self.value_dim))
-        finish = results if self.parts == 1 else dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
-        results = results if self.parts == 1 else dict.fromkeys(results)
+        panel = tk.st(self.dtype, self.rows, 64)
+        results: dict[str, Any] = dict.fromkeys(("dK", "dV"), panel if self.parts == 1 else None)
+        staged = dict.fromkeys(("dK0", "dK1")[: self.panels], panel) if self.parts == 1 else dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
         addends = tk.st(tk.bf16, self.cols, STEP.value)
         input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
-        return tk.layout(globals={**input, **common, "sums": None, **results}, input=input, common=common, finish=finish, args=(*self.numbers, "gradient"),
-                         working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+        return tk.layout(globals={**input, **common, "sums": None, "words": None, **results}, input=input, common=common, finish=staged,
+                         args=(*self.numbers, "gradient"), working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         batch, kv_heads, keys, _ = shapes[self.tensors.index("K")]
@@ -115,7 +129,7 @@ class AttentionBackward(AttentionBackwardKeys):
         # all wait for each other
         ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
-        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block, ones=tk.cast(ones, tk.bf16))
+        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16), unpublished=ctx.row * 0 - 1)
 
     @triton.jit
     def _scores(ctx, state, input):
@@ -150,8 +164,16 @@ class AttentionBackward(AttentionBackwardKeys):
         return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
+    def _sums_of(ctx, state):
+        """Which sums, of all blocks of queries of all heads, those of the state's block are."""
+        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
+        return (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
+
+    @triton.jit
     def _before(ctx, state, tiles):
-        """(this consumer's half of dQ, dK) with the block before, whose tiles these are, under way: dS of all keys times the keys, of its own times queries."""
+        """(this consumer's half of dQ, dK, what was known of the half's sums) with the block before, whose tiles these are, under way: dS of all keys times the
+        keys, of its own times queries."""
+        tk.publish(ctx.globals.words.pointer, state.unpublished)
         tk.store_read_wait(0)
         tk.take_over(ctx)
         ROWS: tl.constexpr = ctx.config.rows
@@ -161,7 +183,8 @@ class AttentionBackward(AttentionBackwardKeys):
         dq = tk.mm_AtB(ds, k, wait=False)
         ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
         dq = tk.mma_AtB(ds, k, dq, wait=False)
-        return dq, tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
+        dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
+        return dq, dk, tk.claim(ctx.globals.words.pointer, ctx.config._sums_of(ctx, state) * ctx.config.consumers + ctx.consumer)
 
     @triton.jit
     def _staged(ctx, dq, dk):
@@ -171,15 +194,16 @@ class AttentionBackward(AttentionBackwardKeys):
         return half, tk.mma_wait(dk)
 
     @triton.jit
-    def _send(ctx, state, half):
-        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory."""
-        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
-        place = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
+    def _send(ctx, state, half, claim):
+        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory, or store it there, the first. Returns what is to be
+        published."""
+        sums = ctx.config._sums_of(ctx, state)
         NUMBERS: tl.constexpr = ctx.config.block_numbers
         BEGIN: tl.constexpr = ctx.consumer * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         tk.sync()
-        tk.store_add_bytes_async(ctx.globals.sums.pointer + place.to(tl.int64) * NUMBERS + BEGIN, half, BYTES)
+        return tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, ctx.globals.words.pointer,
+                                           sums * ctx.config.consumers + ctx.consumer, claim, BYTES)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
@@ -203,8 +227,12 @@ class AttentionBackward(AttentionBackwardKeys):
             first, behind, step = ctx.begin_block, ctx.begin_block + ctx.edge_blocks, 1
         else:
             first, behind, step = ctx.begin_block + ctx.edge_blocks, ctx.begin_block + ctx.per_head, -1
-        last = state.block + 1 == behind
-        return tl.where(last, state.head + step, state.head), tl.where(last, first, state.block + 1)
+        if ctx.config.turns:
+            following = tl.where(state.block + 1 == behind, first, state.block + 1)
+            return tl.where(following == first + ctx.turned, state.head + step, state.head), following
+        else:
+            last = state.block + 1 == behind
+            return tl.where(last, state.head + step, state.head), tl.where(last, first, state.block + 1)
 
     @triton.jit
     def _alone(ctx, state, input, query):
@@ -255,26 +283,50 @@ class AttentionBackward(AttentionBackwardKeys):
         head, block = ctx.config._next(ctx, state)
         s = ctx.config._scores(ctx, state, input)
         if ctx.config.products_first:
-            dq, dk = ctx.config._before(ctx, state, previous)
+            dq, dk, claim = ctx.config._before(ctx, state, previous)
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.cols)
         else:
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.cols)
-            dq, dk = ctx.config._before(ctx, state, previous)
+            dq, dk, claim = ctx.config._before(ctx, state, previous)
         half, dk = ctx.config._staged(ctx, dq, dk)
         tk.hand_back(ctx)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         tk.take_back(ctx)
         ctx.config._show(ctx, ds)
-        ctx.config._send(ctx, state, half)
-        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block)
+        unpublished = ctx.config._send(ctx, state, half, claim)
+        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block, unpublished=unpublished)
+
+    @triton.jit
+    def _values_panel(ctx, number):
+        """64 columns of this consumer's values, where their gradient waits to be stored: nobody else reads these, nor it any more."""
+        return tk.subtile(ctx.common.V, ctx.config.rows, 64, ctx.consumer, number)
+
+    @triton.jit
+    def _place(ctx, number):
+        """Where panel `number` of this consumer's gradients of keys and values goes."""
+        return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
     @triton.jit
     def drain(ctx, state, input):
-        half, dk = ctx.config._staged(ctx, *ctx.config._before(ctx, state, input))
+        PANELS: tl.constexpr = ctx.config.panels
+        dq, dk, claim = ctx.config._before(ctx, state, input)
+        if ctx.config.parts == 1:  # dV leaves under the last products
+            dv = tk.split_cols(state.dv, 64)
+            for number in tl.static_range(PANELS):
+                tk.store(ctx.config._values_panel(ctx, number), dv[number])
+            tk.fence_async()
+            tk.sync()
+            for number in tl.static_range(PANELS):
+                tk.store_async(ctx.globals.dV, ctx.config._values_panel(ctx, number), ctx.config._place(ctx, number))
+        half, dk = ctx.config._staged(ctx, dq, dk)
+        tk.hand_back(ctx)
         tk.fence_async()
-        ctx.config._send(ctx, state, half)
-        tk.sync_consumers(ctx)  # the next task writes dS anew
-        return state.replace(dk=dk)
+        unpublished = ctx.config._send(ctx, state, half, claim)
+        if ctx.config.parts == 1:
+            tk.store_read_wait(1)  # the next task's values come where dV was
+        else:  # the consumers meet before they finish, and one may wait there for what another block's, which meet, too, have not published
+            tk.publish(ctx.globals.words.pointer, unpublished)
+        return state.replace(dk=dk, unpublished=unpublished)
 
     @triton.jit
     def _first_sums(ctx, sums):
@@ -294,9 +346,26 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
 
     @triton.jit
+    def _store_keys(ctx, state, staging):
+        """Store dK, and dV where there was no query, and so no `drain`."""
+        PANELS: tl.constexpr = ctx.config.panels
+        dk = tk.split_cols(state.dk, 64)
+        tk.store(staging.dK0, dk[0] * ctx.args.gradient)
+        if PANELS > 1:
+            tk.store(staging.dK1, dk[1] * ctx.args.gradient)
+        tk.fence_async()
+        tk.sync()
+        tk.store_async(ctx.globals.dK, staging.dK0, ctx.config._place(ctx, 0))
+        if PANELS > 1:
+            tk.store_async(ctx.globals.dK, staging.dK1, ctx.config._place(ctx, 1))
+        if ctx.iterations == 0:  # zeros, too
+            for number in tl.static_range(PANELS):
+                tk.store_async(ctx.globals.dV, staging.dK0, ctx.config._place(ctx, number))
+
+    @triton.jit
     def finish(ctx, state, staging):
         if ctx.config.parts == 1:
-            ctx.config._finish_alone(ctx, state, staging)
+            ctx.config._store_keys(ctx, state, staging)
         elif ctx.config.head_dim == 64:
             ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 0)
             ctx.config._add(ctx, staging.sums1, ctx.globals.dV, state.dv, 0)
@@ -307,19 +376,22 @@ class AttentionBackward(AttentionBackwardKeys):
             tk.store_read_wait(0)
             ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 0)
             ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 1)
+        if ctx.iterations > 0:
+            if ctx.config.parts == 1:
+                tk.publish(ctx.globals.words.pointer, state.unpublished)
+            tk.take_back(ctx)  # the next task writes dS anew
 
 
 @triton.jit
-def write_half(sums, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
+def write_half(sums, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
     """Rows from `first` on and columns number `across`, 64 at a time, of a gradient: factor · its sums, those of tile number `tile` of 64 rows, whose SUMMED
-    columns lie behind those of the tile before. Left out are rows from `behind`, columns from WIDTH on. home: a pointer to row 0, `stride_s` between rows."""
+    columns lie behind those of the tile before; where sums are CLAIMED, zeros of those whose word in `words` says that nobody did. Left out are rows from
+    `behind`, columns from WIDTH on. home: a pointer to row 0, `stride_s` between rows."""
+    claimed = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if CLAIMED else True
     row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
     place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
-    if SUMMED % 64 == 0:
-        x = tl.load(sums + place)
-    else:  # of the last columns there are half as many
-        there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)
-        x = tl.load(sums + place, mask=tl.arange(0, HALF) < there, other=0.0)
+    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)  # of the last columns half as many, where SUMMED says so
+    x = tl.load(sums + place, mask=(tl.arange(0, HALF) < there) & claimed, other=0.0)
     # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
     x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
@@ -327,12 +399,12 @@ def write_half(sums, tile, home, stride_s, first, behind, across, factor, SUMMED
 
 @plain_kernel
 @triton.jit
-def gather_sums(sums, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, SUMMED: tl.constexpr, WIDTH: tl.constexpr):
+def gather_sums(sums, words, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
     """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: columns, 64 at a
     time, of all tiles of 64 rows, how many heads. sums: as `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these
-    strides, the last 1. Or so dK and dV, of several parts."""
+    strides, the last 1. Or so dK and dV, of several parts, whose sums were zeros and not CLAIMED."""
     ACROSS: tl.constexpr = (SUMMED + 63) // 64
     part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(sums, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH)
+    write_half(sums, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, CLAIMED)

@@ -11,10 +11,9 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import as_addressable, padded_empty, power_of_two
 from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
-from tritonkittens.kernels.attention.fused_backward import gather_sums
+from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
-from tritonkittens.kernels.attention.zeroing_backward import ZeroingBackward
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
@@ -42,13 +41,13 @@ def backward(
 def fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, parts: int = 1,
     gathers: bool = False, more: tuple[tuple[str, Any], ...] = (),
-) -> ZeroingBackward | None:  # fmt: skip
+) -> AttentionBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?
     `parts`: of a group's query heads; `gathers`: shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
-    kernel = GatheringBackward if gathers else ZeroingBackward
+    kernel = GatheringBackward if gathers else AttentionBackward
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, parts=parts,
-                                 order=deal(causal)["order"], **dict(more))
-    return cast("ZeroingBackward | None",
+                                 turns=parts == 1 and not (causal or window), order=deal(causal)["order"], **dict(more))
+    return cast("AttentionBackward | None",
                 choose_fused(lambda dim, cols, summed: kernel(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
 
 
@@ -66,7 +65,7 @@ def run_backward(
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=as_addressable(grad), dQ=dq)
     kind = (q.dtype, dim, value_dim, *features)
-    single = (*kind, keys % (ZeroingBackward.rows * ZeroingBackward.consumers) != 0)
+    single = (*kind, keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0)
     factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
     fused = fused_backward(*single) if factor else None
     if fused is not None:
@@ -83,7 +82,7 @@ def run_backward(
 
 
 def _single_pass(
-    fused: ZeroingBackward, kind: tuple[Any, ...], tensors: dict[str, torch.Tensor], gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    fused: AttentionBackward, kind: tuple[Any, ...], tensors: dict[str, torch.Tensor], gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     statistics_with: Callable[..., dict[str, torch.Tensor]], numbers: dict[str, Any],
 ) -> None:  # fmt: skip
     """Write the gradients by `fused`, the kernel of this `kind` (see `fused_backward`), or one like it, and those before and behind it, from operands that TMA
@@ -97,21 +96,23 @@ def _single_pass(
     units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
     gathers = units > lag and worth_following(keys, fused.causal or fused.window)
     if parts > 1 or gathers:
-        fused = cast(ZeroingBackward, fused_backward(*kind, parts, gathers))
+        fused = cast(AttentionBackward, fused_backward(*kind, parts, gathers))
     sums = torch.empty(batch, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
-    counts = torch.empty(2, units, dtype=torch.int32, device=q.device)
+    words = torch.empty(batch, heads, blocks, fused.consumers, dtype=torch.int32, device=q.device)
+    counts = torch.empty(units, dtype=torch.int32, device=q.device) if gathers else words[:0]
     of_keys = (dk, dv)
     if parts > 1:
         of_keys = torch.zeros(2, batch, kv_heads, fused.consumers * tiles, fused.rows * summed, dtype=torch.float32, device=q.device).unbind()
-    tensors = tensors | dict(sums=sums, counts=counts, dK=of_keys[0], dV=of_keys[1])
-    tensors |= statistics_with(addends=addends_in(dq), zeros=(sums, counts), width=summed, zeroed=lag * heads_of_unit)
-    fused(*(tensors[name] for name in fused.tensors), **numbers, lag=lag)
+    tensors = tensors | dict(sums=sums, words=words, counts=counts, dK=of_keys[0], dV=of_keys[1])
+    tensors |= statistics_with(addends=addends_in(dq), zeros=(words, counts))
+    numbers = {**numbers, "lag": lag} if gathers else numbers
+    fused(*(tensors[name] for name in fused.tensors), **numbers)
     left, scale = (lag if gathers else units) * heads_of_unit, numbers["gradient"]
     across = -(-summed // 64)
-    gather_sums[across * blocks * fused.cols // ROWS, left](sums, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, summed, dim)
+    gather_sums[across * blocks * fused.cols // ROWS, left](sums, words, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, summed, dim, True)
     if parts > 1:
         for home, x, times in ((dk, of_keys[0], scale), (dv, of_keys[1], 1.0)):
-            gather_sums[across * x.shape[2], batch * kv_heads](x, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, summed, dim)
+            gather_sums[across * x.shape[2], batch * kv_heads](x, words, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, summed, dim, False)
 
 
 def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,22 +127,22 @@ def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _statistics(
     out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, addends: tuple[torch.Tensor, torch.Tensor] | None = None,
-    zeros: tuple[torch.Tensor, torch.Tensor] | None = None, factor: float = 0.0, width: int = 0, zeroed: int = 0,
+    zeros: tuple[torch.Tensor, torch.Tensor] | None = None, factor: float = 0.0,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """offsets and deltas, see `statistics`: what two passes load, or, in `addends`, what the single pass adds to scores, divided by their factor, which also
-    needs `zeros` (sums of dQ, of `width` columns, those of the first `zeroed` heads; counts)."""
+    needs `zeros` (words, counts)."""
     batch, heads, queries, dim = out.shape
     offsets, deltas = addends or (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
-    sums, counts = zeros or (offsets, offsets)
-    numbers_of_head, units = (sums.stride(1), counts.shape[1]) if zeros else (0, 0)
+    words, counts = zeros or (offsets, offsets)
+    words_of_head, units = (words.numel() // (batch * heads), counts.numel()) if zeros else (0, 0)
     statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, sums, counts, *out.stride()[:3], *grad.stride()[:3],
-        *lse.stride()[:2], *offsets.stride()[:3], queries, numbers_of_head, zeroed, units, factor, dim, power_of_two(dim), grad_lse is not None,
-        ROWS * width)  # fmt: skip
+        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, words, counts, *out.stride()[:3], *grad.stride()[:3],
+        *lse.stride()[:2], *offsets.stride()[:3], queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
+        zeros is not None)  # fmt: skip
     return dict(offsets=offsets, deltas=deltas)
 
 
-def bytes_at_once(fused: ZeroingBackward, q: torch.Tensor, tiles: int) -> int:
+def bytes_at_once(fused: AttentionBackward, q: torch.Tensor, tiles: int) -> int:
     """Of Q and dO, and of dQ in fp32, of the query heads that all blocks of a causal backward are at, if each key head, of so many tiles, had one."""
     heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))

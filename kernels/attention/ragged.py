@@ -127,11 +127,11 @@ def packed_statistics(
 
 @plain_kernel
 @triton.jit
-def gather_packed(sums, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
+def gather_packed(sums, words, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
                   OF_KEYS: tl.constexpr):  # fmt: skip
     """`gather_sums` of packed sequences. Grid: entries of the list of tiles, heads. sums: (…, H, blocks, …) as `PackedBackward` leaves them, of SUMMED columns,
-    TILES tiles of 64 rows a block; home: dQ, whose list has tiles of 64 queries, or `OF_KEYS` dK or dV, whose list has blocks, (total, H, WIDTH) with these
-    strides, the last 1."""
+    TILES tiles of 64 rows a block, with their `words`; home: dQ, whose list has tiles of 64 queries, or `OF_KEYS` dK or dV, whose list has blocks, (total, H,
+    WIDTH) with these strides, the last 1."""
     tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     rows, first = (keys, first) if OF_KEYS else (queries, block)
@@ -141,7 +141,8 @@ def gather_packed(sums, home, entries, stride_s, stride_h, factor, blocks, SUMME
         for part in tl.static_range(EACH):
             number = tile * EACH + part
             for across in tl.static_range((SUMMED + 63) // 64):
-                write_half(sums, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH)
+                write_half(sums, words, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH,
+                           not OF_KEYS)  # fmt: skip
 
 
 @triton.jit

@@ -227,15 +227,17 @@ def _run_backward(
             fused = cast(PackedBackward, packed_fused_backward(q.dtype, dim, value_dim, *features, parts))
         height = fused.rows * fused.consumers
         of_tiles, tiles = entries(True, height, block), tiles_apart(keys, sequences, height)
-        sums = torch.zeros(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
+        sums = torch.empty(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
+        words = torch.zeros(heads, blocks, fused.consumers, dtype=torch.int32, device=q.device)
         homes = (_heads_first(dk), _heads_first(dv)) if parts == 1 else (
             torch.zeros(2, kv_heads, tiles * fused.consumers, fused.rows * fused.summed, dtype=torch.float32, device=q.device).unbind())
-        tensors |= dict(sums=sums, entries=of_tiles, dK=homes[0], dV=homes[1])
+        tensors |= dict(sums=sums, words=words, entries=of_tiles, dK=homes[0], dV=homes[1])
         fused(*(tensors[name] for name in fused.tensors), **numbers)
-        gather_packed[of_rows.shape[0], heads](sums, dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim, block // ROWS, False)
+        gather_packed[of_rows.shape[0], heads](sums, words, dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim, block // ROWS, False)
         if parts > 1:
             for x, home, factor in ((homes[0], dk, scores.scale), (homes[1], dv, 1.0)):
-                gather_packed[of_tiles.shape[0], kv_heads](x, home, of_tiles, *home.stride()[:2], factor, tiles, fused.summed, dim, fused.consumers, True)
+                gather_packed[of_tiles.shape[0], kv_heads](x, words, home, of_tiles, *home.stride()[:2], factor, tiles, fused.summed, dim, fused.consumers,
+                                                           True)  # fmt: skip
         return dq, dk, dv
     homes = homes_of(dk, dv, 1 if deterministic else group, units)
     tensors |= {name: _heads_first(x) for name, x in homes.items()}

@@ -406,6 +406,14 @@ def test_marks_make_a_timeline():
     assert all(by_row[r] <= by_row[r + 1] for r in range(0, 20, 2))
 
 
+@pytest.mark.parametrize(("blocks", "rows"), [(1, 1), (7, 3), (on_gpu_or_simulated(1000, 9), 16)])
+def test_sums_of_many_blocks_in_memory_without_zeros(blocks, rows):
+    for _ in range(on_gpu_or_simulated(50, 1)):
+        y, words = Canvas(rows * 64, dtype=torch.float32), torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+        cases.claimed_sums[(blocks,)](tk.gl(y.tensor.unflatten(0, (rows, 64))), tk.gl(words), rows, 64, debug=True)
+        assert (y.tensor == blocks * (blocks + 1) // 2).all() and (words == (1 << 24) + blocks).all() and y.intact()
+
+
 def test_a_cooperative_launch(rng):
     x, y = whole_numbers(rng, 64, 64), Canvas(64, 64)
     cases.through_registers[(1, 1)](tk.gl(x), tk.gl(y.tensor), tk.rt(tk.bf16, 64, 64), 2, 0, launch_cooperative_grid=True)

@@ -80,8 +80,8 @@ def test_gradients(shape, given, rng, monkeypatch):
     pytest.param((6, 3, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
     pytest.param((6, 3, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
 ])  # fmt: skip
-def test_zeros_for_later_heads(shape, given, follows, rng, monkeypatch):
-    """Heads are so many that a single pass makes most of the zeros itself, and dQ of the sums of those before, for groups of one or two query heads."""
+def test_gradients_of_many_heads(shape, given, follows, rng, monkeypatch):
+    """Heads are so many that a single pass can make dQ of the sums of those before, for groups of one or two query heads."""
     monkeypatch.setattr(gradients, "worth_following", lambda *_: follows)
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
     monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)

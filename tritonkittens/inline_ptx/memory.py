@@ -10,8 +10,9 @@ import numpy as np
 import triton
 import triton.language as tl
 from triton.experimental.gluon.language._semantic import GluonSemantic
+from triton.runtime.jit import constexpr_function
 
-from ._asm import arch, asm, builtin, issued, require, unwrap
+from ._asm import OperandError, arch, asm, builtin, issued, require, unwrap
 from ._meaning import Instruction, Machine, NoMeaning, data_bytes, from_bytes, meaning
 
 CACHE = {"load": ("ca", "cg", "cs", "lu", "cv"), "load_nc": ("ca", "cg", "cs"), "store": ("wb", "cg", "cs", "wt")}
@@ -292,6 +293,22 @@ def _prefetch(pointer, level, _semantic=None):
     tl.inline_asm_elementwise(f"prefetch.global.{level} [$1]; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
 
 
+@triton.jit
+def discard(pointer):
+    """Lets L2 drop the 128 bytes at each address, a multiple of 128, instead of writing them back: what they hold is lost. sm_80+.
+
+    PTX ISA 9.7.9 `discard.global.L2`.
+    """
+    _discard(pointer)
+
+
+@builtin
+def _discard(pointer, _semantic=None):
+    require("discard.global.L2", 80, _semantic=_semantic)
+    address, _ = _address(pointer, _semantic, "discard")
+    tl.inline_asm_elementwise("discard.global.L2 [$1], 128; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
+
+
 RED_TYPES = {
     "f32": ("f", 80, 4),
     "f16x2": ("r", 80, 4),
@@ -311,6 +328,21 @@ def red_mnemonic(kind: str, vec: int, order: str) -> str:
     if order not in ("relaxed", "release"):
         raise ValueError(f"red_add with order={order!r}: it is 'relaxed' or 'release'")
     return f"red.{order}.{{scope}}.global.add{'.noftz' if kind.endswith('16x2') else ''}" + (f".v{vec}" if vec > 1 else "") + f".{kind}"
+
+
+@constexpr_function
+def _atom_text(order, scope):
+    if order not in ("relaxed", "acquire", "release", "acq_rel"):
+        raise OperandError(f"atom_add(order={order!r}): it is 'relaxed', 'acquire', 'release' or 'acq_rel'")
+    if scope not in ("cta", "gpu", "sys"):
+        raise OperandError(f"atom_add(scope={scope!r}): it is 'cta', 'gpu' or 'sys'")
+    return f"atom.{order}.{scope}.global.add.s32 $0, [$1], $2;"
+
+
+@triton.jit
+def atom_add(pointer, value, order: tl.constexpr = "relaxed", scope: tl.constexpr = "gpu"):
+    """`atom.add` of one int32 in global memory by each thread that comes here -> what was there before. sm_70. PTX ISA "atom"."""
+    return asm(_atom_text(order, scope), "=r,l,r", [pointer, value], tl.int32)
 
 
 def _held_once(tensor, semantic):
@@ -458,6 +490,12 @@ def _with_vector(i: Instruction) -> Instruction:
     if i.fields["vector"]:
         i.fields = {**i.fields, "words": f"{i.fields['words'] or ''}.{i.fields['vector']}"}
     return i
+
+
+@meaning("discard.{space:global}?.L2", destinations=0)
+def _discard_meaning(t: Machine, i: Instruction, addresses, nbytes):
+    """What the bytes hold is lost: all ones, which are no number."""
+    t.store("global", addresses, np.full((*np.shape(addresses), 128), 0xFF, np.uint8), i.active)
 
 
 @meaning("prefetch.{space:global}?.{level:L1|L2|L2::evict_last|L2::evict_normal}", "prefetchu.L1", destinations=0)

@@ -1,5 +1,6 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.byte_operands import byte_operand, byte_operand_column
+from tritonkittens.lang.claims import claim, publish, store_or_add_bytes_async
 from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
 from tritonkittens.lang.counting import count_up, wait_count
 from tritonkittens.lang.debug import Event, mark, print, timeline
@@ -64,6 +65,7 @@ from tritonkittens.lang.masks import (
     upper_right_fill,
 )
 from tritonkittens.lang.memory import (
+    discard_bytes,
     fence_async,
     gather_rows,
     load,

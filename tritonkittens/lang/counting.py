@@ -31,7 +31,8 @@ def _wait_or_trap(counter, number, LIMIT: tl.constexpr):
         asm("trap;", "", [])
 
 
-def _counter(t: Trace, name: str, counter: Any) -> None:
+def check_counter(t: Trace, name: str, counter: Any) -> None:
+    """Refuse what is no pointer to int32, and architectures without proxies."""
     t.require_explicit(name)
     t.require(f"{name} (fence.proxy.async)", *HOPPER_AND_BLACKWELL)
     kind = getattr(unwrap(counter), "type", unwrap(counter))
@@ -43,7 +44,7 @@ def _counter(t: Trace, name: str, counter: Any) -> None:
 def count_up(t: Trace, counter: Any) -> Any:
     """Add one to a counter, a pointer to int32 in global memory, behind all that this role's threads have written, and what its stores by TMA have that were
     waited for (`store_wait`). Source: PTX ISA, red.release, fence.proxy.async."""
-    _counter(t, "count_up", counter)
+    check_counter(t, "count_up", counter)
     t.call(ptx_tma.fence_proxy_async, "global")
     t.call(sync)
     t.call(_add_one, counter, role_thread(t))
@@ -53,7 +54,7 @@ def count_up(t: Trace, counter: Any) -> Any:
 def wait_count(t: Trace, counter: Any, number: Any) -> Any:
     """Wait until a counter, a pointer to int32 in global memory, is `number`: what was written before it was counted up to that is then visible, also to
     copies. In debug mode a wait of more than two seconds ends the launch with an error. Source: PTX ISA, ld.acquire, fence.proxy.async."""
-    _counter(t, "wait_count", counter)
+    check_counter(t, "wait_count", counter)
     if t.builder.options.debug:
         t.call(_wait_or_trap, counter, number, WAIT_LIMIT_NS)
     else:

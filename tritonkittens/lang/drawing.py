@@ -1,12 +1,14 @@
 """Tasks that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's
-other roles, a task ahead of them. With a role aside, in which blocks may wait for others, they draw their first task, too: whoever has a task then
-runs, and so does, or has done, whoever has a smaller number. Else a block begins with the task of its own number, without a wait.
+other roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
+With a role aside, in which blocks may wait for others, they draw their first task, too: whoever has a task then runs, and so does, or has done, whoever has a
+smaller number. Else a block begins with the task of its own number, without a wait.
 
 The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
 dynamic persistent tile scheduler.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import triton
@@ -16,27 +18,69 @@ from tritonkittens.inline_ptx import barrier as ptx_barrier
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS
+from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import allocate_pieces
 from tritonkittens.lang.sync import arrive, new_semaphores, wait
 from tritonkittens.lang.types import sv
+from tritonkittens.lang.values import struct
 
-SLOTS = tl.constexpr(2)  # numbers that the producer is ahead at most
+SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
 COUNTERS = 2
-NUMBERS = 16  # room for, the shortest vector
-BYTES = 4 * NUMBERS
+NUMBERS = 32  # of a task, at most
+BYTES = 4 * NUMBERS * SLOTS.value
 
 
 def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
-    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS), None, "numbers of tasks")
+    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * SLOTS.value), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
     hearers = T.consumers * WARPS + T.warps_aside + T.follows
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
+def _numbers(task: struct) -> Iterator[tl.tensor]:
+    """What a task is at run time."""
+    for field in task.fields.values():
+        if isinstance(field, struct):
+            yield from _numbers(field)
+        elif isinstance(field, tl.tensor):
+            yield field
+
+
+def _like(task: struct, numbers: Iterator[tl.tensor]) -> struct:
+    """The same task made of other numbers, in the order of `_numbers`."""
+    fields = {}
+    for name, field in task.fields.items():
+        fields[name] = _like(field, numbers) if isinstance(field, struct) else next(numbers) if isinstance(field, tl.tensor) else field
+    return struct(**fields)
+
+
+@op
+def numbered(t: Trace, number: Any) -> Any:
+    """The number of a task, of which those who hear of it work out the task."""
+    return struct(number=t.scalar(number))
+
+
 @op
 def _place(t: Trace, memory: Any, slot: Any) -> Any:
-    return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(slot, "__mul__", 4))
+    return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(slot, "__mul__", 4 * NUMBERS))
+
+
+@op
+def _write(t: Trace, place: Any, task: Any) -> None:
+    numbers = list(_numbers(task))
+    if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
+        raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: tasks that blocks draw have at most "
+                        f"{NUMBERS}, truth values or int32")
+    for i, number in enumerate(numbers):
+        t.call(ptx_shared.store, t.method(place, "__add__", 4 * i), t.method(number, "to", tl.int32), tl.int32)
+
+
+@op
+def _read(t: Trace, place: Any, task: Any) -> Any:
+    numbers = list(_numbers(task))
+    told = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
+    return _like(task, iter([t.method(new, "to", old.dtype) for new, old in zip(told, numbers, strict=True)]))
 
 
 @triton.jit
@@ -48,23 +92,23 @@ def draw(ctx):
 
 
 @triton.jit
-def tell(memory, number, nth):
-    """Tell the others the `nth` number that this block drew."""
+def tell(memory, task, nth):
+    """Tell the others the `nth` task that this block drew."""
     slot = nth % SLOTS
     wait(memory.heard[slot], ((nth // SLOTS) & 1) ^ 1)
-    ptx_shared.store(_place(memory, slot), number, tl.int32)
+    _write(_place(memory, slot), task)
     arrive(memory.told[slot], per="warp")
 
 
 @triton.jit
-def hear(memory, nth):
-    """What the producer told."""
+def hear(memory, task, nth):
+    """What the producer told: a task of the same fields as `task`, whose numbers nobody needs."""
     slot = nth % SLOTS
     wait(memory.told[slot], (nth // SLOTS) & 1)
-    number = ptx_shared.load(_place(memory, slot), tl.int32)
+    heard = _read(_place(memory, slot), task)
     ptx_barrier.syncwarp()  # one lane arrives for all, which must have read
     arrive(memory.heard[slot], per="warp")
-    return number
+    return heard
 
 
 @triton.jit

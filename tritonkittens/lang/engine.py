@@ -16,7 +16,7 @@ from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS, await_previous, call_next, open_turns
-from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, tell
+from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, numbered, tell
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
@@ -56,7 +56,7 @@ from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
 from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
 from tritonkittens.lang.tiles import scheduling_barrier
 from tritonkittens.lang.types import split, unwrap
-from tritonkittens.lang.work import first_unit, next_unit, nothing_of, work_of
+from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
 EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
@@ -161,15 +161,23 @@ def _first_work(ctx, A):
 def _drawn_work(ctx, A, memory, nth):
     """The same of the `nth` unit that this block draws: the producer tells the others."""
     unit = draw(ctx)
-    tell(memory, unit, nth)
-    return unit, work_of(ctx, A, unit)
+    if ctx.config.tells_tasks:
+        work = work_of(ctx, A, unit)
+        tell(memory, work, nth)
+    else:
+        tell(memory, numbered(unit), nth)
+        work = work_of(ctx, A, unit)
+    return unit, work
 
 
 @triton.jit
 def _heard_work(ctx, A, memory, nth):
     """The same, as the others hear of it."""
-    unit = hear(memory, nth)
-    return unit, work_of(ctx, A, unit)
+    if ctx.config.tells_tasks:
+        work = hear(memory, some_work(ctx, A), nth)
+    else:
+        work = work_of(ctx, A, hear(memory, numbered(0), nth).number)
+    return work.task, work
 
 
 @triton.jit

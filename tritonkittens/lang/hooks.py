@@ -17,7 +17,7 @@ from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait, store_wait
 from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.partials import settled, sum_up
-from tritonkittens.lang.sync import arrive, cluster_rank, expect, wait
+from tritonkittens.lang.sync import arrive, cluster_rank, expect, sync, wait
 from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
 from tritonkittens.lang.types import split, st, unwrap
 from tritonkittens.lang.values import struct
@@ -44,8 +44,9 @@ def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
 
 @op
 def extended(t: Trace, ctx: Any, more: Any) -> Any:
-    """The context plus the fields of another record."""
-    return struct(**{**ctx.fields, **more.fields})
+    """The context plus the fields of the work of a unit."""
+    scalars = {n: t.scalar(v) if isinstance(unwrap(v), int) and n != "edges" else v for n, v in more.fields.items()}
+    return struct(**{**ctx.fields, **scalars})
 
 
 @op
@@ -208,9 +209,12 @@ def give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
 
 @op
 def _leave_staging(t: Trace, T: Any) -> Any:
-    """All consumers' stores, results' and those from working tiles, have read shared memory, and their products are done."""
+    """The stores, results' and those from working tiles, have read shared memory, and products are done: of all consumers whose tiles lie over one another."""
     t.call(store_read_wait, 0)
-    t.call(meet_at_end, T)
+    if unwrap(T).placement(t.arch).over_own:
+        t.call(sync)
+    else:
+        t.call(meet_at_end, T)
 
 
 # ---------------------------------------------------------------- computation

@@ -140,13 +140,18 @@ class Placement:
     """Slots of the ring and where the finish tiles lie.
 
     `over_ring` and `over_working` are None where they have memory of their own, else one has for each finish tile and consumer (tile, slot, part, parts) in the
-    ring, or in the working tiles (slots are consumers) and the exchange tiles. The stages before `safe_stages` lie under none of them.
+    ring, or in the working tiles (slots are consumers), of the same consumer where there is room. The stages before `safe_stages` lie under none of them.
     """
 
     stages: int
     safe_stages: int
     over_ring: Places | None
     over_working: Places | None = None
+
+    @property
+    def over_own(self) -> bool:
+        """Do the finish tiles of each consumer lie over what nobody else works in?"""
+        return self.over_working is not None and all(slot == consumer for places in self.over_working for consumer, (_, slot, _, _) in enumerate(places))
 
 
 def place(
@@ -194,17 +199,19 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] 
     """(safe stages, places) of the finish tiles over the last slots of the ring, None where a tile fits nowhere."""
     tiles = tuple((name, tile) for name, tile in plan.ring if isinstance(tile, st))
     largest_first = sorted(tiles, key=lambda item: -item[1].nbytes)
-    places = _over(plan, consumers, tiles, [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first])
+    slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first]
+    places = _over(plan, tiles, [slots] * consumers)
     return None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
 
 
 def _over_working(plan: layout, consumers: int) -> Places | None:
     """The places of the finish tiles over the working tiles, None where a tile fits nowhere."""
-    return _over(plan, consumers, plan.working, [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)])
+    slots = [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)]
+    return _over(plan, plan.working, [sorted(slots, key=lambda slot: slot[0] != c) for c in range(consumers)])
 
 
-def _over(plan: layout, consumers: int, homes: tuple[tuple[str, Any], ...], slots: list[tuple[int, str, int]]) -> Places | None:
-    """For each finish tile and consumer the first of `slots` (number, tile, bytes), which are of the tiles `homes`, with room left."""
+def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tuple[int, str, int]]]) -> Places | None:
+    """For each finish tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles `homes`, with room left."""
     if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *homes)):
         return None
     used: dict[tuple[str, int], int] = {}
@@ -212,8 +219,8 @@ def _over(plan: layout, consumers: int, homes: tuple[tuple[str, Any], ...], slot
     places = []
     for _, tile in plan.finish:
         mine = []
-        for _ in range(consumers):
-            for slot, name, capacity in slots:
+        for slots_of_consumer in slots:
+            for slot, name, capacity in slots_of_consumer:
                 key = (name, slot)
                 if size.setdefault(key, tile.nbytes) == tile.nbytes and (used.get(key, 0) + 1) * tile.nbytes <= capacity:
                     mine.append((name, slot, used.get(key, 0), capacity // tile.nbytes))

@@ -352,6 +352,21 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
         t.call(ptx_memory.prefetch, t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1]))
 
 
+@op
+def discard_bytes(t: Trace, pointer: Any, nbytes: Any) -> Any:
+    """`nbytes` bytes from `pointer` on, both multiples of 128, are not needed any more: what they hold is lost, and L2 need not write them back to memory. By
+    all threads of the role. sm_80 or newer. Source: PTX ISA, discard.L2."""
+    t.require_explicit("discard_bytes")
+    t.require("discard_bytes", 80, 999, "sm_80 or newer")
+    nbytes = unwrap(nbytes)
+    if not isinstance(nbytes, int) or nbytes % LINE or nbytes < LINE:
+        raise TileError(f"discard_bytes(nbytes={nbytes!r}): must be a multiple of {LINE}, the bytes of an L2 line")
+    apart = LINE // itemsize(pointer.dtype.element_ty)
+    for first, lines in _starts(nbytes // LINE):
+        numbers = t.method(t.semantic.arange(0, lines, vector_layout(t)), "__add__", first)
+        t.call(ptx_memory.discard, t.method(pointer, "__add__", t.method(numbers, "__mul__", apart)))
+
+
 def _starts(extent: int) -> list[tuple[int, int]]:
     """(start, length) of the power-of-two pieces of an extent."""
     return [(sum(split(extent)[:i]), n) for i, n in enumerate(split(extent))]
@@ -556,7 +571,7 @@ def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
         ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
 
 
-def _bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
+def bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
     """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
     t.require(f"{name} (cp.async.bulk)", *HOPPER_AND_BLACKWELL)
@@ -595,7 +610,7 @@ def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any
     """
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_bytes_async(arrived={unwrap(arrived)!r}): needs a semaphore")
-    for piece, source, count in _bulk_pieces(t, dst, pointer, nbytes, "load_bytes_async"):
+    for piece, source, count in bulk_pieces(t, dst, pointer, nbytes, "load_bytes_async"):
         t.call(_load_bulk, piece, source, t.scalar(count), arrived.barrier(t), role_thread(t))
         bill().copied += count if isinstance(count, int) else 0
 
@@ -607,9 +622,16 @@ def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> A
 
     Written to by registers before? `fence_async` and `sync` first. Source: PTX ISA, cp.async.bulk.
     """
-    for piece, target, count in _bulk_pieces(t, src, pointer, nbytes, "store_bytes_async"):
+    for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_bytes_async"):
         t.call(_store_bulk, target, piece, t.scalar(count), role_thread(t))
     t.call(ptx_tma.commit_group)
+
+
+def bulk_sum_type(src: Any, name: str) -> tl.constexpr:
+    """What PTX calls the numbers of a shared vector that a bulk copy adds."""
+    if isinstance(src, shared) and src.dtype not in BULK_SUMS:
+        raise TileError(f"{name} of {src.spec!r}: bulk copies add {', '.join(str(d) for d in BULK_SUMS)} only")
+    return tl.constexpr(BULK_SUMS.get(src.dtype) if isinstance(src, shared) else None)
 
 
 @op
@@ -619,10 +641,9 @@ def store_add_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) 
 
     Source: PTX ISA, cp.reduce.async.bulk.
     """
-    if isinstance(src, shared) and src.dtype not in BULK_SUMS:
-        raise TileError(f"store_add_bytes_async of {src.spec!r}: bulk copies add {', '.join(str(d) for d in BULK_SUMS)} only")
-    for piece, target, count in _bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):
-        t.call(_add_bulk, target, piece, t.scalar(count), tl.constexpr(BULK_SUMS[src.dtype]), role_thread(t))
+    kind = bulk_sum_type(src, "store_add_bytes_async")
+    for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):
+        t.call(_add_bulk, target, piece, t.scalar(count), kind, role_thread(t))
     t.call(ptx_tma.commit_group)
 
 

@@ -114,6 +114,7 @@ class lcf:
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
+    - `tells_tasks` (`Dynamic`): is a drawn task worked out by the producer alone, or by each role? What is told stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: by table).
     """
@@ -129,6 +130,7 @@ class lcf:
     ordered: bool = False
     staggered: bool = False
     schedule: Schedule = Persistent()
+    tells_tasks: bool = False
     order: Order = RowMajor()
     consumer_registers: int | None = None
     producer_registers: int | None = None

@@ -20,15 +20,15 @@ RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", 
 
 @op
 def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
-    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them. A false `when` ends the loop
-    over tasks. `edges`: how many iterations, from the first on, differ from the others (in attention: mask), where that is known, a number of the task or the
-    constant 0 or 1; see `ctx.edge` of `lcf`."""
+    """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them, which better are constants
+    where they are the same in every task. A false `when` ends the loop over tasks. `edges`: how many iterations, from the first on, differ from the others (in
+    attention: mask), where that is known, a number of the task or the constant 0 or 1; see `ctx.edge` of `lcf`."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
-    scalars = {n: v if isinstance(v, struct) else t.scalar(v) for n, v in coordinates.items()}
+    scalars = {n: v if isinstance(v, struct) or isinstance(unwrap(v), int) else t.scalar(v) for n, v in coordinates.items()}
     if isinstance(unwrap(edges), int):
         if unwrap(edges) not in (0, 1):
             raise TileError(f"task(edges={unwrap(edges)}): as a constant it is 0 or 1, else a number of the task")
@@ -186,3 +186,9 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
     if isinstance(schedule, ClusterSplitK):
         begin, count = t.call(_iterations_of, ctx.part, t.scalar(schedule.parts), info.iterations)
     return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
+
+
+@op
+def some_work(t: Trace, ctx: Any, A: Any) -> Any:
+    """A work that has the fields of any unit's, for those who need nothing else of it: what computes its numbers is then dead code."""
+    return t.call(work_of, ctx, A, t.scalar(0))

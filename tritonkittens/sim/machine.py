@@ -143,6 +143,7 @@ class Machine:
         self.cluster_barrier = ClusterBarrier(self)
         self.time = 0.0
         self.steps = 0
+        self.unanswered = 0  # steps of roles since an operation completed
 
     def release_memory(self) -> None:
         """The cluster has ended: what it held is given back, what it was stays for those who ask."""

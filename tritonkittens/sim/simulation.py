@@ -22,6 +22,7 @@ from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
 STEP_LIMIT = 20_000_000  # operations of one launch
+PATIENCE = 2_000  # steps of roles behind which an operation under way completes, whatever the schedule says: a role that polls memory can always go on
 SLICE = 4_000  # operations of one cluster before another may start: clusters that wait for each other through global memory
 MAX_FINDINGS = 25
 FIRST_THREAD = {"tt.store"}  # of a scalar: the compiler lets one thread do it
@@ -222,7 +223,8 @@ class Simulation:
             operations = [o for o in machine.flying if o.can_complete()]
             if not roles and not operations:
                 self.deadlock(machine)
-            agent = schedule.choose(machine, roles, operations)
+            agent = operations[0] if operations and machine.unanswered > PATIENCE else schedule.choose(machine, roles, operations)
+            machine.unanswered = 0 if isinstance(agent, Async) else machine.unanswered + 1
             if isinstance(agent, Async):
                 machine.complete(agent)
             else:
