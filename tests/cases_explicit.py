@@ -588,22 +588,13 @@ def claimed_sums(Y, WORDS, SUMS: tl.constexpr, LENGTH: tl.constexpr):
     """Every block adds its number, from 1 on, to SUMS rows that nobody has made zeros of, each beginning with another."""
     staged = tk.allocate(tk.sv(tk.fp32, LENGTH))
     block = tk.block_index()
-    unpublished = block * 0 - 1
     for i in range(SUMS):
         row = (block + i) % SUMS
-        tk.publish(WORDS.pointer, unpublished)
-        before = tk.claim(WORDS.pointer, row)
         tk.store_read_wait(0)
         tk.sync()
         tk.store(staged, tk.full(tk.rv(tk.fp32, LENGTH), block + 1))
         tk.fence_async()
         tk.sync()
-        unpublished = tk.store_or_add_bytes_async(Y.pointer + row * LENGTH, staged, WORDS.pointer, row, before)
-    tk.publish(WORDS.pointer, unpublished)
+        word = WORDS.pointer + row
+        tk.publish(word, tk.store_or_add_bytes_async(Y.pointer + row * LENGTH, staged, word))
     tk.store_wait(0)
-
-
-@tk.kernel
-@triton.jit
-def discarded(Y, NBYTES: tl.constexpr):
-    tk.discard_bytes(Y.pointer, NBYTES)

@@ -289,11 +289,86 @@ class HandingStream(SharingStream):
         return part
 
 
+class SendingStream(PipelinedStream):
+    """The same, and senders add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
+
+    def layout(self):
+        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
+        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = _add_tile(ctx, state.acc, previous, state.weights)
+        before = tk.load(previous.X, like=acc).to(tl.float32)
+        tk.await_sender(ctx)
+        _give(ctx, before)
+        tk.call_sender(ctx)
+        return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        tk.await_sender(ctx)
+        _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
+        tk.call_sender(ctx)
+        return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
+
+    @triton.jit
+    def send(ctx, working):
+        tk.await_call(ctx)
+        tk.store_add_async(ctx.globals.Z, working.W, (ctx.consumer, 0))
+        return ctx.globals.counts.pointer + ctx.consumer
+
+    @triton.jit
+    def sent(ctx, value):
+        tk.store_wait(0)
+        tk.count_up(value)
+
+
+@triton.jit
+def _give(ctx, x):
+    tk.store(ctx.working.W, x)
+    tk.fence_async()
+
+
 class CountedStream(Stream):
     """A `Stream` that knows from the shapes how many tasks there are, as split schedules and a block for every task need it."""
 
     def tasks(self, X, *_):
         return X[0]
+
+
+class PlainSendingStream(CountedStream):
+    """A `SendingStream` without `drain`, which sends a tile in its own iteration."""
+
+    def layout(self):
+        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
+        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        tk.await_sender(ctx)
+        _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
+        tk.call_sender(ctx)
+        return state.replace(acc=_add_tile(ctx, state.acc, input, _weights(ctx, state.acc)))
+
+    send = SendingStream.send
+    sent = SendingStream.sent
+
+
+def add_sent(template, x, e, s, lengths, blocks):
+    """(Y, Z, counts) of a `SendingStream`."""
+    y = torch.full((len(lengths) * template.team * template.rows, template.cols), float("nan"), device=x.device)
+    z = torch.zeros(template.team * template.rows, template.cols, device=x.device)
+    counts = torch.zeros(template.team, dtype=torch.int32, device=x.device)
+    template(x, e, s, y, lengths, z, counts, tasks=len(lengths), blocks=blocks, debug=True)
+    return y, z, counts
+
+
+def all_sent(template, x, lengths):
+    """What Z of a `SendingStream` must be: the sum of the X of all iterations, for each consumer."""
+    steps = x.view(len(lengths), -1, template.rows, template.cols).double()
+    there = torch.arange(steps.shape[1], device=x.device) < lengths[:, None]
+    return (steps * there[:, :, None, None]).sum((0, 1)).float().repeat(template.team, 1)
 
 
 class AsideStream(CountedStream):

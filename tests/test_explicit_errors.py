@@ -210,14 +210,12 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.count_up(Y.pointer)
     elif WHAT == "counter to wait for":
         tk.wait_count(3, 1)
-    elif WHAT == "claim":
-        tk.claim(Y.pointer, 0)
     elif WHAT == "what to publish":
-        tk.publish(3, -1)
-    elif WHAT == "claimed sums":
-        tk.store_or_add_bytes_async(X, tk.allocate(tk.sv(tk.int32, 64)), X, 0, 0)
-    elif WHAT == "bytes to discard":
-        tk.discard_bytes(Y.pointer, 96)
+        tk.publish(Y.pointer, True)
+    elif WHAT == "word of sums":
+        tk.store_or_add_bytes_async(Y.pointer, tk.allocate(tk.sv(tk.fp32, 64)), 3)
+    elif WHAT == "first sums":
+        tk.store_or_add_bytes_async(X.pointer, tk.allocate(tk.sv(tk.int32, 64)), X.pointer)
     elif WHAT == "rows of a gather":
         tk.gather_rows(X, tk.rt(tk.bf16, 64, 64), tk.zero(tk.rv(tk.int32, 32)))
     elif WHAT == "types of a gather":
@@ -285,10 +283,9 @@ TILES = {
     "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
     "counter": "count_up of pointer<fp32>: a counter is a pointer to int32 in global memory",
     "counter to wait for": "wait_count of 3: a counter is a pointer to int32 in global memory",
-    "claim": "claim of pointer<fp32>: a counter is a pointer to int32 in global memory",
-    "what to publish": "publish of 3: a counter is a pointer to int32 in global memory",
-    "claimed sums": "store_or_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
-    "bytes to discard": "discard_bytes(nbytes=96): must be a multiple of 128, the bytes of an L2 line",
+    "what to publish": "publish of pointer<fp32>: a counter is a pointer to int32 in global memory",
+    "word of sums": "store_or_add_bytes_async of 3: a counter is a pointer to int32 in global memory",
+    "first sums": "store_or_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
     "band of too many columns": "load_band of sv(fp32, 1024): takes a shared vector in fp32 of 16 rows of 8, 16 or 32 columns",
     "band of four warps": "load_band in a role of 4 warps: one warp has a band",
     "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",

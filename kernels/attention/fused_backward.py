@@ -124,12 +124,11 @@ class AttentionBackward(AttentionBackwardKeys):
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
-        head = ctx.result * ctx.group + tl.where(ctx.edge_blocks > 0, 0, ctx.group - 1)
         # No two of a thread's registers alike, as far as ptxas can tell: it would copy them in front of every product, where others are under way, which then
         # all wait for each other
         ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
-        return tk.struct(dk=dk, dv=dv, head=head, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16), unpublished=ctx.row * 0 - 1)
+        return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
     def _scores(ctx, state, input):
@@ -164,17 +163,8 @@ class AttentionBackward(AttentionBackwardKeys):
         return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
-    def _sums_of(ctx, state):
-        """Which sums, of all blocks of queries of all heads, those of the state's block are."""
-        batch, head, block = ctx.config._numbers(ctx, state.head, state.block)
-        return (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
-
-    @triton.jit
     def _before(ctx, state, tiles):
-        """(this consumer's half of dQ, dK, what was known of the half's sums) with the block before, whose tiles these are, under way: dS of all keys times the
-        keys, of its own times queries."""
-        tk.publish(ctx.globals.words.pointer, state.unpublished)
-        tk.store_read_wait(0)
+        """(this consumer's half of dQ, dK) with the block before, whose tiles these are, under way: dS of all keys times the keys, of its own times queries."""
         tk.take_over(ctx)
         ROWS: tl.constexpr = ctx.config.rows
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
@@ -184,26 +174,33 @@ class AttentionBackward(AttentionBackwardKeys):
         ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
         dq = tk.mma_AtB(ds, k, dq, wait=False)
         dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
-        return dq, dk, tk.claim(ctx.globals.words.pointer, ctx.config._sums_of(ctx, state) * ctx.config.consumers + ctx.consumer)
+        return dq, dk
 
     @triton.jit
     def _staged(ctx, dq, dk):
-        """(dQ on its way to shared memory, dK)."""
-        half = tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
+        """dK, with dQ on its way to shared memory."""
+        tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
         tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
-        return half, tk.mma_wait(dk)
+        return tk.mma_wait(dk)
 
     @triton.jit
-    def _send(ctx, state, half, claim):
-        """Add this consumer's half, which was fenced, to dQ of the state's block in global memory, or store it there, the first. Returns what is to be
-        published."""
-        sums = ctx.config._sums_of(ctx, state)
+    def send(ctx, working):
+        """Add a consumer's half to dQ of a block in global memory, or store it there, the first. Returns what is to be published."""
+        batch, head, block = ctx.config._numbers(ctx, *place_of(ctx))
+        sums = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
         NUMBERS: tl.constexpr = ctx.config.block_numbers
         BEGIN: tl.constexpr = ctx.consumer * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
-        tk.sync()
-        return tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, ctx.globals.words.pointer,
-                                           sums * ctx.config.consumers + ctx.consumer, claim, BYTES)
+        word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
+        stored = tk.are_stored(word)
+        tk.await_call(ctx)
+        half = tk.as_fragments(working.dQ)
+        first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
+        return tk.struct(word=word, first=first)
+
+    @triton.jit
+    def sent(ctx, value):
+        tk.publish(value.word, value.first)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
@@ -222,17 +219,12 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def _next(ctx, state):
-        """What `place_of` would say of the iteration behind the state's: counted, for a division takes as long as a product."""
+        """The block that `place_of` would name of the iteration behind the state's: counted, for a division takes as long as a product."""
         if ctx.edge and ctx.config.edge_loop:
-            first, behind, step = ctx.begin_block, ctx.begin_block + ctx.edge_blocks, 1
+            first, behind = ctx.begin_block, ctx.begin_block + ctx.edge_blocks
         else:
-            first, behind, step = ctx.begin_block + ctx.edge_blocks, ctx.begin_block + ctx.per_head, -1
-        if ctx.config.turns:
-            following = tl.where(state.block + 1 == behind, first, state.block + 1)
-            return tl.where(following == first + ctx.turned, state.head + step, state.head), following
-        else:
-            last = state.block + 1 == behind
-            return tl.where(last, state.head + step, state.head), tl.where(last, first, state.block + 1)
+            first, behind = ctx.begin_block + ctx.edge_blocks, ctx.begin_block + ctx.per_head
+        return tl.where(state.block + 1 == behind, first, state.block + 1)
 
     @triton.jit
     def _alone(ctx, state, input, query):
@@ -280,21 +272,22 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        head, block = ctx.config._next(ctx, state)
+        block = ctx.config._next(ctx, state)
         s = ctx.config._scores(ctx, state, input)
         if ctx.config.products_first:
-            dq, dk, claim = ctx.config._before(ctx, state, previous)
+            dq, dk = ctx.config._before(ctx, state, previous)
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.cols)
         else:
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.cols)
-            dq, dk, claim = ctx.config._before(ctx, state, previous)
-        half, dk = ctx.config._staged(ctx, dq, dk)
+            dq, dk = ctx.config._before(ctx, state, previous)
+        tk.await_sender(ctx)
+        dk = ctx.config._staged(ctx, dq, dk)
         tk.hand_back(ctx)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         tk.take_back(ctx)
         ctx.config._show(ctx, ds)
-        unpublished = ctx.config._send(ctx, state, half, claim)
-        return state.replace(dk=dk, dv=tk.mma_wait(dv), head=head, block=block, unpublished=unpublished)
+        tk.call_sender(ctx)
+        return state.replace(dk=dk, dv=tk.mma_wait(dv), block=block)
 
     @triton.jit
     def _values_panel(ctx, number):
@@ -309,7 +302,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def drain(ctx, state, input):
         PANELS: tl.constexpr = ctx.config.panels
-        dq, dk, claim = ctx.config._before(ctx, state, input)
+        dq, dk = ctx.config._before(ctx, state, input)
         if ctx.config.parts == 1:  # dV leaves under the last products
             dv = tk.split_cols(state.dv, 64)
             for number in tl.static_range(PANELS):
@@ -318,15 +311,13 @@ class AttentionBackward(AttentionBackwardKeys):
             tk.sync()
             for number in tl.static_range(PANELS):
                 tk.store_async(ctx.globals.dV, ctx.config._values_panel(ctx, number), ctx.config._place(ctx, number))
-        half, dk = ctx.config._staged(ctx, dq, dk)
+        tk.await_sender(ctx)
+        dk = ctx.config._staged(ctx, dq, dk)
         tk.hand_back(ctx)
         tk.fence_async()
-        unpublished = ctx.config._send(ctx, state, half, claim)
-        if ctx.config.parts == 1:
-            tk.store_read_wait(1)  # the next task's values come where dV was
-        else:  # the consumers meet before they finish, and one may wait there for what another block's, which meet, too, have not published
-            tk.publish(ctx.globals.words.pointer, unpublished)
-        return state.replace(dk=dk, unpublished=unpublished)
+        tk.call_sender(ctx)
+        tk.store_read_wait(0)  # the next task's values come where dV was
+        return state.replace(dk=dk)
 
     @triton.jit
     def _first_sums(ctx, sums):
@@ -377,8 +368,6 @@ class AttentionBackward(AttentionBackwardKeys):
             ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 0)
             ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 1)
         if ctx.iterations > 0:
-            if ctx.config.parts == 1:
-                tk.publish(ctx.globals.words.pointer, state.unpublished)
             tk.take_back(ctx)  # the next task writes dS anew
 
 

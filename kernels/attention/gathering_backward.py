@@ -35,7 +35,6 @@ class GatheringBackward(AttentionBackward):
     """
 
     following_stages: int = 2
-    discards: bool = False
 
     @property
     def tiles_of_queries(self) -> int:
@@ -111,5 +110,3 @@ class GatheringBackward(AttentionBackward):
                         if number + STAGES < NUMBER:
                             ctx.config._fetch(ctx, sums, slot)
                             sums += ROWS * COLS
-                if ctx.config.discards:
-                    tk.discard_bytes(ctx.globals.sums.pointer + number_of_sums.to(tl.int64) * ctx.config.block_numbers, 4 * ctx.config.block_numbers)

@@ -13,12 +13,16 @@ from tests.streaming import (
     CountedStream,
     FollowedStream,
     PipelinedStream,
+    PlainSendingStream,
     Prefix,
+    SendingStream,
     SparseStream,
     Stream,
     TrailingStream,
     add_aside,
     add_followed,
+    add_sent,
+    all_sent,
     integers,
     operands,
     prefixes,
@@ -273,6 +277,22 @@ def test_what_follows_sees_all_that_was_stored(knobs, rng):
             y, z = add_followed(template, *operand, blocks)
             assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
             assert torch.equal(z[:followed].cpu().double(), 2 * expected[:followed]) and z[followed:].isnan().all(), f"{tasks} tasks, {blocks} blocks"
+
+
+@pytest.mark.simulated(multiprocessors=3)
+@pytest.mark.parametrize("cls, knobs", [
+    (SendingStream, dict()), (SendingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), (SendingStream, dict(consumers=3, stages=3)),
+    (PlainSendingStream, dict(schedule=tk.Dynamic())), (PlainSendingStream, dict(consumers=1, stages=1, residual=False)),
+], ids=str)  # fmt: skip
+def test_working_tiles_leave_by_senders(cls, knobs, rng):
+    template = cls(**knobs)
+    for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
+        x, e, s, lengths = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
+        expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols)
+        for blocks in (None, 1, 2):
+            y, z, counts = add_sent(template, x, e, s, lengths, blocks)
+            assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
+            assert torch.equal(z, all_sent(template, x, lengths)) and (counts == lengths.sum()).all(), f"{tasks} tasks, {blocks} blocks"
 
 
 @pytest.mark.parametrize("knobs", [

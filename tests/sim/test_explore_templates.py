@@ -13,12 +13,16 @@ from tests.streaming import (
     HandingStream,
     PipelinedEdgedStream,
     PipelinedStream,
+    PlainSendingStream,
     Prefix,
+    SendingStream,
     SharingStream,
     TrailingStream,
     WatchedStream,
     add_aside,
     add_followed,
+    add_sent,
+    all_sent,
     integers,
     operands,
     prefixes,
@@ -117,6 +121,20 @@ def test_what_follows_sees_all_that_was_stored(knobs, rng):
     expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols).float()
     followed = (8 - template.lag) * template.team * template.rows
     assert all(torch.equal(y, expected) and torch.equal(z[:followed], 2 * expected[:followed]) for y, z in found)
+
+
+@pytest.mark.parametrize("cls, knobs", [
+    (SendingStream, dict(stages=2)), (SendingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())), (PlainSendingStream, dict(stages=2, consumers=1)),
+    (PlainSendingStream, dict(stages=1, schedule=tk.Dynamic())),
+], ids=str)  # fmt: skip
+def test_working_tiles_leave_by_senders(cls, knobs, rng):
+    template = cls(**knobs)
+    x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
+    found = []
+    sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=20)
+    expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
+    sent = all_sent(template, x, lengths)
+    assert all(torch.equal(y, expected) and torch.equal(z, sent) and (counts == 11).all() for y, z, counts in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [

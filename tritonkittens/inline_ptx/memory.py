@@ -293,22 +293,6 @@ def _prefetch(pointer, level, _semantic=None):
     tl.inline_asm_elementwise(f"prefetch.global.{level} [$1]; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
 
 
-@triton.jit
-def discard(pointer):
-    """Lets L2 drop the 128 bytes at each address, a multiple of 128, instead of writing them back: what they hold is lost. sm_80+.
-
-    PTX ISA 9.7.9 `discard.global.L2`.
-    """
-    _discard(pointer)
-
-
-@builtin
-def _discard(pointer, _semantic=None):
-    require("discard.global.L2", 80, _semantic=_semantic)
-    address, _ = _address(pointer, _semantic, "discard")
-    tl.inline_asm_elementwise("discard.global.L2 [$1], 128; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
-
-
 RED_TYPES = {
     "f32": ("f", 80, 4),
     "f16x2": ("r", 80, 4),
@@ -331,18 +315,21 @@ def red_mnemonic(kind: str, vec: int, order: str) -> str:
 
 
 @constexpr_function
-def _atom_text(order, scope):
+def _atom_cas_text(order, scope):
     if order not in ("relaxed", "acquire", "release", "acq_rel"):
-        raise OperandError(f"atom_add(order={order!r}): it is 'relaxed', 'acquire', 'release' or 'acq_rel'")
+        raise OperandError(f"atom_cas(order={order!r}): it is 'relaxed', 'acquire', 'release' or 'acq_rel'")
     if scope not in ("cta", "gpu", "sys"):
-        raise OperandError(f"atom_add(scope={scope!r}): it is 'cta', 'gpu' or 'sys'")
-    return f"atom.{order}.{scope}.global.add.s32 $0, [$1], $2;"
+        raise OperandError(f"atom_cas(scope={scope!r}): it is 'cta', 'gpu' or 'sys'")
+    return f"atom.{order}.{scope}.global.cas.b32 $0, [$1], $2, $3;"
 
 
 @triton.jit
-def atom_add(pointer, value, order: tl.constexpr = "relaxed", scope: tl.constexpr = "gpu"):
-    """`atom.add` of one int32 in global memory by each thread that comes here -> what was there before. sm_70. PTX ISA "atom"."""
-    return asm(_atom_text(order, scope), "=r,l,r", [pointer, value], tl.int32)
+def atom_cas(pointer, expected, value, order: tl.constexpr = "relaxed", scope: tl.constexpr = "gpu"):
+    """Writes an int32 `value` to global memory where `expected` is there, by each thread that comes here -> what was there before. sm_70.
+
+    PTX ISA 9.7.14 `atom.cas`.
+    """
+    return asm(_atom_cas_text(order, scope), "=r,l,r,r", [pointer, expected, value], tl.int32)
 
 
 def _held_once(tensor, semantic):
@@ -490,12 +477,6 @@ def _with_vector(i: Instruction) -> Instruction:
     if i.fields["vector"]:
         i.fields = {**i.fields, "words": f"{i.fields['words'] or ''}.{i.fields['vector']}"}
     return i
-
-
-@meaning("discard.{space:global}?.L2", destinations=0)
-def _discard_meaning(t: Machine, i: Instruction, addresses, nbytes):
-    """What the bytes hold is lost: all ones, which are no number."""
-    t.store("global", addresses, np.full((*np.shape(addresses), 128), 0xFF, np.uint8), i.active)
 
 
 @meaning("prefetch.{space:global}?.{level:L1|L2|L2::evict_last|L2::evict_normal}", "prefetchu.L1", destinations=0)

@@ -1,12 +1,12 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
 from tritonkittens.lang.byte_operands import byte_operand, byte_operand_column
-from tritonkittens.lang.claims import claim, publish, store_or_add_bytes_async
+from tritonkittens.lang.claims import are_stored, publish, store_or_add_bytes_async
 from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
 from tritonkittens.lang.counting import count_up, wait_count
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
 from tritonkittens.lang.errors import ArchitectureError, TileError
-from tritonkittens.lang.fragments import fragment_place, load_band, store_fragments
+from tritonkittens.lang.fragments import as_fragments, fragment_place, load_band, store_fragments
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.hooks import release, wait_for
 from tritonkittens.lang.im2col import im2col, load_im2col_async
@@ -65,7 +65,6 @@ from tritonkittens.lang.masks import (
     upper_right_fill,
 )
 from tritonkittens.lang.memory import (
-    discard_bytes,
     fence_async,
     gather_rows,
     load,
@@ -119,6 +118,7 @@ from tritonkittens.lang.reductions import (
 )
 from tritonkittens.lang.rescaling import rescale_row, warp_exceeds
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
+from tritonkittens.lang.sending import await_call, await_sender, call_sender
 from tritonkittens.lang.schedule import (
     ClusterSplitK,
     ColumnMajor,

@@ -29,6 +29,9 @@ class Bill:
     stored: int = 0  # copies that stores by TMA consist of
     released: int = 0  # ring slots that hooks of a template give back
     awaited: int = 0  # and those that they wait for
+    senders_called: int = 0  # by hooks of a template
+    senders_awaited: int = 0
+    calls_awaited: int = 0  # by hook `send`
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
     reads_ring: bool | None = None  # are any in hooks that work on ring slots? None before the first of these hooks
     by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced

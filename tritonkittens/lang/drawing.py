@@ -25,6 +25,7 @@ from tritonkittens.lang.types import sv
 from tritonkittens.lang.values import struct
 
 SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
+TALLIES = tl.constexpr(3)  # of so many tasks consumers, or senders, may have said that they are stored before the follower hears of it for the first
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
@@ -34,7 +35,7 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * SLOTS.value), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    hearers = T.consumers * WARPS + T.warps_aside + T.follows
+    hearers = T.consumers * WARPS + T.senders + T.warps_aside + T.follows
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 

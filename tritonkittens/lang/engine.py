@@ -16,7 +16,7 @@ from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS, await_previous, call_next, open_turns
-from tritonkittens.lang.drawing import SLOTS, draw, draw_no_more, hear, numbered, tell
+from tritonkittens.lang.drawing import TALLIES, draw, draw_no_more, hear, numbered, tell
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
@@ -28,6 +28,7 @@ from tritonkittens.lang.hooks import (
     call_first,
     call_follow,
     call_prepare,
+    call_send,
     call_start,
     call_store,
     call_tally,
@@ -49,9 +50,10 @@ from tritonkittens.lang.hooks import (
     without,
 )
 from tritonkittens.lang.kernel import kernel
-from tritonkittens.lang.memory import fence_async, store_read_wait
+from tritonkittens.lang.memory import fence_async, store_read_wait, store_wait
 from tritonkittens.lang.ring import next_slot, phase_before, skip_slots
 from tritonkittens.lang.roles import specialize
+from tritonkittens.lang.sending import may_send
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
 from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
 from tritonkittens.lang.tiles import scheduling_barrier
@@ -74,6 +76,9 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     warps = [*(WARPS,) * config.consumers, config.producer_warps]
     if config._plan.output:
         roles.append((_storer, (G, A, memory, T)))
+        warps.append(1)
+    for c in range(config.senders):
+        roles.append((_sender, (tl.constexpr(c), G, A, memory, T)))
         warps.append(1)
     if config.has_aside:
         roles.append((_assistant, (G, A, memory, T)))
@@ -133,7 +138,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
-    first, prepares, tallies, staggers) as constants.
+    first, prepares, tallies, staggers, consumers say what is stored) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -143,7 +148,7 @@ def _facts(t: Trace, T: Any) -> Any:
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.prepares, T.tallies,
-             T.staggers(t.arch))
+             T.staggers(t.arch), T.tallies and not T.sends)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -353,7 +358,7 @@ def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl
         if i == held_at:
             await_previous(WORKER)
     wait(memory.arrived[slot], (phases >> slot) & 1)
-    here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
+    here = may_send(at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
     state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
     release_before(memory, previous, T)
     behind, phases = next_slot(slot, phases, _facts(T)[0])
@@ -378,7 +383,7 @@ def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.const
     """An iteration of a computation without `drain`: (state, next slot, phases, next output slot, their phases)."""
     OUTPUTS: tl.constexpr = _facts(T)[6]
     wait(memory.arrived[slot], (phases >> slot) & 1)
-    here = at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE)
+    here = may_send(at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
     if OUTPUTS > 0:
         wait(memory.stored[out], (out_phases >> out) & 1)
         state = call_compute(here, state, slot_tiles(memory, slot), output_tiles(memory, out))
@@ -402,7 +407,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
-    TALLIES: tl.constexpr = _facts(T)[14]
+    SAYS_STORED: tl.constexpr = _facts(T)[16]
     STAGGERS: tl.constexpr = _facts(T)[15]
     slot = 0
     phases = 0
@@ -421,7 +426,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         mine = of_consumer(extended(ctx, work), memory, WORKER)
         if OVER_RING:
             slot = 0
-        if TALLIES:  # the only input of a task, and what comes behind it, may wait for other blocks, and they for this
+        if SAYS_STORED:  # the only input of a task, and what comes behind it, may wait for other blocks, and they for this
             if work.count == 1:
                 say_stored(memory, turn)
         if HAS_SCRATCH:
@@ -441,7 +446,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
                 give_staging(memory, WORKER, T)
-                if TALLIES:
+                if SAYS_STORED:
                     if work.count > 1:
                         say_stored(memory, turn)
                 previous = slot
@@ -458,16 +463,17 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                         call_next(WORKER, T)
                     scheduling_barrier(held_at)  # and not behind the divisions that come next
                 behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
-                state = call_drain(addressed_anew(without(mine, "scratch"), memory), state, tiles_before(memory, previous, phases))
+                there = may_send(addressed_anew(without(mine, "scratch"), memory), memory, phases)
+                state = call_drain(there, state, tiles_before(memory, previous, phases))
                 release_before(memory, previous, T)
             else:
                 give_staging(memory, WORKER, T)
-                if TALLIES:
+                if SAYS_STORED:
                     say_stored(memory, turn)
                 behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
         else:
             give_staging(memory, WORKER, T)
-            if TALLIES:
+            if SAYS_STORED:
                 if work.count != 1:
                     say_stored(memory, turn)
             inner = _behind_edges(work, 0)
@@ -479,14 +485,14 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
         if HAS_COMMON:
             arrive(memory.common_finished[0], per="warp")
-        finish_task(without(mine, "scratch", "common"), state, memory, turn, behind.valid)
+        finish_task(without(mine, "scratch", "common"), state, memory, turn, phases, behind.valid)
         unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
-    if TALLIES:
+    if SAYS_STORED:
         say_stored(memory, turn)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
@@ -522,6 +528,29 @@ def _storer(G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
+def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
+    """Sends the working tiles that a consumer gives it once an iteration."""
+    DRAWS: tl.constexpr = _facts(T)[11]
+    DRAWN: tl.constexpr = _facts(T)[12]
+    IS_TALLIED: tl.constexpr = _facts(T)[14]
+    sends = 0
+    turn = 0
+    ctx = new_context(G, A, T)
+    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    while work.valid:
+        mine = of_consumer(extended(ctx, work), memory, WORKER)
+        for i in range(work.count):
+            call_send(at_iteration(mine, work.begin + i), memory, sends)
+            sends += 1
+        if IS_TALLIED:
+            store_wait(0)
+            arrive(memory.stored_all[turn % TALLIES], per="warp")
+        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
+        turn += 1
+    store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
+
+
+@triton.jit
 def _beside(G, A, memory, T: tl.constexpr, DO: tl.constexpr):
     """Do something for every unit as soon as it was drawn: the consumers are then at the end of the one before."""
     drawn = 0
@@ -550,10 +579,10 @@ def _assistant(G, A, memory, T: tl.constexpr):
 
 @triton.jit
 def _follow(whole, memory, nth, T: tl.constexpr):
-    TALLIES: tl.constexpr = _facts(T)[14]
+    IS_TALLIED: tl.constexpr = _facts(T)[14]
     call_follow(whole, memory)
-    if TALLIES:
-        wait(memory.stored_all[nth % SLOTS], (nth // SLOTS) & 1)
+    if IS_TALLIED:
+        wait(memory.stored_all[nth % TALLIES], (nth // TALLIES) & 1)
         call_tally(whole)
 
 

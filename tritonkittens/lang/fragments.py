@@ -61,9 +61,18 @@ def store_fragments(t: Trace, memory: Any, tile: Any) -> Any:
     number = ROWS * cols
     if not _plain(memory) or math.prod(memory.shape) != number:
         raise TileError(f"store_fragments to {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector of {number} numbers in fp32")
-    piece = memory.pieces[0]
-    t.call(t.call(piece.reinterpret, tl.float32, [ROWS, cols], _order(ROWS, cols)).store, accumulator)
-    return shared(sv(tl.float32, number), ((number,),), None, (t.call(piece.reinterpret, tl.float32, [number], piece_shared_layout(tl.float32, 0, 1)),))
+    t.call(t.call(memory.pieces[0].reinterpret, tl.float32, [ROWS, cols], _order(ROWS, cols)).store, accumulator)
+    return t.call(as_fragments, memory)
+
+
+@op
+def as_fragments(t: Trace, memory: Any) -> Any:
+    """The memory of a shared tile or vector as a vector, for copies of bytes of what `store_fragments` stored there."""
+    if not _plain(memory):
+        raise TileError(f"as_fragments of {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector in fp32")
+    number = math.prod(memory.shape)
+    vector = t.call(memory.pieces[0].reinterpret, tl.float32, [number], piece_shared_layout(tl.float32, 0, 1))
+    return shared(sv(tl.float32, number), ((number,),), None, (vector,))
 
 
 @op
@@ -89,4 +98,4 @@ def fragment_place(row, col, COLS: tl.constexpr):
     return in_band + ((row >> 4) + col // TOGETHER * 4) * (16 * TOGETHER)
 
 
-__all__ = ["fragment_place", "load_band", "store_fragments"]
+__all__ = ["as_fragments", "fragment_place", "load_band", "store_fragments"]

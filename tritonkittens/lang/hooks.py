@@ -11,12 +11,13 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import sum_in_cluster
 from tritonkittens.lang.consumers import meet_at_end
 from tritonkittens.lang.counting import count_up
-from tritonkittens.lang.drawing import SLOTS
+from tritonkittens.lang.drawing import TALLIES
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait, store_wait
 from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.partials import settled, sum_up
+from tritonkittens.lang.sending import await_last_sent, check_calls
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, sync, wait
 from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
 from tritonkittens.lang.types import split, st, unwrap
@@ -255,6 +256,21 @@ def call_aside(t: Trace, ctx: Any, memory: Any) -> Any:
 
 
 @op
+def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
+    """Send a consumer's working tiles, of its call number `sends`, and give them back."""
+    config = unwrap(ctx.config)
+    hook = type(config).send
+    sending = struct(given=t.call(memory.given.__getitem__, ctx.worker), parity=t.method(sends, "__and__", 1))
+    value, (awaited,) = _counted(t, hook, f"send: {hook.cache_key}", ("calls_awaited",), struct(**{**ctx.fields, "sending": sending}), ctx.working)
+    if awaited != 1:
+        raise TileError(f"{type(config).__name__}.send calls tk.await_call {awaited} times; it does so once, in the hook itself, before it reads working tiles")
+    t.call(store_read_wait, 0)
+    t.call(arrive, t.call(memory.sent.__getitem__, ctx.worker), per="warp")
+    if hasattr(type(config), "sent"):
+        t.call(type(config).sent, ctx, value)
+
+
+@op
 def call_follow(t: Trace, ctx: Any, memory: Any) -> Any:
     """What is made of what earlier tasks have left."""
     ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
@@ -272,7 +288,7 @@ def say_stored(memory, turn):
     """A consumer in its task number `turn`: all that its stores wrote in the task before is there."""
     if turn > 0:
         store_wait(0)
-        arrive(memory.stored_all[(turn - 1) % SLOTS], per="warp")
+        arrive(memory.stored_all[(turn - 1) % TALLIES], per="warp")
 
 
 def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
@@ -289,11 +305,13 @@ def _hook(what: str) -> Any:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
         read_before = bill().reads_shared
-        if config._plan.trailing:
-            new, (released, awaited) = _counted(t, hook, f"{what}: {hook.cache_key}", ("released", "awaited"), ctx, state, *inputs)
-            _check_trailing(config, what, released, awaited)
-        else:
-            new = t.call(hook, ctx, state, *inputs)
+        counters = ("released", "awaited") if config._plan.trailing else ()
+        sending = ("senders_called", "senders_awaited") if config.sends else ()
+        new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", (*counters, *sending), ctx, state, *inputs)
+        if counters:
+            _check_trailing(config, what, *counts[:2])
+        if sending:
+            check_calls(config, what, *counts[-2:])
         _note_reads(read_before)
         return _state(t, ctx, what, new, state)
 
@@ -418,7 +436,7 @@ def _finish_if_last(ctx, state, memory):
 
 
 @op
-def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, more: Any) -> Any:
+def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
     """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
     `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
@@ -428,6 +446,7 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, more: An
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
     if config.placement(t.arch).over_working is not None:
+        t.call(await_last_sent, memory, ctx.worker, phases, ctx.config)
         t.call(_leave_staging, ctx.config)
     elif over_ring:  # one consumer too: its warps leave the last slot at different times
         t.call(meet_at_end, ctx.config)

@@ -352,21 +352,6 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
         t.call(ptx_memory.prefetch, t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1]))
 
 
-@op
-def discard_bytes(t: Trace, pointer: Any, nbytes: Any) -> Any:
-    """`nbytes` bytes from `pointer` on, both multiples of 128, are not needed any more: what they hold is lost, and L2 need not write them back to memory. By
-    all threads of the role. sm_80 or newer. Source: PTX ISA, discard.L2."""
-    t.require_explicit("discard_bytes")
-    t.require("discard_bytes", 80, 999, "sm_80 or newer")
-    nbytes = unwrap(nbytes)
-    if not isinstance(nbytes, int) or nbytes % LINE or nbytes < LINE:
-        raise TileError(f"discard_bytes(nbytes={nbytes!r}): must be a multiple of {LINE}, the bytes of an L2 line")
-    apart = LINE // itemsize(pointer.dtype.element_ty)
-    for first, lines in _starts(nbytes // LINE):
-        numbers = t.method(t.semantic.arange(0, lines, vector_layout(t)), "__add__", first)
-        t.call(ptx_memory.discard, t.method(pointer, "__add__", t.method(numbers, "__mul__", apart)))
-
-
 def _starts(extent: int) -> list[tuple[int, int]]:
     """(start, length) of the power-of-two pieces of an extent."""
     return [(sum(split(extent)[:i]), n) for i, n in enumerate(split(extent))]

@@ -16,6 +16,15 @@ def next_slot(slot, phases, STAGES: tl.constexpr):
 
 
 @triton.jit
+def parity_of_uses(phases, STAGES: tl.constexpr):
+    """Of how often slots were used in all, where no phase was turned at first, whether that is odd."""
+    uses = phases
+    for slot in tl.static_range(1, STAGES):
+        uses = uses ^ (phases >> slot)
+    return uses & 1
+
+
+@triton.jit
 def skip_slots(slot, phases, count, STAGES: tl.constexpr):
     """The same after `count` slots."""
     ALL: tl.constexpr = (1 << STAGES) - 1

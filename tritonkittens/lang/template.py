@@ -70,6 +70,12 @@ class lcf:
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
+    Two more are called by a warp beside each consumer, its sender, which moves working tiles to global memory: what that waits for, the consumer need not.
+
+    - `send(ctx, working)` → any value, once an iteration: waits until the consumer has called `tk.call_sender` (`tk.await_call`), and starts copies out of the
+      tiles, which go back to the consumer (`tk.await_sender`) when they have been read;
+    - `sent(ctx, value)`, behind that: what else is to be done, with what `send` returned.
+
     Two more are called by a role of their own, the assistant, once a task, when the block has drawn it (`Dynamic`), its consumers at the end of the one before:
 
     - `prepare(ctx)`: wait for what other blocks must have done (`tk.wait_count`) before consumers see the second input of the task, or its only one. Whoever
@@ -83,7 +89,8 @@ class lcf:
       `ctx.following`. Nobody waits for it but those who wait for the tally of this block's later tasks;
     - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that the stores by TMA of all consumers wrote or added in the task
       is there, so that others may read it: behind the first products of the block's next task, for a consumer that waits for its last store loses a microsecond
-      or two. Before the only iteration of a task, whose input may wait for other blocks (`prepare`): so nobody waits in a circle.
+      or two. Before the only iteration of a task, whose input may wait for other blocks (`prepare`): so nobody waits in a circle. In templates with hook
+      `send` it is what senders sent that is there, as soon as it is.
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
@@ -137,13 +144,13 @@ class lcf:
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "prepare", "aside",
-        "follow", "tally",
+        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "send", "sent", "prepare",
+        "aside", "follow", "tally",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",), "prepare": ("ctx",), "aside": ("ctx",),
-        "follow": ("ctx",), "tally": ("ctx",),
+        "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -164,6 +171,8 @@ class lcf:
         self.warps_aside = self.aside_warps if self.has_aside else 0
         self.tallies = hasattr(type(self), "tally")
         self.follows = self.tallies or hasattr(type(self), "follow")
+        self.sends = hasattr(type(self), "send")
+        self.senders = self.consumers if self.sends else 0  # a warp each
         self.draws_first = self.has_aside or self.follows  # blocks may wait for each other: who has a task runs
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
@@ -176,7 +185,7 @@ class lcf:
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        busy = self.producer_warps + int(bool(self._plan.output)) + self.warps_aside + self.follows
+        busy = self.producer_warps + int(bool(self._plan.output)) + self.senders + self.warps_aside + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -221,6 +230,9 @@ class lcf:
         if aside := [name for name in ("prepare", "aside", "follow", "tally") if hasattr(type(self), name)]:
             if not isinstance(self.schedule, Dynamic):
                 raise self._error(f"(schedule={self.schedule!r}): hook {aside[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
+        if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or isinstance(self.schedule, (StreamK, SplitTail, SplitK, ClusterSplitK))):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
+                              "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
         if self.staggered and self.ordered:
             raise self._error("(staggered=True, ordered=True): consumers that alternate end together")
         if self.independent and self.ordered:
@@ -235,6 +247,10 @@ class lcf:
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
+        if self.sends and not plan.working:
+            raise self._error("hook 'send' sends working tiles; its layout has none")
+        if self.sends and self.pipelined and not hasattr(type(self), "first"):
+            raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
         if plan.trailing and not self.pipelined:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
@@ -363,6 +379,8 @@ class lcf:
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
         share = "a task each" if self.independent else "one task together"
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
+        if self.sends:
+            lines.append("  working tiles leave by a warp of their own for each consumer")
         if self.draws_first:
             beside = [f"{self.warps_aside} warp(s) aside"] * self.has_aside + ["one that follows"] * self.follows
             lines.append(f"  {', '.join(beside)}; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")

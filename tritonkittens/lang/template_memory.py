@@ -7,9 +7,10 @@ from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.cluster_sums import new_mailboxes
 from tritonkittens.lang.consumers import WARPS
-from tritonkittens.lang.drawing import SLOTS, new_numbers
+from tritonkittens.lang.drawing import TALLIES, new_numbers
 from tritonkittens.lang.layout import EXCHANGE_SLOTS
 from tritonkittens.lang.ring import phase_before
+from tritonkittens.lang.sending import sending_semaphores
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.sync import new_semaphores, publish
 from tritonkittens.lang.tensor_memory import tensor_allocator
@@ -74,7 +75,9 @@ def template_memory(t: Trace, T: Any) -> Any:
     if T.draws:
         fields |= new_numbers(t, T)
     if T.tallies:
-        fields["stored_all"] = new_semaphores(t, SLOTS.value, T.consumers * WARPS)
+        fields["stored_all"] = new_semaphores(t, TALLIES.value, T.consumers * (1 if T.sends else WARPS))
+    if T.sends:
+        fields |= sending_semaphores(t, T)
     if T.prepares:
         fields["prepared"] = new_semaphores(t, 1, T.aside_warps)
     if placed.over_ring is not None:
