@@ -371,53 +371,25 @@ def all_sent(template, x, lengths):
     return (steps * there[:, :, None, None]).sum((0, 1)).float().repeat(template.team, 1)
 
 
-class AsideStream(CountedStream):
-    """The same of tasks that add their sums to zeros which the task `lag` before left them aside: Y is zero for the first `lag` tasks, and so are counts."""
+class FollowedStream(PlainSendingStream):
+    """The same with a tile of Z for each task and consumer, of which the task `lag` behind makes F, twice Z, as soon as its tally in `done` says that all is
+    there."""
 
-    weighted: bool = False
     schedule: tk.Schedule = tk.Dynamic()
+    following_stages: int = 2
     lag: int = 2
 
     def layout(self):
         plan = super().layout()
-        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(counts=None), aside=dict(zeros=tk.sv(tk.fp32, 1024)))
-
-    @triton.jit
-    def prepare(ctx):
-        if ctx.task >= ctx.config.lag:
-            tk.wait_count(ctx.globals.counts.pointer + ctx.task, 1)
-
-    @triton.jit
-    def aside(ctx):
-        task = ctx.task + ctx.config.lag
-        if task < ctx.args.tasks:
-            tk.store(ctx.aside.zeros, tk.zero(tk.rv(tk.fp32, 1024)))
-            tk.fence_async()
-            tk.sync()
-            NUMBERS: tl.constexpr = ctx.config.team * ctx.config.rows * ctx.config.cols
-            for part in range(NUMBERS // 1024):
-                tk.store_bytes_async(ctx.globals.Y.pointer + task * NUMBERS + part * 1024, ctx.aside.zeros)
-            tk.store_wait(0)
-            tk.count_up(ctx.globals.counts.pointer + task)
-
-    @triton.jit
-    def finish(ctx, state, staging):
-        if ctx.iterations > 0:  # else nothing was waited for
-            tk.store(staging.Y, state.acc)
-            tk.fence_async()
-            tk.store_add_async(ctx.globals.Y, staging.Y, (_place(ctx), 0))
-
-
-class FollowedStream(AsideStream):
-    """The same, and each task makes Z, twice Y, of the task `lag` before, as soon as its tally in `done` says that its sums are there."""
-
-    following_stages: int = 2
-
-    def layout(self):
-        plan = super().layout()
         row = tk.sv(tk.fp32, 512)
-        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(done=None, Z=None),
-                                   following=dict(Z=row), following_ring=dict(Y=row))
+        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(done=None, F=None),
+                                   following=dict(F=row), following_ring=dict(Z=row))
+
+    @triton.jit
+    def send(ctx, working):
+        tk.await_call(ctx)
+        tk.store_add_async(ctx.globals.Z, working.W, (_place(ctx), 0))
+        return ctx.globals.counts.pointer + ctx.consumer
 
     @triton.jit
     def tally(ctx):
@@ -434,30 +406,27 @@ class FollowedStream(AsideStream):
                 for part in tl.static_range(2 * STAGES):
                     place = task * NUMBERS + (first + part) * 512
                     tk.expect(ctx.following.arrived[part % STAGES], 2048)
-                    tk.load_bytes_async(ctx.following.Y[part % STAGES], ctx.globals.Y.pointer + place, ctx.following.arrived[part % STAGES])
+                    tk.load_bytes_async(ctx.following.Z[part % STAGES], ctx.globals.Z.pointer + place, ctx.following.arrived[part % STAGES])
                     tk.wait(ctx.following.arrived[part % STAGES], part // STAGES)
                     tk.store_read_wait(0)
-                    tk.store(ctx.following.Z, tk.load(ctx.following.Y[part % STAGES]) * 2)
+                    tk.store(ctx.following.F, tk.load(ctx.following.Z[part % STAGES]) * 2)
                     tk.fence_async()
                     tk.sync()
-                    tk.store_bytes_async(ctx.globals.Z.pointer + place, ctx.following.Z)
-
-
-def add_aside(template, x, e, s, lengths, blocks, *more):
-    """Y of an `AsideStream`, which must be the sums where its zeros were in time; `more` tensors of a template that has them."""
-    tasks = len(lengths)
-    y = torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=x.device)
-    y[: template.lag * template.team * template.rows] = 0
-    counts = torch.zeros(tasks, dtype=torch.int32, device=x.device)
-    template(x, e, s, y, lengths, counts, *more, tasks=tasks, blocks=blocks, debug=True)
-    return y
+                    tk.store_bytes_async(ctx.globals.F.pointer + place, ctx.following.F)
 
 
 def add_followed(template, x, e, s, lengths, blocks):
-    """(Y, Z) of a `FollowedStream`; Z is NaN for the last `lag` tasks, which nobody follows."""
-    done = torch.zeros(len(lengths), dtype=torch.int32, device=x.device)
-    z = torch.full((len(lengths) * template.team * template.rows, template.cols), float("nan"), device=x.device)
-    return add_aside(template, x, e, s, lengths, blocks, done, z), z
+    """(Z, F) of a `FollowedStream`; F is NaN for the last `lag` tasks, which nobody follows."""
+    tasks, device = len(lengths), x.device
+    y, f = (torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=device) for _ in range(2))
+    z, counts, done = torch.zeros_like(y), torch.zeros(template.team, dtype=torch.int32, device=device), torch.zeros(tasks, dtype=torch.int32, device=device)
+    template(x, e, s, y, lengths, z, counts, done, f, tasks=tasks, blocks=blocks, debug=True)
+    return z, f
+
+
+def all_sent_of_tasks(template, x, lengths):
+    """What Z of a `FollowedStream` must be."""
+    return torch.cat([all_sent(template, x[i : i + 1], lengths[i : i + 1]) for i in range(len(lengths))])
 
 
 class EdgedStream(CountedStream):

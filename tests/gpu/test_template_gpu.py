@@ -9,7 +9,6 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.streaming import (
-    AsideStream,
     CountedStream,
     FollowedStream,
     PipelinedStream,
@@ -19,10 +18,10 @@ from tests.streaming import (
     SparseStream,
     Stream,
     TrailingStream,
-    add_aside,
     add_followed,
     add_sent,
     all_sent,
+    all_sent_of_tasks,
     integers,
     operands,
     prefixes,
@@ -255,28 +254,17 @@ def test_features(cls, knobs, rng):
 
 
 @pytest.mark.simulated(multiprocessors=3)
-@pytest.mark.parametrize("knobs", [dict(), dict(consumers=1, lag=1), dict(lag=5, aside_warps=4, stages=2), dict(producer_warps=2)], ids=str)
-def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
-    template = AsideStream(**knobs)
-    for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
-        operand = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
-        expected = prefixes(template, *operand)[:, -1].reshape(-1, template.cols)
-        for blocks in (None, 1, 2):
-            assert torch.equal(add_aside(template, *operand, blocks).cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
-
-
-@pytest.mark.simulated(multiprocessors=3)
 @pytest.mark.parametrize("knobs", [dict(), dict(consumers=1, lag=1, following_stages=4), dict(lag=5, stages=2, following_stages=1)], ids=str)
-def test_what_follows_sees_all_that_was_stored(knobs, rng):
+def test_what_follows_sees_all_that_was_sent(knobs, rng):
     template = FollowedStream(**knobs)
     for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
-        operand = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
-        expected = prefixes(template, *operand)[:, -1].reshape(-1, template.cols)
+        x, e, s, lengths = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
+        expected = all_sent_of_tasks(template, x, lengths)
         followed = max(0, tasks - template.lag) * template.team * template.rows
         for blocks in (None, 1, 2):
-            y, z = add_followed(template, *operand, blocks)
-            assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
-            assert torch.equal(z[:followed].cpu().double(), 2 * expected[:followed]) and z[followed:].isnan().all(), f"{tasks} tasks, {blocks} blocks"
+            z, f = add_followed(template, x, e, s, lengths, blocks)
+            assert torch.equal(z, expected), f"{tasks} tasks, {blocks} blocks"
+            assert torch.equal(f[:followed], 2 * expected[:followed]) and f[followed:].isnan().all(), f"{tasks} tasks, {blocks} blocks"
 
 
 @pytest.mark.simulated(multiprocessors=3)
@@ -313,11 +301,12 @@ def test_stream_k(knobs, rng):
 @pytest.mark.simulated(always=True, multiprocessors=2, step_limit=20_000)
 def test_a_count_that_is_never_reached(rng):
     """In the simulator, which says who waits: on a GPU the launch would end after two seconds, and the process with it."""
-    template = AsideStream(consumers=1)
+    template = FollowedStream(consumers=1)
     x, e, s, lengths = operands(template, [1] * 4, rng, "cpu")
-    y, counts = torch.zeros(4 * template.rows, template.cols), torch.full((4,), 7, dtype=torch.int32)
+    y, z, f = (torch.zeros(4 * template.rows, template.cols) for _ in range(3))
+    counts, done = torch.zeros(1, dtype=torch.int32), torch.full((4,), 7, dtype=torch.int32)
     with pytest.raises(SimulationError, match="atomic_poll"):
-        template(x, e, s, y, lengths, counts, tasks=4, debug=True)
+        template(x, e, s, y, lengths, z, counts, done, f, tasks=4, debug=True)
 
 
 @pytest.mark.simulated(always=True, multiprocessors=2, step_limit=100_000)

@@ -6,7 +6,6 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Product
 from tests.streaming import (
-    AsideStream,
     CountedStream,
     EdgedStream,
     FollowedStream,
@@ -19,10 +18,10 @@ from tests.streaming import (
     SharingStream,
     TrailingStream,
     WatchedStream,
-    add_aside,
     add_followed,
     add_sent,
     all_sent,
+    all_sent_of_tasks,
     integers,
     operands,
     prefixes,
@@ -102,25 +101,15 @@ def test_consumers_that_end_one_behind_the_other(rng):
         watched(rng, staggered=False)
 
 
-@pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1), dict(lag=3, aside_warps=2, stages=2)], ids=str)
-def test_tasks_that_wait_for_what_others_did_aside(knobs, rng):
-    template = AsideStream(**knobs)
-    x, e, s, counts = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
-    found = []
-    sim.explore(lambda: found.append(add_aside(template, x, e, s, counts, 2)), schedules=20)
-    expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols)
-    assert all(torch.equal(y, expected.float()) for y in found)
-
-
 @pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1, following_stages=1), dict(lag=3, stages=2, following_stages=4)], ids=str)
-def test_what_follows_sees_all_that_was_stored(knobs, rng):
+def test_what_follows_sees_all_that_was_sent(knobs, rng):
     template = FollowedStream(**knobs)
-    x, e, s, counts = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
+    x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_followed(template, x, e, s, counts, 2)), schedules=20)
-    expected = prefixes(template, x, e, s, counts)[:, -1].reshape(-1, template.cols).float()
+    sim.explore(lambda: found.append(add_followed(template, x, e, s, lengths, 2)), schedules=20)
+    expected = all_sent_of_tasks(template, x, lengths)
     followed = (8 - template.lag) * template.team * template.rows
-    assert all(torch.equal(y, expected) and torch.equal(z[:followed], 2 * expected[:followed]) for y, z in found)
+    assert all(torch.equal(z, expected) and torch.equal(f[:followed], 2 * expected[:followed]) for z, f in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [

@@ -118,7 +118,6 @@ from tritonkittens.lang.reductions import (
 )
 from tritonkittens.lang.rescaling import rescale_row, warp_exceeds
 from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
-from tritonkittens.lang.sending import await_call, await_sender, call_sender
 from tritonkittens.lang.schedule import (
     ClusterSplitK,
     ColumnMajor,
@@ -147,6 +146,7 @@ from tritonkittens.lang.schedule import (
     tile_at,
     unravel,
 )
+from tritonkittens.lang.sending import await_call, await_sender, call_sender
 from tritonkittens.lang.shared import allocate, bank_conflicts, subtile, subvector
 from tritonkittens.lang.sync import (
     advance,

@@ -76,8 +76,8 @@ def store_or_add_bytes_async(t: Trace, pointer: Any, src: Any, word: Any, nbytes
     It takes as long as an access of L2 to find out, unless `are_stored` has, of which this is told as `stored`. In debug mode a wait of more than two seconds
     ends the launch with an error. Source: PTX ISA, atom.acquire.
     """
-    check_counter(t, "store_or_add_bytes_async", word)
     kind = bulk_sum_type(src, "store_or_add_bytes_async")
+    check_counter(t, "store_or_add_bytes_async", word)
     polls = WAIT_LIMIT_NS // POLL_NS if t.builder.options.debug else None
     ((piece, target, count),) = bulk_pieces(t, src, pointer, nbytes, "store_or_add_bytes_async")
     first = t.call(_store_or_add, target, piece, t.scalar(count), word, stored, kind, tl.constexpr(polls), role_thread(t))

@@ -1,7 +1,7 @@
 """Counters in global memory, by which blocks tell each other what is done.
 
 A block that waits must be sure that those it waits for run, or have run, else it may wait forever: not all blocks of a grid need be on the device at once. Of
-tasks that blocks draw, a template's with hook `prepare`, those with smaller numbers do.
+tasks that blocks draw, a template's with hook `follow`, those with smaller numbers do.
 """
 from __future__ import annotations
 

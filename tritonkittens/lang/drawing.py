@@ -1,7 +1,7 @@
 """Tasks that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's
 other roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
-With a role aside, in which blocks may wait for others, they draw their first task, too: whoever has a task then runs, and so does, or has done, whoever has a
-smaller number. Else a block begins with the task of its own number, without a wait.
+With a follower, which may wait for other blocks, they draw their first task, too: whoever has a task then runs, and so does, or has done, whoever has a smaller
+number. Else a block begins with the task of its own number, without a wait.
 
 The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
 dynamic persistent tile scheduler.
@@ -25,7 +25,7 @@ from tritonkittens.lang.types import sv
 from tritonkittens.lang.values import struct
 
 SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
-TALLIES = tl.constexpr(3)  # of so many tasks consumers, or senders, may have said that they are stored before the follower hears of it for the first
+TALLIES = tl.constexpr(3)  # of so many tasks senders may have said that all is there before the follower has waited for the first
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
@@ -35,7 +35,7 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * SLOTS.value), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    hearers = T.consumers * WARPS + T.senders + T.warps_aside + T.follows
+    hearers = T.consumers * WARPS + T.senders + T.follows
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 

@@ -1,8 +1,8 @@
 """What a template runs: the roles, the ring and its semaphores, the loop over the work of a block. The hooks are called from here.
 
 A block (a cluster) walks over units of work (`lang/work.py`). For each, the producer fills ring slots in the order of the iterations, the consumers that share
-the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units. A role aside does what
-belongs to a unit and is in nobody's way.
+the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units. Senders move what
+consumers give them, and a follower does what belongs to a unit and is in nobody's way.
 """
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
     at_iteration,
-    call_aside,
     call_compute,
     call_drain,
     call_fetch,
     call_first,
     call_follow,
-    call_prepare,
     call_send,
     call_start,
     call_store,
@@ -45,7 +43,6 @@ from tritonkittens.lang.hooks import (
     of_consumer,
     release_before,
     release_slot,
-    say_stored,
     wait_for_stores,
     without,
 )
@@ -80,9 +77,6 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     for c in range(config.senders):
         roles.append((_sender, (tl.constexpr(c), G, A, memory, T)))
         warps.append(1)
-    if config.has_aside:
-        roles.append((_assistant, (G, A, memory, T)))
-        warps.append(config.aside_warps)
     if config.follows:
         roles.append((_follower, (G, A, memory, T)))
         warps.append(1)
@@ -138,7 +132,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
-    first, prepares, tallies, staggers, consumers say what is stored) as constants.
+    first, tallies, staggers) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -147,8 +141,8 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.prepares, T.tallies,
-             T.staggers(t.arch), T.tallies and not T.sends)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.tallies,
+             T.staggers(t.arch))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -272,7 +266,6 @@ def _producer(G, A, memory, T: tl.constexpr):
     TRAILING: tl.constexpr = _facts(T)[9]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
-    PREPARES: tl.constexpr = _facts(T)[13]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -298,9 +291,6 @@ def _producer(G, A, memory, T: tl.constexpr):
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
-            if PREPARES:  # consumers write no results before they see this input
-                if i == tl.minimum(1, work.count - 1):
-                    wait(memory.prepared[0], turn & 1)
             load_input(at_iteration(whole, work.begin + i), memory, slot)
             if HAS_SCRATCH or HAS_COMMON:  # behind the first input: consumers give these tiles back late, slots of the ring before
                 if (i == 0) and (turn > 0 or EARLY == 0):
@@ -321,9 +311,6 @@ def _producer(G, A, memory, T: tl.constexpr):
         if PRELOAD:
             if work.count == 0:
                 load_finish(whole, memory, turn)
-        if PREPARES:
-            if work.count == 0:
-                wait(memory.prepared[0], turn & 1)
         if OVER_RING:
             if work.count <= SAFE:
                 wait(memory.staging_free[0], (turn & 1) ^ 1)
@@ -353,7 +340,7 @@ def _behind_edges(work, number):
 @triton.jit
 def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
-    STAGGERS: tl.constexpr = _facts(T)[15]
+    STAGGERS: tl.constexpr = _facts(T)[14]
     if STAGGERS and WORKER > 0:
         if i == held_at:
             await_previous(WORKER)
@@ -370,7 +357,7 @@ def _held_at(ctx, A, following, work, T: tl.constexpr):
     """The iteration in front of which a consumer lets the one ahead end the task, 0 where it does not: behind the last task there is nothing to overlap with,
     in a short one it does not pay (and in one of no more iterations than slots the one ahead could come here again before this one has). The slot before is not
     given back yet: what the one ahead still needs are all others."""
-    STAGGERS: tl.constexpr = _facts(T)[15]
+    STAGGERS: tl.constexpr = _facts(T)[14]
     STAGES: tl.constexpr = _facts(T)[0]
     if STAGGERS:
         return tl.where((work.count >= LONG_TASK * STAGES) & work_of(ctx, A, following).valid, work.count - (STAGES - 1), 0)
@@ -407,8 +394,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
-    SAYS_STORED: tl.constexpr = _facts(T)[16]
-    STAGGERS: tl.constexpr = _facts(T)[15]
+    STAGGERS: tl.constexpr = _facts(T)[14]
     slot = 0
     phases = 0
     turn = 0
@@ -426,9 +412,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         mine = of_consumer(extended(ctx, work), memory, WORKER)
         if OVER_RING:
             slot = 0
-        if SAYS_STORED:  # the only input of a task, and what comes behind it, may wait for other blocks, and they for this
-            if work.count == 1:
-                say_stored(memory, turn)
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
         if HAS_COMMON:
@@ -446,9 +429,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
                 give_staging(memory, WORKER, T)
-                if SAYS_STORED:
-                    if work.count > 1:
-                        say_stored(memory, turn)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
                 held_at = _held_at(ctx, A, following, work, T)
@@ -468,14 +448,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 release_before(memory, previous, T)
             else:
                 give_staging(memory, WORKER, T)
-                if SAYS_STORED:
-                    say_stored(memory, turn)
                 behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
         else:
             give_staging(memory, WORKER, T)
-            if SAYS_STORED:
-                if work.count != 1:
-                    say_stored(memory, turn)
             inner = _behind_edges(work, 0)
             if EDGES is not None and EDGES != 0:
                 for i in range(inner):
@@ -492,8 +467,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
-    if SAYS_STORED:
-        say_stored(memory, turn)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         _opened(T)
@@ -532,7 +505,7 @@ def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     """Sends the working tiles that a consumer gives it once an iteration."""
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
-    IS_TALLIED: tl.constexpr = _facts(T)[14]
+    IS_TALLIED: tl.constexpr = _facts(T)[13]
     sends = 0
     turn = 0
     ctx = new_context(G, A, T)
@@ -551,45 +524,20 @@ def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
-def _beside(G, A, memory, T: tl.constexpr, DO: tl.constexpr):
-    """Do something for every unit as soon as it was drawn: the consumers are then at the end of the one before."""
-    drawn = 0
-    ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, drawn)
-    while work.valid:
-        DO(extended(ctx, work), memory, drawn, T)
-        drawn += 1
-        unit, work = _heard_work(ctx, A, memory, drawn)
-
-
-@triton.jit
-def _assist(whole, memory, nth, T: tl.constexpr):
-    PREPARES: tl.constexpr = _facts(T)[13]
-    if PREPARES:
-        call_prepare(whole)
-        arrive(memory.prepared[0], per="warp")
-    call_aside(whole, memory)
-
-
-@triton.jit
-def _assistant(G, A, memory, T: tl.constexpr):
-    """What must be done before a unit begins, and what is done aside."""
-    _beside(G, A, memory, T, _assist)
-
-
-@triton.jit
-def _follow(whole, memory, nth, T: tl.constexpr):
-    IS_TALLIED: tl.constexpr = _facts(T)[14]
-    call_follow(whole, memory)
-    if IS_TALLIED:
-        wait(memory.stored_all[nth % TALLIES], (nth // TALLIES) & 1)
-        call_tally(whole)
-
-
-@triton.jit
 def _follower(G, A, memory, T: tl.constexpr):
-    """What is made of what earlier tasks have left, a share for each unit; then this one's consumers are waited for and counted."""
-    _beside(G, A, memory, T, _follow)
+    """What is made of what earlier tasks have left, a share for each unit as soon as it was drawn; then this one's senders are waited for and counted."""
+    IS_TALLIED: tl.constexpr = _facts(T)[13]
+    nth = 0
+    ctx = new_context(G, A, T)
+    unit, work = _heard_work(ctx, A, memory, nth)
+    while work.valid:
+        whole = extended(ctx, work)
+        call_follow(whole, memory)
+        if IS_TALLIED:
+            wait(memory.stored_all[nth % TALLIES], (nth // TALLIES) & 1)
+            call_tally(whole)
+        nth += 1
+        unit, work = _heard_work(ctx, A, memory, nth)
 
 
 @triton.jit

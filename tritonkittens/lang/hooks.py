@@ -11,10 +11,9 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_sums import sum_in_cluster
 from tritonkittens.lang.consumers import meet_at_end
 from tritonkittens.lang.counting import count_up
-from tritonkittens.lang.drawing import TALLIES
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
-from tritonkittens.lang.memory import store_read_wait, store_wait
+from tritonkittens.lang.memory import store_read_wait
 from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sending import await_last_sent, check_calls
@@ -236,26 +235,6 @@ def call_fetch(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def call_prepare(t: Trace, ctx: Any) -> Any:
-    """What must be done before a task's second input is asked for."""
-    t.call(type(unwrap(ctx.config)).prepare, ctx)
-
-
-def _call_beside(t: Trace, ctx: Any, what: str, tiles: str, fields: dict[str, Any]) -> None:
-    """Call a hook, where there is one, that works in tiles of its own, `ctx`'s field of that name. When it is done, all stores have read them."""
-    hook = getattr(type(unwrap(ctx.config)), what, None)
-    if hook is not None:
-        t.call(hook, struct(**ctx.fields, **{tiles: struct(**fields)}))
-        t.call(store_read_wait, 0)
-
-
-@op
-def call_aside(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is done beside a task."""
-    _call_beside(t, ctx, "aside", "aside", in_slot(t, memory.aside, 0))
-
-
-@op
 def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
     """Send a consumer's working tiles, of its call number `sends`, and give them back."""
     config = unwrap(ctx.config)
@@ -272,23 +251,19 @@ def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
 
 @op
 def call_follow(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is made of what earlier tasks have left."""
+    """What is made of what earlier tasks have left, where anything is. When it is done, all stores have read its tiles."""
+    hook = getattr(type(unwrap(ctx.config)), "follow", None)
+    if hook is None:
+        return
     ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
-    _call_beside(t, ctx, "follow", "following", {**in_slot(t, memory.following, 0), **ring})
+    t.call(hook, struct(**ctx.fields, following=struct(**in_slot(t, memory.following, 0), **ring)))
+    t.call(store_read_wait, 0)
 
 
 @op
 def call_tally(t: Trace, ctx: Any) -> Any:
-    """Count a task's consumers as done."""
+    """Count a task as sent."""
     t.call(count_up, t.call(type(unwrap(ctx.config)).tally, ctx))
-
-
-@triton.jit
-def say_stored(memory, turn):
-    """A consumer in its task number `turn`: all that its stores wrote in the task before is there."""
-    if turn > 0:
-        store_wait(0)
-        arrive(memory.stored_all[(turn - 1) % TALLIES], per="warp")
 
 
 def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:

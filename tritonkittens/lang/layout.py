@@ -46,9 +46,10 @@ class layout:
     - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
     - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
     - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once;
-    - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there);
+    - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there), or gives its
+      sender (hook `send`);
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
-    - `aside`, `following`: tiles in which hook `aside` and hook `follow` work; `following_ring`: tiles in `following_stages` slots that `follow` fills itself,
+    - `following`: tiles in which hook `follow` works; `following_ring`: tiles in `following_stages` slots that `follow` fills itself,
       `ctx.following.X[slot]` on the semaphore `ctx.following.arrived[slot]`, each an even number of times (so that its parity is 0 at the beginning of each);
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
@@ -75,7 +76,6 @@ class layout:
     common: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
-    aside: Any = field(default_factory=dict)
     following: Any = field(default_factory=dict)
     following_ring: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "aside", "following", "following_ring", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "following", "following_ring", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -165,7 +165,7 @@ def place(
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
     stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
-    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + _padded(plan.aside) + others
+    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
     work += _padded(plan.following) + following_stages * _padded(plan.following_ring)
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
     limit -= output_stages * _padded(plan.output) + work

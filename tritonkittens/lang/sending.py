@@ -43,7 +43,7 @@ def check_calls(config: Any, what: str, called: int, awaited: int) -> None:
     """Refuse a hook that does not wait for its sender and call it once. What a helper function does is not seen where the same function was called before."""
     times = int(what != "first")
     if (called, awaited) != (times, times):
-        raise TileError(f"{type(config).__name__}.{what} calls tk.await_sender {awaited} times and tk.call_sender {called} times; with hook 'send' 'compute' and "
+        raise TileError(f"{type(config).__name__}.{what} calls tk.await_sender {awaited} times, tk.call_sender {called} times; with hook 'send' 'compute' and "
                         "'drain' call each once, in the hook itself, 'first' neither")
 
 

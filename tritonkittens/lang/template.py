@@ -76,21 +76,13 @@ class lcf:
       tiles, which go back to the consumer (`tk.await_sender`) when they have been read;
     - `sent(ctx, value)`, behind that: what else is to be done, with what `send` returned.
 
-    Two more are called by a role of their own, the assistant, once a task, when the block has drawn it (`Dynamic`), its consumers at the end of the one before:
-
-    - `prepare(ctx)`: wait for what other blocks must have done (`tk.wait_count`) before consumers see the second input of the task, or its only one. Whoever
-      draws a task runs, so blocks may wait for what is done in tasks of smaller numbers: in `aside` at once, in `finish` at the end;
-    - `aside(ctx)`, behind `prepare`: what nobody of this block waits for, with the tiles `ctx.aside`. Better by copies, one at a time: other accesses of memory
-      get in the consumers' way.
-
     And two by the follower, a warp of its own, once a task (`Dynamic`):
 
     - `follow(ctx)`, when the task has been drawn: what is made of what tasks of smaller numbers have done, as `tally` says (`tk.wait_count`), with the tiles
-      `ctx.following`. Nobody waits for it but those who wait for the tally of this block's later tasks;
-    - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that the stores by TMA of all consumers wrote or added in the task
-      is there, so that others may read it: behind the first products of the block's next task, for a consumer that waits for its last store loses a microsecond
-      or two. Before the only iteration of a task, whose input may wait for other blocks (`prepare`): so nobody waits in a circle. In templates with hook
-      `send` it is what senders sent that is there, as soon as it is.
+      `ctx.following`. Whoever draws a task runs, so blocks may wait for those. Better by copies, one at a time: other accesses of memory get in the consumers'
+      way. Nobody waits for it but those who wait for the tally of this block's later tasks;
+    - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that senders wrote or added in the task is there, so that others
+      may read it.
 
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
@@ -116,8 +108,7 @@ class lcf:
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
       that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
-      tasks are drawn); `producer_warps` (1); `aside_warps` (1), for `prepare` and `aside`;
-      `following_stages` (1) of the ring of `follow`;
+      tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
@@ -128,7 +119,6 @@ class lcf:
 
     consumers: int = 2
     producer_warps: int = 1
-    aside_warps: int = 1
     following_stages: int = 1
     independent: bool = False
     stages: int | None = None
@@ -144,12 +134,12 @@ class lcf:
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "send", "sent", "prepare",
-        "aside", "follow", "tally",
+        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "send", "sent",
+        "follow", "tally",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
-        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",), "prepare": ("ctx",), "aside": ("ctx",),
+        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
@@ -166,14 +156,11 @@ class lcf:
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
-        self.prepares = hasattr(type(self), "prepare")
-        self.has_aside = self.prepares or hasattr(type(self), "aside")
-        self.warps_aside = self.aside_warps if self.has_aside else 0
         self.tallies = hasattr(type(self), "tally")
         self.follows = self.tallies or hasattr(type(self), "follow")
         self.sends = hasattr(type(self), "send")
         self.senders = self.consumers if self.sends else 0  # a warp each
-        self.draws_first = self.has_aside or self.follows  # blocks may wait for each other: who has a task runs
+        self.draws_first = self.follows  # who waits for tasks of smaller numbers knows that those who have them run
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
@@ -185,7 +172,7 @@ class lcf:
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        busy = self.producer_warps + int(bool(self._plan.output)) + self.senders + self.warps_aside + self.follows
+        busy = self.producer_warps + int(bool(self._plan.output)) + self.senders + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -209,9 +196,8 @@ class lcf:
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        for name in ("producer_warps", "aside_warps"):
-            if not isinstance(number := getattr(self, name), int) or number not in (1, 2, 4):
-                raise self._error(f"({name}={number!r}): must be 1, 2 or 4 warps")
+        if not isinstance(self.producer_warps, int) or self.producer_warps not in (1, 2, 4):
+            raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
         if not isinstance(self.following_stages, int) or not 1 <= self.following_stages <= MAX_STAGES:
             raise self._error(f"(following_stages={self.following_stages!r}): a ring has 1 to {MAX_STAGES} stages")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
@@ -227,9 +213,11 @@ class lcf:
         if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for "
                               "all its consumers; that needs cluster=1 and independent=False")
-        if aside := [name for name in ("prepare", "aside", "follow", "tally") if hasattr(type(self), name)]:
+        if following := [name for name in ("follow", "tally") if hasattr(type(self), name)]:
             if not isinstance(self.schedule, Dynamic):
-                raise self._error(f"(schedule={self.schedule!r}): hook {aside[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
+                raise self._error(f"(schedule={self.schedule!r}): hook {following[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
+        if hasattr(type(self), "tally") and not hasattr(type(self), "send"):
+            raise self._error("hook 'tally' counts tasks whose tiles senders have sent; that needs hook 'send'")
         if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or isinstance(self.schedule, (StreamK, SplitTail, SplitK, ClusterSplitK))):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
                               "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
@@ -243,7 +231,7 @@ class lcf:
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
         hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "preload": (plan.preload, "load_finish"),
-                 "trailing": (plan.trailing, "load_trailing"), "aside": (plan.aside, "aside"), "following": ((*plan.following, *plan.following_ring), "follow")}
+                 "trailing": (plan.trailing, "load_trailing"), "following": ((*plan.following, *plan.following_ring), "follow")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -382,8 +370,7 @@ class lcf:
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
         if self.draws_first:
-            beside = [f"{self.warps_aside} warp(s) aside"] * self.has_aside + ["one that follows"] * self.follows
-            lines.append(f"  {', '.join(beside)}; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
+            lines.append("  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if self.cluster > 1:

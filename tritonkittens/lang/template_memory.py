@@ -41,7 +41,6 @@ def template_memory(t: Trace, T: Any) -> Any:
     fields["common"] = named("common", rings("common", plan.common, 1, "slot"))
     fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
-    fields["aside"] = named("aside", rings("aside", plan.aside, 1, "slot"))
     fields["following"] = named("following", rings("following", plan.following, 1, "slot"))
     fields["following_ring"] = named("following", rings("following", plan.following_ring, T.following_stages, "stages"))
     if placed.over_ring is None and placed.over_working is None:
@@ -75,11 +74,9 @@ def template_memory(t: Trace, T: Any) -> Any:
     if T.draws:
         fields |= new_numbers(t, T)
     if T.tallies:
-        fields["stored_all"] = new_semaphores(t, TALLIES.value, T.consumers * (1 if T.sends else WARPS))
+        fields["stored_all"] = new_semaphores(t, TALLIES.value, T.senders)
     if T.sends:
         fields |= sending_semaphores(t, T)
-    if T.prepares:
-        fields["prepared"] = new_semaphores(t, 1, T.aside_warps)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps)
     if t.arch >= TENSOR_MEMORY:

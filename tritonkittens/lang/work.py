@@ -15,7 +15,7 @@ from tritonkittens.lang.values import struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "working", "exchange",
-            "accumulators", "aside", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
+            "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
 
 
 @op
