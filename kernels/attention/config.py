@@ -190,9 +190,9 @@ def choose_fused(make: Callable[[int, int, int], tk.lcf], head_dim: int, value_d
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
-    """Is a single pass faster than two? Making zeros of the sums of dQ, and dQ of them, costs it as much as two products with few keys cost the others; and two
-    passes, whose results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal or at dimension 128
-    from 512, both from 1,024 (`bench/results/attention_variants.json`)."""
+    """Is a single pass faster than two? Sums of dQ, and dQ of them, cost it as much as two products with few keys cost the others; and two passes, whose
+    results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal or at dimension 128 from 512, both
+    from 1,024 (`bench/results/attention_variants.json`)."""
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 

@@ -23,7 +23,7 @@ class AttentionBackward(AttentionBackwardKeys):
     other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
     before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best: kept under dQ
     and dK they cost 2 to 8 %, in front of them 4 to 17 %. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024),
-    appendix B.2.
+    appendix B.2, also for the warps that send dQ.
 
     On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there: 6 % of all
     products at 512 keys, 2 % at 2,048. Worth, on an H100, 1 % at dimension 64 and 1,024 keys, else 0 to 0.5 %: a task waits for the first consumer, which
@@ -32,29 +32,29 @@ class AttentionBackward(AttentionBackwardKeys):
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; dQ and dK in front of the
-    wait for the scores up to 1 % at 128, −1 to −4 % at 64; the wait for dQ to leave in front of that for the other's dS, and not where dQ is staged again,
-    4 to 16 % at 64, up to 4 % at 128 (it keeps the consumers out of phase); this order instead of meeting behind dS and multiplying dQ and dK at once, 12
-    to 29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the
-    copies, 8 to 86 %; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the
-    blocks 2 to 6 % more. Worth memory, but no time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory (0).
-    Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory),
-    everything in one iteration as FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads,
-    whose dQ is stored, so that no zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the
-    last); sums in a ring of memory that stays in L2, of which drawn tasks make dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 %
-    where warps beside the producer do, though kernels for zeros and for dQ take 80 µs of a call); scores of the next block under way while dS of this one is
-    written (29 to 62 % slower); the ones of the addends in shared memory, offsets and deltas in one tile (−4 to 1 %); part of the
-    exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the
-    exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
-    of that, without a mask: `GatheringBackward`.
+    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; dQ and dK in front of the wait
+    for the scores up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and
+    1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of
+    few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth memory, but no
+    time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory (0). Worth nothing or less: dK of registers in
+    the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as FlashAttention-3 has it (−23 to 1 %),
+    dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to 1 %), dQ made
+    of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of memory that stays in L2, of which drawn tasks make
+    dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the producer do, though kernels for zeros and for dQ take 80
+    µs of a call); scores of the next block under way while dS of this one is written (29 to 62 % slower); the ones of the addends in shared memory, offsets and
+    deltas in one tile (−4 to 1 %); part of the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at
+    dimension 64); consumers that take turns at the exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2
+    hints for the sums of dQ. Worth more than any of that, without a mask: `GatheringBackward`.
 
-    The sums need no zeros: who comes first to half a block of queries stores what others add to (`tk.claim`), and says so under its next products. Zeros that
-    tasks of earlier heads made beside their products, of a role of their own, were out of L2 again before they were added to: at 512 keys a third of all that
-    the kernel moved between L2 and memory. Without a causal mask, whose tasks begin at different blocks anyway, tasks of the same queries take `turns`: else
-    all would come first to the same.
-
-    At the end of a task dV leaves from where this consumer's values were, under the last products, and dK from where dQ was staged: neither the ring nor K and
-    V wait for stores.
+    dQ leaves by a sender beside each consumer, and its sums need no zeros: who comes first to half a block of queries stores what others add to
+    (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
+    of a role of their own, were out of L2 again before they were added to: at 512 keys a third of the 812 MB that the kernel moved between L2 and memory.
+    Without a causal mask, whose tasks begin at different blocks anyway, tasks of the same queries take `turns`: else all would come first to the same. At the
+    end of a task dV leaves from where this consumer's values were, under the last products, and dK from where dQ was staged: neither the ring nor K and V wait
+    for stores. Worth together, on an H100, of the kernel's cycles: at 512 keys 3 and 11 % (dimensions 64 and 128), causal 13 %; at 1,024 causal 2 and 12 %; at
+    4,096 −3 to 0 %, but −32 % of memory's bytes, and so at the power limit up to 4 % of the time. Tried: the same by the consumers (3 to 6 % slower, 12 to 28
+    where they wait for the atomic at once); to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a
+    fence of its own (0 to 6 %: consumers drift into phase); exponentials behind dQ and dK (0 to 9 %).
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
