@@ -32,18 +32,19 @@ WITH_EDGE_LOOP = [name for name in TEMPLATES if "shifted" in name or "varlen" in
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
 # What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass, where those are
-# added by products, dS, for the other consumer, dQ on its way to global memory, and a look at whether others have stored what it is added to
+# added by products, dS, for the other consumer, and dQ on its way to global memory
 NEEDED = {
     f"attention_{name}d{dim}{'_causal' * causal}": needed
     for causal in (False, True)
-    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8, "LDG": 1}),
-                              ("backward_", 128, {"STS": 8, "STSM": 4, "LDG": 1}))
+    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
+                              ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
 NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
            for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
+MOST_SPILLS["attention_backward_d64_causal"] = 14  # of the second consumer, on the diagonal: a block or two of a task
 MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)  # what a task computes once, too
 MOST_SPILLS["attention_shifted_d128_causal"] = 0  # that only
 
@@ -178,17 +179,14 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name, most", [
-    ("d64", 5), ("d64_causal", 10), ("d64_gathering", 5), ("d128", 40), ("d128_causal", 40), ("d128_gathering", 40),
-])  # fmt: skip
-def test_the_single_pass_has_descriptors_in_uniform_registers(name, most):
+@pytest.mark.parametrize("name", ["d64", "d64_causal", "d64_gathering", "d128", "d128_causal", "d128_gathering"])
+def test_the_single_pass_has_descriptors_in_uniform_registers(name):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
-    spills in the loop. Five are of the copies that store or add sums."""
+    spills in the loop."""
     graph = graph_of(KERNELS[f"attention_backward_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
-        found = [i.base for block in loop.blocks for i in graph.blocks[block]]
-        assert found.count("R2UR") <= most and found.count("LDL") <= 6
+        assert not any(i.base == "R2UR" for block in loop.blocks for i in graph.blocks[block])
 
 
 def test_scores_of_any_number_of_keys_are_one_wgmma():
