@@ -237,13 +237,13 @@ def test_error_with_outliers(dim, config, rng):
         return randn(*shape) + 10 * randn(*shape) * (torch.rand(shape, device=DEVICE) < 1e-3)
 
     queries, keys = on_gpu_or_simulated((2000, 4000), (400, 1000))
-    q, k, v = (outliers(on_gpu_or_simulated(8, 1), 2, rows, dim) for rows in (queries, keys, keys))
+    q, k, v = (outliers(on_gpu_or_simulated(8, 4), 2, rows, dim) for rows in (queries, keys, keys))  # of one batch the factor is 0.98 to 1.17
     exact = attention_torch(*(x.double() for x in (q, k, v)))[0]
     scores = (q.float() @ k.float().mT) / dim**0.5
     weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
     usual = ((weights.bfloat16().float() @ v.float()) / weights.sum(-1, keepdim=True)).bfloat16()
     found = attention(q, k, v, **({} if config is None else {"config": config}))
-    assert relative_error(found, exact) < on_gpu_or_simulated(1.1, 1.14) * relative_error(usual, exact)  # 1.15 to 1.4 where only LIMIT counts
+    assert relative_error(found, exact) < on_gpu_or_simulated(1.1, 1.12) * relative_error(usual, exact)  # 1.15 to 1.4 where only LIMIT counts
 
 
 def test_random_configurations(rng):
