@@ -293,8 +293,7 @@ class SendingStream(PipelinedStream):
     """The same, and senders add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
 
     def layout(self):
-        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
-        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+        return _sending(super().layout(), self)
 
     @triton.jit
     def compute(ctx, state, input, previous):
@@ -324,6 +323,12 @@ class SendingStream(PipelinedStream):
         tk.count_up(value)
 
 
+def _sending(plan, template):
+    """The layout of a stream that sends."""
+    tile = tk.st(tk.fp32, template.rows, template.cols)
+    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+
+
 @triton.jit
 def _give(ctx, x):
     tk.store(ctx.working.W, x)
@@ -341,8 +346,7 @@ class PlainSendingStream(CountedStream):
     """A `SendingStream` without `drain`, which sends a tile in its own iteration."""
 
     def layout(self):
-        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
-        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+        return _sending(super().layout(), self)
 
     @triton.jit
     def compute(ctx, state, input):

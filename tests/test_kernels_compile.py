@@ -179,14 +179,15 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name", ["d64", "d64_causal", "d64_gathering", "d128", "d128_causal", "d128_gathering"])
-def test_the_single_pass_has_descriptors_in_uniform_registers(name):
+@pytest.mark.parametrize("name, spills", [("d64", 0), ("d64_causal", 13), ("d64_gathering", 0), ("d128", 0), ("d128_causal", 0), ("d128_gathering", 0)])
+def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""
     graph = graph_of(KERNELS[f"attention_backward_{name}"]("sm_90a"))
     assert graph.main_loops
     for loop in graph.main_loops:
-        assert not any(i.base == "R2UR" for block in loop.blocks for i in graph.blocks[block])
+        found = [i.base for block in loop.blocks for i in graph.blocks[block]]
+        assert found.count("R2UR") == 0 and found.count("LDL") <= spills
 
 
 def test_scores_of_any_number_of_keys_are_one_wgmma():

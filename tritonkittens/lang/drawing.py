@@ -8,7 +8,6 @@ dynamic persistent tile scheduler.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import triton
@@ -22,10 +21,10 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import allocate_pieces
 from tritonkittens.lang.sync import arrive, new_semaphores, wait
 from tritonkittens.lang.types import sv
-from tritonkittens.lang.values import struct
+from tritonkittens.lang.values import numbers_of, struct
 
 SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
-TALLIES = tl.constexpr(3)  # of so many tasks senders may have said that all is there before the follower has waited for the first
+TALLIES = tl.constexpr(SLOTS.value + 1)  # of so many tasks senders may have said that all is there before the follower has waited for the first
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
@@ -37,23 +36,6 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     numbers._set_name(t.builder, "numbers")
     hearers = T.consumers * WARPS + T.senders + T.follows
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
-
-
-def _numbers(task: struct) -> Iterator[tl.tensor]:
-    """What a task is at run time."""
-    for field in task.fields.values():
-        if isinstance(field, struct):
-            yield from _numbers(field)
-        elif isinstance(field, tl.tensor):
-            yield field
-
-
-def _like(task: struct, numbers: Iterator[tl.tensor]) -> struct:
-    """The same task made of other numbers, in the order of `_numbers`."""
-    fields = {}
-    for name, field in task.fields.items():
-        fields[name] = _like(field, numbers) if isinstance(field, struct) else next(numbers) if isinstance(field, tl.tensor) else field
-    return struct(**fields)
 
 
 @op
@@ -69,7 +51,7 @@ def _place(t: Trace, memory: Any, slot: Any) -> Any:
 
 @op
 def _write(t: Trace, place: Any, task: Any) -> None:
-    numbers = list(_numbers(task))
+    numbers = list(numbers_of(task))
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
         raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: tasks that blocks draw have at most "
                         f"{NUMBERS}, truth values or int32")
@@ -79,16 +61,17 @@ def _write(t: Trace, place: Any, task: Any) -> None:
 
 @op
 def _read(t: Trace, place: Any, task: Any) -> Any:
-    numbers = list(_numbers(task))
+    numbers = list(numbers_of(task))
     told = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
-    return _like(task, iter([t.method(new, "to", old.dtype) for new, old in zip(told, numbers, strict=True)]))
+    heard, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(told, numbers, strict=True)], 0)
+    return heard
 
 
 @triton.jit
 def draw(ctx):
     """The number of the next task that nobody has."""
     number = tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu")
-    DRAWN: tl.constexpr = ctx.config.draws_first  # are first tasks, too?
+    DRAWN: tl.constexpr = ctx.config.follows  # are first tasks, too?
     return number if DRAWN else number + tl.num_programs(0)
 
 

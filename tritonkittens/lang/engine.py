@@ -141,7 +141,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.draws_first), T.tallies,
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.follows), T.tallies,
              T.staggers(t.arch))
     return tl.tuple([tl.constexpr(x) for x in facts])
 

@@ -157,10 +157,9 @@ class lcf:
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
         self.tallies = hasattr(type(self), "tally")
-        self.follows = self.tallies or hasattr(type(self), "follow")
+        self.follows = self.tallies or hasattr(type(self), "follow")  # then blocks draw their first task, too: who waits knows that smaller numbers run
         self.sends = hasattr(type(self), "send")
         self.senders = self.consumers if self.sends else 0  # a warp each
-        self.draws_first = self.follows  # who waits for tasks of smaller numbers knows that those who have them run
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
         self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
         self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
@@ -369,7 +368,7 @@ class lcf:
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
-        if self.draws_first:
+        if self.follows:
             lines.append("  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")

@@ -1,6 +1,7 @@
 """Values that kernels handle beside Triton's own tensors: composite register tiles, records, and the pieces they are made of."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import triton.language as tl
@@ -85,6 +86,15 @@ class struct(base_value):
     def _set_name(self, builder: Any, name: str) -> None:
         for n, v in self.fields.items():
             v._set_name(builder, f"{name}.{n}")
+
+
+def numbers_of(record: struct) -> Iterator[tl.tensor]:
+    """What a record, and records in it, have at run time, in the order of their fields."""
+    for field in record.fields.values():
+        if isinstance(field, struct):
+            yield from numbers_of(field)
+        elif isinstance(field, tl.tensor):
+            yield field
 
 
 class type_of_members(base_type):

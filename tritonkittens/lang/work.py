@@ -11,7 +11,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.schedule import ClusterSplitK, SplitK, SplitTail, StreamK, deal
 from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import struct
+from tritonkittens.lang.values import numbers_of, struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "working", "exchange",
@@ -125,14 +125,9 @@ def nothing_of(t: Trace, work: Any) -> Any:
     """Zero, made of all numbers of the work of a unit: who has it has computed them."""
     found = t.call(opaque_zero)
     mixed = t.scalar(0)
-
-    def numbers(x: Any) -> list[Any]:
-        if isinstance(x, struct):
-            return [number for field in x.fields.values() for number in numbers(field)]
-        return [x] if isinstance(x, tl.tensor) and x.dtype == tl.int32 else []
-
-    for number in numbers(work):
-        mixed = t.method(mixed, "__or__", number)
+    for number in numbers_of(work):
+        if number.dtype == tl.int32:
+            mixed = t.method(mixed, "__or__", number)
     return t.method(mixed, "__and__", found)
 
 
