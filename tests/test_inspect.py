@@ -5,6 +5,7 @@ import functools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import triton
@@ -179,6 +180,32 @@ def test_roles_of_a_specialised_kernel():
     assert r.register_budget_used == 32 * (4 * 240 + 4 * 240 + 24) <= 65536
     # a 64x128 float32 accumulator is 64 registers of each of 128 threads
     assert all(64 < role.live_registers <= 168 for role in r.roles[:2]) and r.role("produce").live_registers <= 24
+
+
+@pytest.mark.parametrize("call, function", [
+    ("tt.call @tests.test_inspect.consume__c0_i32(%a) : (i32) -> ()", "consume"),
+    ('%r:2 = tt.call @"tests.x.test.<locals>._consume_all__c1.5_NW4"() : () -> (i32, i32)', "_consume_all"),
+    ("tt.call @__main__.__send__i32(%a) : (i32) -> ()", "__send"),
+])  # fmt: skip
+def test_names_of_called_functions(call, function):
+    source = f"  default {{\n    {call}\n    tt.call @later__i32(%a)\n  }}\n  partition0(%arg0: i32) num_warps(4) {{\n    %c = arith.constant 1 : i32\n  }}"
+    assert _ttgir._called(source) == ([function], [None])
+
+
+def test_a_kernel_of_a_file_that_is_gone(tmp_path, monkeypatch):
+    """Triton takes equal functions of two files for one: out of its cache comes a kernel with the lines of the first."""
+    program = tmp_path / "first" / "rings.py"
+    program.parent.mkdir()
+    program.write_text(Path(__file__).read_text())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    ask = "import rings; r = rings.report(); print(*(role.name for role in r.roles), *(b.source for b in r.buffers))"
+    command = [sys.executable, "-W", "ignore", "-c", ask]
+    said = [subprocess.run(command, cwd=program.parent, capture_output=True, text=True, check=True).stdout]
+    program.parent.rename(tmp_path / "second")
+    said.append(subprocess.run(command, cwd=tmp_path / "second", capture_output=True, text=True, check=True).stdout)
+    kernels = list((tmp_path / "cache").rglob("*.cubin"))
+    assert len(kernels) == 1 and said[0] == said[1] and said[0].startswith("consume0 consume1 produce rings.py:")
 
 
 def test_instructions_and_main_loops():

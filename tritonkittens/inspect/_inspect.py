@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import triton
-
 from . import _roles, _sass, _tiles, _tools, _ttgir
 from .report import Buffer, Loop, Report, Role
 
@@ -17,7 +15,8 @@ _COUNTED = (
     "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "LDTM", "STTM", "UTCCP", "LDS", "STS", "LDSM", "STSM", "ATOMS",
     "LDGSTS", "LDG", "STG", "LDL", "STL", "SHFL", "MUFU", "BAR", "SYNCS", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR",
 )  # fmt: skip
-_LIBRARIES = (Path(__file__).parents[1] / "lang", Path(triton.__file__).parent)
+# By the ends of their folders: a kernel out of Triton's cache can name the files of another installation.
+_LIBRARIES = ("/tritonkittens/lang/", "/triton/language/", "/triton/experimental/")
 
 
 def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence[str] | None = None) -> Report:
@@ -26,7 +25,7 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
     Args:
         compiled: a Triton `CompiledKernel` for an NVIDIA target: what `triton.compile(...)` or `kernel.warmup(...)` returns.
         roles: names for the default partition and the worker partitions, in the order of `warp_specialize`. Without it a role is called
-            after the Python function its code comes from.
+            after the Python function it calls.
         buffers: names for the allocations in shared and tensor memory, in the order in which the kernel makes them. Without it a buffer is
             called after the Python variable that its allocation was first bound to.
 
@@ -41,7 +40,7 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
         raise TypeError(f"inspect: {compiled!r} has no {', '.join(missing)}; it takes the CompiledKernel of an NVIDIA target")
     assert asm is not None
     metadata = compiled.metadata
-    module = _ttgir.parse(asm["ttgir"])
+    module = _ttgir.parse(asm["ttgir"], asm.get("source", ""))
     names = _role_names(module, roles)
     if buffers is not None and len(buffers) != len(module.allocations):
         raise ValueError(f"inspect: buffers={tuple(buffers)!r} names {len(buffers)} buffers; {module.kernel} has {len(module.allocations)}")
@@ -84,8 +83,7 @@ def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]
         return list(given)
     if not module.specialized:
         return ["kernel"]
-    default = module.default.function
-    names = ["default" if default in {None, module.kernel} else str(default)]
+    names = [module.default.function or "default"]
     names += [worker.function or f"partition{k}" for k, worker in enumerate(module.workers)]
     names = [name.strip("_") for name in names]
     return [f"{name}{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
@@ -123,7 +121,7 @@ def _source(frames: _sass.Frames) -> str | None:
     """The innermost line that is neither Triton's nor the language's own."""
     if not frames:
         return None
-    user = [f for f in frames if not any(Path(f[0]).is_relative_to(library) for library in _LIBRARIES)]
+    user = [f for f in frames if not any(library in Path(f[0]).as_posix() for library in _LIBRARIES)]
     file, line = (user or frames)[0]
     return f"{os.path.basename(file)}:{line}"
 

@@ -1,10 +1,7 @@
 """What the inspector needs of a kernel's TTGIR text: source locations, allocations and their layouts, warp-specialised partitions."""
 
-import ast
-import functools
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ._sass import Frames
 
@@ -17,7 +14,9 @@ _ALLOC = re.compile(r"^\s*%([\w-]+)(?::\d+)? = (ttg\.local_alloc|ttng\.tmem_allo
 _CONSTANT = re.compile(r"^\s*%([\w-]+) = arith\.constant ")
 _INDEX = re.compile(r"ttg\.memdesc_index %([\w-]+)\[%([\w-]+)\]")
 _SPECIALIZE = re.compile(r"^(\s*)ttg\.warp_specialize\((.*?)\)(?: attributes \{(.*)\})?")
+_DEFAULT = re.compile(r"^\s*default \{")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
+_CALL = re.compile(r'^\s*(?:%[^=]* = )?tt\.call @"?(?:(?:\w+|<locals>)\.)*?(_*[A-Za-z]\w*?)__(?!\.)')  # module.function__types of its arguments
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,7 @@ class Partition:
     warps: int
     frames: set[Frames] = field(default_factory=set)
     requested_registers: int | None = None
-
-    @property
-    def function(self) -> str | None:
-        """The Python function most of its operations come from, at the outermost call."""
-        names: dict[str, int] = {}
-        for frames in self.frames:
-            if name := frames and enclosing_function(*frames[-1]):
-                names[name] = names.get(name, 0) + 1
-        return max(names, key=lambda n: names[n]) if names else None
+    function: str | None = None  # the Python function it calls
 
 
 @dataclass
@@ -70,21 +61,6 @@ class Module:
     def within(self, frames: Frames) -> Frames:
         """The frames inside the kernel."""
         return frames[:-1] if self.own_frame and frames[-1:] == self.own_frame else frames
-
-
-@functools.cache
-def _functions(file: str) -> list[tuple[int, int, str]]:
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-
-
-def enclosing_function(file: str, line: int) -> str | None:
-    """The name of the innermost `def` around a source line; None where the source cannot be read."""
-    around = [(end - start, name) for start, end, name in _functions(file) if start <= line <= end]
-    return min(around)[1] if around else None
 
 
 class _Locations:
@@ -133,8 +109,26 @@ def _layouts(text: str) -> dict[str, Layout]:
     return {m[1]: Layout(m[3], dict(f.split(" = ", 1) for f in _split(m[4].strip("{}")) if " = " in f)) for m in found if m}
 
 
-def parse(text: str) -> Module:
-    """Reads TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it."""
+def _called(source: str) -> tuple[list[str | None], list[str | None]]:
+    """The functions that default regions and partitions call, in what Triton's frontend made of the kernel: TTGIR has them inlined."""
+    defaults: list[str | None] = []
+    workers: list[str | None] = []
+    open_for: list[str | None] | None = None  # a region has begun and called nothing yet
+    for line in source.splitlines():
+        if _DEFAULT.match(line) or _PARTITION.match(line):
+            open_for = defaults if _DEFAULT.match(line) else workers
+            open_for.append(None)
+        elif open_for is not None and (found := _CALL.match(line)):
+            open_for[-1], open_for = found[1], None
+    return defaults, workers
+
+
+def parse(text: str, source: str = "") -> Module:
+    """Reads TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it.
+
+    `source`, the frontend's text in `asm["source"]`, names what partitions call. Python's files are not asked: Triton takes equal functions of two files for
+    one, so the locations of a kernel out of its cache can be those of a file that is gone.
+    """
     locate, layouts = _Locations(text), _layouts(text)
     lines = text.splitlines()
     heads = (re.search(r"tt\.func public @([\w$.]+)", line) for line in lines)
@@ -166,7 +160,7 @@ def parse(text: str) -> Module:
             given = [a.lstrip("%") for a in _split(found[2])]
             asked = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", found[3] or "")
             requested = [int(n) for n in asked[1].split(",")] if asked else []
-        elif re.match(r"^\s*default \{", line):
+        elif _DEFAULT.match(line):
             regions.append((depth, region))
             region = default
         elif found := _PARTITION.match(line):
@@ -202,4 +196,8 @@ def parse(text: str) -> Module:
             indexed=ssa in slots,
             indexed_at_run_time=slots.get(ssa, False),
         ))
+    defaults, called = _called(source)
+    if len(called) == len(workers):
+        for partition, function in zip([default, *workers], [*defaults[:1], *called]):
+            partition.function = function
     return module

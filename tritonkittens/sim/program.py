@@ -1,14 +1,16 @@
 """A lowered kernel made ready to run: every operation with its meaning and its modelled cost, the roles of a CTA and their names."""
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tritonkittens.inline_ptx import extern
-from tritonkittens.inspect._ttgir import enclosing_function
 
 from .costs import Cost, operation_cost
 from .operations import EFFECTS, VIEWS
@@ -118,6 +120,21 @@ def function_of(blocks: list[Block], kernel: str) -> str | None:
                 found[name] += 1
                 break
     return found.most_common(1)[0][0] if found else None
+
+
+@functools.cache
+def _functions(file: str) -> list[tuple[int, int, str]]:
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+
+
+def enclosing_function(file: str, line: int) -> str | None:
+    """The name of the innermost `def` around a source line; None where the source cannot be read."""
+    around = [(end - start, name) for start, end, name in _functions(file) if start <= line <= end]
+    return min(around)[1] if around else None
 
 
 def prepare(module: Module, name: str | None = None) -> Program:
