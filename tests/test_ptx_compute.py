@@ -263,7 +263,7 @@ def memory_kernel(X, Y, F, D, SM: tl.constexpr):
     memory.prefetch(X + i + 4096, "L1")
     memory.prefetch(X + i + 8192)
     memory.prefetch(X + i + 8192, "L2::evict_last")
-    memory.store(F + 4, memory.atom_cas(F + 3, 0, 5, "acquire") + memory.atom_cas(F + 5, 2, -1, scope="sys"))
+    memory.store(F + 4, memory.atom_cas(F + 3, 0, 5, "acquire") + memory.atom_cas(F + 5, 2, -1, "release", "sys"))
     p, q = memory.load(D + 2 * i, 2)
     memory.store(D + 2 * i, (q, p))
     flag = memory.load_acquire(F)
@@ -299,7 +299,7 @@ def test_memory(arch, explicit):
         "prefetch.global.L2 ",
         "prefetch.global.L2::evict_last ",
         "atom.acquire.gpu.global.cas.b32 ",
-        "atom.relaxed.sys.global.cas.b32 ",
+        "atom.release.sys.global.cas.b32 ",
         "ld.global.v2.b64",
         "ld.acquire.gpu.global.b32",
         "st.release.sys.global.b32",
@@ -372,8 +372,8 @@ def memory_refused(X, H, NAME: tl.constexpr):
         (90, False, "type", "red_add of int32 as f32: the operand must be fp32"),
         (80, False, "vector", "red.relaxed.global.add.v2.f32 needs sm_90 or newer"),
         (90, False, "scope", "scope='device': it is one of 'cta', 'cluster', 'gpu', 'sys'"),
-        (90, False, "order", r"atom_cas\(order='strong'\): it is 'relaxed', 'acquire', 'release' or 'acq_rel'"),
-        (90, False, "place", r"atom_cas\(scope='device'\): it is 'cta', 'gpu' or 'sys'"),
+        (90, False, "order", "atom_cas with order='strong': it is 'relaxed', 'acquire' or 'release'"),
+        (90, False, "place", "atom_cas with scope='device': it is one of 'cta', 'cluster', 'gpu', 'sys'"),
         (90, False, "level", "prefetch to 'L3': the level is one of 'L1', 'L2'"),
     ],
 )

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.runtime.jit import constexpr_function
 
-from ._asm import OperandError, arch, asm, builtin, issued, require, unwrap
+from ._asm import arch, asm, builtin, issued, require, unwrap
 from ._meaning import Instruction, Machine, NoMeaning, data_bytes, from_bytes, meaning
 
 CACHE = {"load": ("ca", "cg", "cs", "lu", "cv"), "load_nc": ("ca", "cg", "cs"), "store": ("wb", "cg", "cs", "wt")}
@@ -316,10 +316,10 @@ def red_mnemonic(kind: str, vec: int, order: str) -> str:
 
 @constexpr_function
 def _atom_cas_text(order, scope):
-    if order not in ("relaxed", "acquire", "release", "acq_rel"):
-        raise OperandError(f"atom_cas(order={order!r}): it is 'relaxed', 'acquire', 'release' or 'acq_rel'")
-    if scope not in ("cta", "gpu", "sys"):
-        raise OperandError(f"atom_cas(scope={scope!r}): it is 'cta', 'gpu' or 'sys'")
+    if order not in ("relaxed", "acquire", "release"):
+        raise ValueError(f"atom_cas with order={order!r}: it is 'relaxed', 'acquire' or 'release'")
+    if scope not in SCOPES:
+        raise ValueError(f"atom_cas with scope={scope!r}: it is one of {', '.join(map(repr, SCOPES))}")
     return f"atom.{order}.{scope}.global.cas.b32 $0, [$1], $2, $3;"
 
 
