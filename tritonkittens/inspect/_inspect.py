@@ -4,10 +4,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from . import _roles, _sass, _tiles, _tools, _ttgir
+from ._roles import distinct
 from .report import Buffer, Loop, Report, Role
 
 # Counted beside the tensor-core instructions, in this order.
@@ -85,8 +85,7 @@ def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]
         return ["kernel"]
     names = [module.default.function or "default"]
     names += [worker.function or f"partition{k}" for k, worker in enumerate(module.workers)]
-    names = [name.strip("_") for name in names]
-    return [f"{name}{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
+    return distinct(names)
 
 
 def _count(instructions: Iterable[_sass.Instruction]) -> tuple[dict[str, int], dict[str, int]]:
@@ -121,7 +120,7 @@ def _source(frames: _sass.Frames) -> str | None:
     """The innermost line that is neither Triton's nor the language's own."""
     if not frames:
         return None
-    user = [f for f in frames if not any(library in Path(f[0]).as_posix() for library in _LIBRARIES)]
+    user = [f for f in frames if not any(library in f[0] for library in _LIBRARIES)]
     file, line = (user or frames)[0]
     return f"{os.path.basename(file)}:{line}"
 

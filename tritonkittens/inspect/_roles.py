@@ -5,8 +5,16 @@ Triton lowers `warp_specialize` to one function: the default partition's warps b
 run between such a jump and the next reading of the state, and it is recognised by its source lines: ptxas lays the states out in any order.
 """
 
+from collections.abc import Sequence
+
 from ._sass import Frames, Graph, Instruction
 from ._ttgir import Module, Partition
+
+
+def distinct(functions: Sequence[str]) -> list[str]:
+    """Names of roles after the functions that they run, without leading underscores; numbered where several run the same."""
+    names = [name.strip("_") for name in functions]
+    return [f"{name}{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
 
 
 def _starts_partition(instruction: Instruction) -> bool:

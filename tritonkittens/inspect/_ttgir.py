@@ -123,7 +123,7 @@ def _called(source: str) -> tuple[list[str | None], list[str | None]]:
     return defaults, workers
 
 
-def parse(text: str, source: str = "") -> Module:
+def parse(text: str, source: str) -> Module:
     """Reads TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it.
 
     `source`, the frontend's text in `asm["source"]`, names what partitions call. Python's files are not asked: Triton takes equal functions of two files for

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonkittens.inline_ptx import extern
+from tritonkittens.inspect._roles import distinct
 
 from .costs import Cost, operation_cost
 from .operations import EFFECTS, VIEWS
@@ -79,7 +80,6 @@ def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
     first: dict[int, int] = {}
     kernel = module.kernel.attributes["sym_name"]
     names = ["kernel"]
-    counted: Counter[str] = Counter()
     for op in module.walk():
         if op.name != "ttg.warp_specialize":
             continue
@@ -88,15 +88,7 @@ def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
         first[id(op)] = len(names)
         for region in partitions(op):
             names.append(function_of(region.blocks, kernel) or f"partition{len(names) - 1}")
-    names = [n.strip("_") for n in names]
-    out = []
-    for name in names:
-        if names.count(name) > 1:
-            out.append(f"{name}{counted[name]}")
-            counted[name] += 1
-        else:
-            out.append(name)
-    return out, first
+    return distinct(names), first
 
 
 def partitions(op: Op) -> list[Any]:
