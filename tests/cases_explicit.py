@@ -20,10 +20,6 @@ TORCH = {
 }
 
 
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
 # ---- TMA ---------------------------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tests import cases_cluster as cases
-
-
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(*shape, dtype=dtype, device="meta")
+from tests.util import meta
 
 
 @pytest.mark.parametrize(("cols", "copies"), [(64, 1), (128, 2), (96, 2), (16, 1)])

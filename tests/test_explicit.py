@@ -10,8 +10,9 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests import cases_explicit as cases
-from tests.cases_explicit import TORCH, meta
+from tests.cases_explicit import TORCH
 from tests.fake_libcuda import FakeCuda, build
+from tests.util import meta
 from tritonkittens.inspect import inspect
 from tritonkittens.lang.debug import Event
 from tritonkittens.launch import Launcher

@@ -9,8 +9,8 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests import cases_explicit as cases
-from tests.cases_explicit import meta
 from tests.fake_libcuda import FakeCuda, build
+from tests.util import meta
 from tritonkittens.launch import Launcher
 
 

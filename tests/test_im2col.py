@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.cases_explicit import meta
 from tests.cases_im2col import all_taps, convolution_input, expected_taps, expected_tile, one_tile
 from tests.fake_libcuda import FakeCuda, build
+from tests.util import meta
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, TensorMapSpec, check_tensor_map, encode
 
 TILE = tk.st(tk.bf16, 64, 64)

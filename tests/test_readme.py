@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from bench import figures
-from tests.util import in_pages, on_gpu_or_simulated, poison, relative_error
+from tests.util import in_pages, meta, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention_torch
 from tritonkittens.kernels.gemm import gemm
 
@@ -43,10 +43,6 @@ def shown(tmp_path_factory):
     sys.modules["readme_kernels"] = module
     spec.loader.exec_module(module)
     return module
-
-
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 def test_the_kernels_compile(shown):

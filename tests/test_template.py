@@ -16,16 +16,14 @@ import tritonkittens.lang as tk
 from tests.cases_split import Product
 from tests.streaming import (
     CountedStream,
-    FollowedStream,
     HandingStream,
     PipelinedStream,
-    PlainSendingStream,
     Prefix,
-    SendingStream,
     SharingStream,
     Stream,
     TrailingStream,
 )
+from tests.util import meta, refused
 from tritonkittens.lang.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -63,16 +61,8 @@ class Copy(tk.lcf):
         tk.store_async(ctx.globals.Y, staging.Y, (ctx.task, 0))
 
 
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
 def tensors():
     return meta(256, 128), meta(256, 128), meta(256, 64)
-
-
-def refused(message, kind=tk.TileError):
-    return pytest.raises(kind, match=re.escape(message))
 
 
 # ---------------------------------------------------------------- at construction: hooks
@@ -216,112 +206,6 @@ def test_impossible_parts(parts):
 def test_impossible_parts_of_a_cluster(parts):
     with refused(f"ClusterSplitK(parts={parts!r}): must be 2, 4 or 8, the blocks of a cluster"):
         tk.ClusterSplitK(parts)
-
-
-def test_a_role_that_follows_is_for_tasks_that_are_drawn():
-    template = FollowedStream()
-    lines = ["  working tiles leave by a warp of their own for each consumer",
-             "  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers"]
-    assert template.explain().splitlines()[-2:] == lines and "follows" not in CountedStream(schedule=tk.Dynamic()).explain()
-    assert len({FollowedStream(following_stages=n).cache_key for n in (1, 2, 4)}) == 3
-    for stages in (0, 33, "2"):
-        with refused(f"FollowedStream(following_stages={stages!r}): a ring has 1 to 32 stages"):
-            FollowedStream(following_stages=stages)
-    with refused("FollowedStream(schedule=Persistent()): hook 'follow' is for tasks that blocks draw; that needs schedule=Dynamic()"):
-        FollowedStream(schedule=tk.Persistent())
-
-    class Tallied(CountedStream):
-        schedule = tk.Dynamic()
-
-        @triton.jit
-        def tally(ctx):
-            return ctx.globals.lengths.pointer
-
-    with refused("Tallied: hook 'tally' counts tasks whose tiles senders have sent; that needs hook 'send'"):
-        Tallied()
-
-    class Tiled(CountedStream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), following_ring=dict(X=tile))
-
-    with refused("Tiled: its layout has following tiles, but hook 'follow' is missing"):
-        Tiled()
-
-
-def test_senders_are_for_whole_tasks_that_consumers_share():
-    for knobs in (dict(cluster=2), dict(independent=True, weighted=False), dict(schedule=tk.SplitK(2)), dict(schedule=tk.ClusterSplitK(2))):
-        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, independent={'independent' in knobs}"
-        with refused(f"PlainSendingStream({given}): hook 'send' is for whole tasks that the consumers of a block share; that needs cluster=1, "
-                     "independent=False and a schedule that splits none"):
-            PlainSendingStream(**knobs)
-
-    class Idle(SendingStream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), working={})
-
-    with refused("Idle: hook 'send' sends working tiles; its layout has none"):
-        Idle()
-
-    class Unopened(PlainSendingStream):
-        drain, compute = SendingStream.drain, SendingStream.compute
-
-    with refused("Unopened: hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later"):
-        Unopened()
-
-
-class Unsent(CountedStream):
-    @triton.jit
-    def compute(ctx, state, input):
-        tk.call_sender(ctx)
-        return state
-
-
-class Early(SendingStream):
-    @triton.jit
-    def first(ctx, state, input):
-        tk.await_sender(ctx)
-        return state
-
-
-class Twice(PlainSendingStream):
-    @triton.jit
-    def compute(ctx, state, input):
-        tk.await_sender(ctx)
-        tk.call_sender(ctx)
-        tk.call_sender(ctx)
-        return state
-
-
-class Hasty(PlainSendingStream):
-    @triton.jit
-    def send(ctx, working):
-        tk.store_add_async(ctx.globals.Z, working.W, (ctx.consumer, 0))
-        return ctx.globals.counts.pointer
-
-
-class Waiting(PlainSendingStream):
-    @triton.jit
-    def compute(ctx, state, input):
-        tk.await_sender(ctx)
-        tk.await_call(ctx)
-        tk.call_sender(ctx)
-        return state
-
-
-@pytest.mark.parametrize("cls, message", [
-    (Unsent, "call_sender in Unsent: it is for consumers of templates with hook 'send', in 'compute' and 'drain'"),
-    (Early, "await_sender in Early: it is for consumers of templates with hook 'send', in 'compute' and 'drain'"),
-    (Twice, "Twice.compute calls tk.await_sender 1 times, tk.call_sender 2 times; with hook 'send' 'compute' and 'drain' call each once, in the hook "
-            "itself, 'first' neither"),
-    (Hasty, "Hasty.send calls tk.await_call 0 times; it does so once, in the hook itself, before it reads working tiles"),
-    (Waiting, "await_call in Waiting: it is for hook 'send'"),
-])  # fmt: skip
-def test_senders_and_consumers_that_do_not_wait_for_each_other(cls, message):
-    template = cls()
-    x, z, counts = meta(4, 128, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32), meta(2, dtype=torch.int32)
-    more = () if cls is Unsent else (z, counts)
-    with refused(message):
-        template.compile(x, x, x.flatten(0, 1), x.flatten(0, 1), meta(4, dtype=torch.int32), *more, tasks=4)
 
 
 @pytest.mark.parametrize("rows", [0, -3, 1.5, None])

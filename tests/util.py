@@ -1,8 +1,12 @@
-"""What tests of numbers share."""
+"""What tests share."""
 
+import re
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tritonkittens.lang import TileError
 from tritonkittens.testing import has_gpu
 
 
@@ -29,6 +33,16 @@ def relative_error(out, ref):
         return float("inf")
     norm = ref[torch.isfinite(ref)].norm()
     return float(error.norm() / norm) if norm > 0 else float(error.norm())
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    """A tensor of no memory, to compile for."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def refused(message, kind=TileError):
+    """What follows is refused with this message."""
+    return pytest.raises(kind, match=re.escape(message))
 
 
 DEVICE = "cuda" if has_gpu() else "cpu"  # where the tests of kernels put their tensors: a Hopper GPU, or, with the fixture `kernel_device`, the simulator
