@@ -187,7 +187,8 @@ def test_when_a_single_pass_is_worth_its_sums():
 
 
 def test_when_dq_is_made_in_the_single_pass():
-    assert [worth_following(keys, False) for keys in (1, 1023, 1024, 4095, 4096)] == [False, False, True, True, False] and not worth_following(2048, True)
+    assert [worth_following(dim, keys, False) for dim, keys in ((64, 1), (64, 1023), (64, 1024), (128, 2047), (128, 2048))] == [False, False, True, False, True]
+    assert not worth_following(64, 1 << 20, True)
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 8, 32, 131, 133, 400])

@@ -286,21 +286,26 @@ def test_encoding_is_cached_and_small_tensors_are_corrected(fake):
         encode(torch.empty(8, 8, dtype=torch.complex64), TensorMapSpec((8, 8), 0), driver=fake.driver)
 
 
-@pytest.mark.parametrize("shape, code", [((16 << 10, 2048), 3), ((16 << 10, 1600), 2), ((512 << 10, 64), 2), ((512 << 10, 128), 3)],
-                         ids=["of memory", "of L2", "rows of 128 bytes", "rows of 256 bytes"])  # fmt: skip
-def test_what_l2_cannot_hold_is_fetched_by_256_bytes(fake, shape, code):
-    x = torch.empty(shape, dtype=torch.bfloat16)
-    data = encode(x, TensorMapSpec((64, 64), 128), driver=fake.driver)
+@pytest.mark.parametrize("fetched, code", [(128, 2), (256, 3)])
+def test_what_a_copy_fetches_reaches_the_driver(fake, monkeypatch, fetched, code):
+    monkeypatch.setattr(tensormap, "l2_promotion", lambda x: fetched)
+    data = encode(torch.empty(64, 64, dtype=torch.bfloat16), TensorMapSpec((64, 64), 128), driver=fake.driver)
     assert struct.unpack("<16Q", data)[1] >> 48 == code
 
 
-def test_how_much_l2_holds_the_device_says(monkeypatch):
-    x = SimpleNamespace(shape=(100, 256), itemsize=2, nbytes=100 * 512, is_cuda=True, device="cuda:1")
-    held = {"cuda:1": 100 * 512}
-    monkeypatch.setattr(tensormap, "l2_bytes", held.__getitem__)
-    assert tensormap.l2_promotion(x) == 128
-    held["cuda:1"] -= 1
-    assert tensormap.l2_promotion(x) == 256
+@pytest.mark.parametrize("cols, rows, memory, fetched", [
+    pytest.param(128, 200, 80, 256, id="an H100, what L2 cannot hold"), pytest.param(128, 199, 80, 128, id="what L2 holds"),
+    pytest.param(120, 400, 80, 128, id="short rows"), pytest.param(128, 200, 141, 128, id="an H200"),
+])  # fmt: skip
+def test_what_l2_cannot_hold_is_fetched_by_256_bytes(monkeypatch, cols, rows, memory, fetched):
+    facts = {"cuda:1": SimpleNamespace(memory_bytes=memory << 30, l2_bytes=199 * 256)}
+    monkeypatch.setattr(tensormap, "device_facts", facts.__getitem__)
+    x = SimpleNamespace(shape=(rows, cols), itemsize=2, nbytes=2 * rows * cols, is_cuda=True, device="cuda:1")
+    assert tensormap.l2_promotion(x) == fetched
+
+
+def test_without_a_device_copies_fetch_128_bytes():
+    assert tensormap.l2_promotion(torch.empty(16 << 10, 4096, dtype=torch.bfloat16)) == 128
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -196,11 +196,11 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 
-def worth_following(keys: int, edges: bool) -> bool:
-    """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel of 47 µs? A share takes 15 µs, beside a task that takes 20 with
-    1,024 keys; with a mask (`edges`) tasks are shorter, and a role more costs them time. Measured on the H200; from 4,096 keys on that kernel is at most 2 %
-    of a backward, and it would be worth -0.5 to 1.4 %."""
-    return 1024 <= keys < 4096 and not edges
+def worth_following(head_dim: int, keys: int, edges: bool) -> bool:
+    """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel of 47 µs (H200; H100 65)? A share takes 15 µs, beside a task that
+    takes 20 with 1,024 keys; with a mask (`edges`) tasks are shorter, and a role more costs them time. Measured on both: at dimension 64 1.5 to 4 % from 1,024
+    keys on; at 128 −3 and −5 % with 1,024, 3 % with 2,048, −1 to 4 % with more (`bench/results/attention_variants.json`)."""
+    return not edges and keys >= (1024 if head_dim <= 64 else 2048)
 
 
 def units_ahead(tiles: int, slots: int, causal: bool) -> int:

@@ -94,7 +94,7 @@ def _single_pass(
     parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
         parts_for(device, group, tiles * batch * kv_heads))
     units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
-    gathers = units > lag and worth_following(keys, fused.causal or fused.window)
+    gathers = units > lag and worth_following(fused.head_dim, keys, fused.causal or fused.window)
     if parts > 1 or gathers:
         fused = cast(AttentionBackward, fused_backward(*kind, parts, gathers))
     sums = torch.empty(batch, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)

@@ -13,7 +13,7 @@ import torch
 from tritonkittens.inline_ptx.tensormap import correct_small_tensor
 
 from .clock_cache import ClockCache
-from .device import l2_bytes
+from .device import device_facts
 from .im2col import Im2colSpec, check_im2col
 from .libcuda import CudaDriver, cuda_driver
 
@@ -30,7 +30,7 @@ RAGGED_EXTENT = 0x7FFF0000  # more than any coordinate in front
 _SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
 _L2_PROMOTION_CODE = {128: 2, 256: 3}  # CUtensorMapL2promotion
-_L2_BYTES = 50 << 20  # where no GPU is asked: an H100's
+_FIVE_STACKS = 80 << 30  # bytes of memory
 
 # CUtensorMapDataType. fp8 has no type of its own: bytes are bytes.
 _TYPE_CODE = {
@@ -222,13 +222,16 @@ def encode(
 def l2_promotion(tensor: torch.Tensor) -> int:
     """How many bytes a copy fetches into L2 at least, 128 or 256.
 
-    Memory gives 256 bytes of a row faster than 128 now and 128 when the next copy asks: of a tensor that L2 cannot hold 256 are
-    fetched, where its rows have as many. Measured on an H100 (``bench/results/l2_promotion.json``): decoding from keys and values of
-    134 MB or more takes 2 % less time (from pages of 128 keys 1 %), a product of 16 rows and a weight of more than 100 MB up to 1 %;
-    one of a weight that L2 holds would take 1 % more.
+    The five stacks of HBM3 of an H100 give 256 bytes of a row faster than 128 now and 128 when the next copy asks: there 256 are fetched
+    of a tensor that L2 cannot hold, where its rows have as many. The six of HBM3e of an H200 do not. Measured
+    (``bench/results/l2_promotion.json``): decoding from keys and values of 134 MB or more takes 2 % less time on an H100 (from pages of
+    128 keys 1 %), 5 % more on an H200; a product of 16 rows and a weight of more than 100 MB up to 1 % less on an H100, where one of a
+    weight that L2 holds would take 1 % more; large products and attention take as long on an H200.
     """
-    held = l2_bytes(tensor.device) if tensor.is_cuda else _L2_BYTES
-    return 256 if tensor.shape[-1] * tensor.itemsize >= 256 and tensor.nbytes > held else 128
+    if not tensor.is_cuda or tensor.shape[-1] * tensor.itemsize < 256:
+        return 128
+    facts = device_facts(tensor.device)
+    return 256 if facts.memory_bytes <= _FIVE_STACKS and tensor.nbytes > facts.l2_bytes else 128
 
 
 def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, box: tuple[int, ...] | None) -> bytes:
