@@ -19,12 +19,11 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_backward": ("attention backward", FLASH),
     "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
     "attention_sustained": ("attention at the power limit, both ways", FLASH),
-    "attention_decode": ("attention of one query against a cache", "best of cuDNN, FlashAttention-2 and -3"),
+    "attention_decode": ("attention of one query against a cache", "best of cuDNN, FlashAttention-2, -3 and -4"),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }
-ON_H100 = {suite: SUITES[suite][1] for suite in ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models")}  # measured there, too
-ON_H100["attention_backward"] = "best of cuDNN, FlashAttention-2 and -3"
+ON_H100 = {suite: SUITES[suite][1] for suite in ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models", "attention", "attention_backward")}  # measured there, too
 SUITES |= {f"h100/{suite}": (f"H100: {SUITES[suite][0]}", peer) for suite, peer in ON_H100.items()}
 
 
