@@ -206,6 +206,17 @@ def test_a_table_serves_a_device_of_the_same_make_only(tmp_path):
     assert family().choose(Problem(64, 64), device=tune.Device.named("B200")) == Config(1)
 
 
+def test_a_device_has_its_own_table_before_that_of_another(tmp_path):
+    """Problems that its own does not know are in the fullest of the others."""
+    h100 = tune.Device.named("H100")
+    key = store.DeviceKey(h100.name, h100.multiprocessors, h100.capability)
+    for name, device, tile, sizes in (("a", store.DeviceKey("NVIDIA GH200", 132, (9, 0)), 2, (65, 66)), ("b", key, 1, (64,)), ("c", H200_KEY, 9, (64, 65, 66))):
+        shipped.write(tmp_path / "tables" / f"{name}.json", device, [store.Entry("fake", Problem(m, 64)._asdict(), {"tile": tile}, 1e-6) for m in sizes])
+    assert [family().choose(Problem(m, 64), device=h100).tile for m in (64, 65)] == [1, 9]
+    assert [family().choose(Problem(m, 64), device=H200).tile for m in (64, 65)] == [9, 9]
+    assert "shipped in b.json of NVIDIA H100" in family().explain(Problem(64, 64), device=h100).reason
+
+
 def test_devices_are_told_apart():
     found = family()
     found.tune(Problem(64, 64), Clock(), device=H200)

@@ -36,11 +36,11 @@ def tables() -> tuple[Table, ...]:
     return tuple(read(path) for path in sorted(TABLES.glob("*.json")))
 
 
-def table_for(device: DeviceKey) -> Table | None:
-    """The table whose winners hold for a device: its own, else that of a device with as many multiprocessors of the same capability, as H100 and H200 (SXM)
-    are to one another: they differ in their memory only."""
+def tables_for(device: DeviceKey) -> list[Table]:
+    """The tables whose winners hold for a device, the first that knows a problem: its own, then those of devices with as many multiprocessors of the same
+    capability, the fullest first. H100 and H200 (SXM) differ in their memory only: an H100's own table has what is computed otherwise there."""
     alike = [t for t in tables() if (t.device.capability, t.device.multiprocessors) == (device.capability, device.multiprocessors)]
-    return next((t for t in alike if t.device == device), alike[0] if alike else None)
+    return sorted(alike, key=lambda t: (t.device != device, -len(t.entries)))
 
 
 def relatives(device: DeviceKey) -> list[Table]:

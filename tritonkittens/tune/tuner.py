@@ -264,11 +264,9 @@ class Family(Generic[P, C]):
     def _looked_up(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Choice[C] | None:
         device, values = _device_key(key[0]), as_values(key[1])
         store = store_for(device)
-        table = shipped.table_for(device)
-        for source, entry, where in (
-            ("disk", store.get(self.name, values), str(store.path)),
-            ("table", table.entries.get((self.name, problem_key(values))) if table else None, f"{table.path.name} of {table.device.name}" if table else ""),
-        ):  # fmt: skip
+        known = (self.name, problem_key(values))
+        tables = [("table", table.entries.get(known), f"{table.path.name} of {table.device.name}") for table in shipped.tables_for(device)]
+        for source, entry, where in [("disk", store.get(self.name, values), str(store.path)), *tables]:
             config = self._config(entry.config, options) if entry else None
             if config is not None:
                 return _Choice(config, source, entry, where)
