@@ -289,7 +289,7 @@ def test_encoding_is_cached_and_small_tensors_are_corrected(fake):
 @pytest.mark.parametrize("fetched, code", [(128, 2), (256, 3)])
 def test_what_a_copy_fetches_reaches_the_driver(fake, monkeypatch, fetched, code):
     monkeypatch.setattr(tensormap, "l2_promotion", lambda x: fetched)
-    data = encode(torch.empty(64, 64, dtype=torch.bfloat16), TensorMapSpec((64, 64), 128), driver=fake.driver)
+    data = encode(torch.empty(fetched, 64, dtype=torch.bfloat16), TensorMapSpec((64, 64), 128), driver=fake.driver)  # maps are remembered by address and shape
     assert struct.unpack("<16Q", data)[1] >> 48 == code
 
 
