@@ -23,8 +23,8 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }
-ON_H100 = {suite: SUITES[suite][1] for suite in ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models", "attention", "attention_backward")}  # measured there, too
-SUITES |= {f"h100/{suite}": (f"H100: {SUITES[suite][0]}", peer) for suite, peer in ON_H100.items()}
+ON_H100 = ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models", "attention", "attention_backward")  # measured there, too
+SUITES |= {f"h100/{suite}": (f"H100: {SUITES[suite][0]}", SUITES[suite][1]) for suite in ON_H100}
 
 
 def result(folder: pathlib.Path, suite: str) -> dict:
