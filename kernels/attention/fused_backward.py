@@ -54,8 +54,8 @@ class AttentionBackward(AttentionBackwardKeys):
     for stores. Worth together, on an H100, of the kernel's cycles: at 512 keys 3 and 11 % (dimensions 64 and 128), causal 13 %; at 1,024 causal 2 and 12 %; at
     4,096 −3 to 0 %, but −32 % of memory's bytes, and so at the power limit up to 4 % of the time. Tried: the same by the consumers (3 to 6 % slower, 12 to 28
     where they wait for the atomic at once); to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a
-    fence of its own (0 to 6 %: consumers drift into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy
-    is under way (−2 to 2 %).
+    fence of its own (0 to 6 %: consumers drift into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy is under way (−2 to 2
+    %).
 
     Without a mask 2,048 tasks are 15.5 rounds of 132 multiprocessors; full rounds would give 3.5 % more at dimension 128 (0.7 at 64, 31.03 rounds). Tried: the
     tasks of the last round in pieces whose dK and dV are added up in fp32 (0 to 3 % faster at 128 from 4,096 keys on, 0 to 3 % slower at 64, and memory that

@@ -20,9 +20,9 @@ class GatheringBackward(AttentionBackward):
 
     By a warp that follows (hook `follow`): sums come by bulk copies, a band of 16 rows and 32 columns at a time, and leave as a tile in the operands' type. It
     takes 0.9 µs a band, however few instructions that is, for its accesses of shared memory and copies wait in the same queues as those of the consumers: 15 µs
-    for a block of 128 queries and 64 columns, where a task of 512 keys takes 10, one of 1,024 keys 20. With a causal mask tasks are
-    shorter, and any role more costs one of dimension 64 a microsecond (why was not found: a role that only hears of tasks costs as much, main loops are the
-    same, warps wait for instructions 2 % of their time). Consumers do nothing for it: senders say that their sums are done, the follower counts.
+    for a block of 128 queries and 64 columns, where a task of 512 keys takes 10, one of 1,024 keys 20. With a causal mask tasks are shorter, and any role more
+    costs one of dimension 64 a microsecond (why was not found: a role that only hears of tasks costs as much, main loops are the same, warps wait for
+    instructions 2 % of their time). Consumers do nothing for it: senders say that their sums are done, the follower counts.
 
     Worth, 16 K tokens, without a mask (`bench/results/attention_variants.json`), in a whole backward: at dimension 64 on the H200 2.4 % with 1,024 keys, 1.5 to
     2 with more, on an H100 3, and 2.4 to 4; at 128 −5 and −3 % with 1,024, 3 % with 2,048, −1 to 2 and 1 to 4 with more. At 512 keys −10 and −12 %; causal −10
