@@ -269,6 +269,61 @@ class SharingStream(PipelinedStream):
         return state.replace(acc=ctx.config._add(ctx, state.acc, input, ctx.iterations - 1))
 
 
+class DeferringStream(PipelinedStream):
+    """The same with all consumers' weights in a common tile, and again in a deferred one, which `first` waits for where it `waits`, and which is for the last
+    iteration. `drain` gives both back where it is `early`, the template where it is not."""
+
+    waits: bool = True
+    early: bool = True
+
+    def layout(self):
+        plan, weights = super().layout(), tk.st(self.dtype, self.team * self.rows, self.cols)
+        tensors = {n: tiles or None for n, tiles in plan.globals} | dict(S=weights)
+        return dataclasses.replace(plan, globals=tensors, scratch={}, common=dict(S=weights), deferred=dict(L=weights))
+
+    @triton.jit
+    def prefetch(ctx):
+        tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
+
+    @triton.jit
+    def load_common(ctx, common):
+        tk.load_async(common.S, ctx.globals.S, (ctx.task, 0), common.arrived)
+
+    @triton.jit
+    def load_deferred(ctx, deferred):
+        tk.load_async(deferred.L, ctx.globals.S, (ctx.task, 0), deferred.arrived)
+
+    @triton.jit
+    def start(ctx):
+        acc = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+        return tk.struct(acc=acc, last=acc)
+
+    @triton.jit
+    def _mine(ctx, tile, acc):
+        return tk.load(tk.subtile(tile, ctx.config.rows, ctx.config.cols, ctx.consumer, 0), like=acc).to(tl.float32)
+
+    @triton.jit
+    def first(ctx, state, input):
+        if ctx.config.waits:
+            tk.wait_for(ctx.deferred)
+        return state.replace(last=ctx.config._mine(ctx, ctx.deferred.L, state.last))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = _add_tile(ctx, state.acc, previous, ctx.config._mine(ctx, ctx.common.S, state.acc))
+        before = tk.load(previous.X, like=acc).to(tl.float32)
+        return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
+
+    @triton.jit
+    def drain(ctx, state, input):
+        if ctx.config.early:
+            tk.release(ctx, ctx.common)
+        weights = state.last + (ctx.config._mine(ctx, ctx.deferred.L, state.acc) - state.last) * 1.0
+        if ctx.config.early:
+            tk.release(ctx, ctx.deferred)
+        return state.replace(acc=_add_tile(ctx, state.acc, input, weights))
+
+
 class HandingStream(SharingStream):
     """The same for two consumers that hand their parts over and do not meet."""
 

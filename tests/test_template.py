@@ -16,6 +16,7 @@ import tritonkittens.lang as tk
 from tests.cases_split import Product
 from tests.streaming import (
     CountedStream,
+    DeferringStream,
     HandingStream,
     PipelinedStream,
     Prefix,
@@ -89,8 +90,8 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_finish, load_trailing, fetch, start, first, drain, send, sent, " \
-            "follow, tally"
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, fetch, start, first, drain, " \
+            "send, sent, follow, tally"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -246,7 +247,7 @@ def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for
         Copy(staggered=True, ordered=True)
     with refused("SharingStream(staggered=True): consumers that write exchange tiles for each other end together"):
         SharingStream(staggered=True)
-    message = "(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"
+    message = "(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
             cls(independent=True, **knobs)
@@ -328,7 +329,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, fetch, start, finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, fetch, start, finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 
@@ -609,8 +610,62 @@ def test_shared_tiles_without_their_hooks():
     with refused("Late: its layout has common tiles, but hook 'load_common' is missing"):
         Late()
 
-    with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles"):
+    with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
         SharingStream(independent=True)
+
+
+def test_deferred_tiles_without_their_hooks():
+    class Later(PipelinedStream):
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), deferred=dict(V=tile))
+
+    with refused("Later: its layout has deferred tiles, but hook 'load_deferred' is missing"):
+        Later()
+
+    class Plain(Copy):
+        load_deferred = DeferringStream.load_deferred
+
+        def layout(self):
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), deferred=dict(V=tile))
+
+    with refused("Plain: its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing"):
+        Plain()
+
+
+@triton.jit
+def _give_back_twice(ctx, state, input):
+    tk.release(ctx, ctx.common)
+    tk.release(ctx, ctx.common)
+    return state
+
+
+@triton.jit
+def _give_back_at_once(ctx, state, input):
+    tk.wait_for(ctx.deferred)
+    tk.release(ctx, ctx.deferred)
+    return state
+
+
+@triton.jit
+def _wait_for_common(ctx, state, input):
+    tk.wait_for(ctx.common)
+    return state
+
+
+@triton.jit
+def _prefetch_another(ctx):
+    tk.prefetch(ctx.globals.S, tk.st(tk.fp32, 32, 32), (ctx.task, 0))
+
+
+@pytest.mark.parametrize(("hook", "value", "message"), [
+    ("drain", _give_back_twice, "Wrong.drain calls tk.release(ctx, ctx.common) 2 times; 'drain' may give common tiles back, once"),
+    ("first", _give_back_at_once, "Wrong.first calls tk.release(ctx, ctx.deferred) 1 times; 'drain' may give deferred tiles back, once"),
+    ("first", _wait_for_common, "wait_for(ctx.common): common tiles are there when a task begins; those that `first` waits for itself are deferred tiles"),
+    ("prefetch", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
+])  # fmt: skip
+def test_kept_tiles_used_wrongly(hook, value, message):
+    with refused(message):
+        compile_stream(type("Wrong", (DeferringStream,), {hook: value})(stages=2))
 
 
 def test_results_over_what_consumers_worked_in():

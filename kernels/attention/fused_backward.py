@@ -89,6 +89,11 @@ class AttentionBackward(AttentionBackwardKeys):
         return self.head_dim // 64
 
     @property
+    def keys_by_exchange(self) -> bool:
+        """Does dK leave from where dS was? There is room at dimension 64, and where dQ is staged it would wait until the last has left."""
+        return self.parts == 1 and self.panels == 1
+
+    @property
     def products_first(self) -> bool:
         """Are dQ and dK of the block before under way before the scores are waited for?"""
         return self.cols == 64
@@ -99,11 +104,17 @@ class AttentionBackward(AttentionBackwardKeys):
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
         panel = tk.st(self.dtype, self.rows, 64)
         results: dict[str, Any] = dict.fromkeys(("dK", "dV"), panel if self.parts == 1 else None)
-        staged = dict.fromkeys(("dK0", "dK1")[: self.panels], panel) if self.parts == 1 else dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
+        if self.keys_by_exchange:
+            staged = {}
+        elif self.parts == 1:
+            staged = dict.fromkeys(("dK0", "dK1"), panel)
+        else:
+            staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
         addends = tk.st(tk.bf16, self.cols, STEP.value)
-        input, common = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k, V=v)
-        return tk.layout(globals={**input, **common, "sums": None, "words": None, **results}, input=input, common=common, finish=staged,
-                         args=(*self.numbers, "gradient"), working=dict(dQ=tk.st(tk.fp32, 64, 64)), exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+        input, common, deferred = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
+        return tk.layout(globals={**input, **common, **deferred, "sums": None, "words": None, **results}, input=input, common=common, deferred=deferred,
+                         finish=staged, args=(*self.numbers, "gradient"), working=dict(dQ=tk.st(tk.fp32, 64, 64)),
+                         exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         batch, kv_heads, keys, _ = shapes[self.tensors.index("K")]
@@ -114,9 +125,19 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.extent(ctx.globals.K, 1) * ctx.config.parts
 
     @triton.jit
+    def prefetch(ctx):
+        if ctx.config.panels == 1:
+            HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+            tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
+            tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
+
+    @triton.jit
     def load_common(ctx, common):
         tk.load_async(common.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
-        tk.load_async(common.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
+
+    @triton.jit
+    def load_deferred(ctx, deferred):
+        tk.load_async(deferred.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), deferred.arrived)
 
     @triton.jit
     def load(ctx, input):
@@ -184,8 +205,8 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def _staged(ctx, dq, dk):
-        """dK, with dQ on its way to shared memory."""
-        tk.store_fragments(ctx.working.dQ, tk.mma_wait(dq, leave=dk))
+        """dK, under way, with dQ on its way to shared memory."""
+        tk.store_fragments(ctx.working.dQ, dq)
         tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
         return tk.mma_wait(dk)
 
@@ -211,7 +232,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _gradient(ctx, state, p, slope, input):
         """(dV under way, dS) of a block."""
-        v = tk.subtile(ctx.common.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
+        v = tk.subtile(ctx.deferred.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
         dp = tk.mma_ABt(v, input.dO, tk.mm_ABt(state.ones, input.deltas, wait=False), wait=False)
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
         return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
@@ -237,8 +258,17 @@ class AttentionBackward(AttentionBackwardKeys):
         """(dS, dV) of queries from `query` on, with nothing else under way."""
         s = tk.mma_wait(ctx.config._scores(ctx, state, input))
         p, slope = ctx.config._weights(ctx, state, input, s, query)
+        tk.wait_for(ctx.deferred)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         return ds, tk.mma_wait(dv)
+
+    @triton.jit
+    def _show_first(ctx, ds):
+        """Show dS where, in the task before, dK may have left from."""
+        if ctx.config.keys_by_exchange:
+            tk.store_read_wait(0)
+            tk.sync()
+        ctx.config._show(ctx, ds)
 
     @triton.jit
     def _on_diagonal(ctx):
@@ -250,19 +280,19 @@ class AttentionBackward(AttentionBackwardKeys):
         """`first` of the second consumer's keys on the diagonal, without the queries that see none of them."""
         nothing = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, 64))
         if ctx.config.cols == 64:
-            ctx.config._show(ctx, nothing)
+            ctx.config._show_first(ctx, nothing)
             return state
         else:
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
                               offsets=tk.subtile(input.offsets, 64, STEP, 1, 0), deltas=tk.subtile(input.deltas, 64, STEP, 1, 0))
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.cols + 64)
-            ctx.config._show(ctx, tk.concat_cols(nothing, ds, whole=True))
+            ctx.config._show_first(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
 
     @triton.jit
     def _first_of_all(ctx, state, input):
         ds, dv = ctx.config._alone(ctx, state, input, state.block * ctx.config.cols)
-        ctx.config._show(ctx, ds)
+        ctx.config._show_first(ctx, ds)
         return state.replace(dv=dv)
 
     @triton.jit
@@ -287,7 +317,7 @@ class AttentionBackward(AttentionBackwardKeys):
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.cols)
             dq, dk = ctx.config._before(ctx, state, previous)
         tk.await_sender(ctx)
-        dk = ctx.config._staged(ctx, dq, dk)
+        dk = ctx.config._staged(ctx, tk.mma_wait(dq, leave=dk), dk)
         tk.hand_back(ctx)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
         tk.take_back(ctx)
@@ -298,7 +328,7 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _values_panel(ctx, number):
         """64 columns of this consumer's values, where their gradient waits to be stored: nobody else reads these, nor it any more."""
-        return tk.subtile(ctx.common.V, ctx.config.rows, 64, ctx.consumer, number)
+        return tk.subtile(ctx.deferred.V, ctx.config.rows, 64, ctx.consumer, number)
 
     @triton.jit
     def _place(ctx, number):
@@ -318,6 +348,8 @@ class AttentionBackward(AttentionBackwardKeys):
             for number in tl.static_range(PANELS):
                 tk.store_async(ctx.globals.dV, ctx.config._values_panel(ctx, number), ctx.config._place(ctx, number))
         tk.await_sender(ctx)
+        dq = tk.mma_wait(dq, leave=dk)
+        tk.release(ctx, ctx.common)
         dk = ctx.config._staged(ctx, dq, dk)
         tk.hand_back(ctx)
         tk.fence_async()
@@ -345,23 +377,38 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _store_keys(ctx, state, staging):
         """Store dK, and dV where there was no query, and so no `drain`."""
-        PANELS: tl.constexpr = ctx.config.panels
         dk = tk.split_cols(state.dk, 64)
         tk.store(staging.dK0, dk[0] * ctx.args.gradient)
-        if PANELS > 1:
-            tk.store(staging.dK1, dk[1] * ctx.args.gradient)
+        tk.store(staging.dK1, dk[1] * ctx.args.gradient)
         tk.fence_async()
         tk.sync()
         tk.store_async(ctx.globals.dK, staging.dK0, ctx.config._place(ctx, 0))
-        if PANELS > 1:
-            tk.store_async(ctx.globals.dK, staging.dK1, ctx.config._place(ctx, 1))
+        tk.store_async(ctx.globals.dK, staging.dK1, ctx.config._place(ctx, 1))
         if ctx.iterations == 0:  # zeros, too
-            for number in tl.static_range(PANELS):
-                tk.store_async(ctx.globals.dV, staging.dK0, ctx.config._place(ctx, number))
+            tk.store_async(ctx.globals.dV, staging.dK0, ctx.config._place(ctx, 0))
+            tk.store_async(ctx.globals.dV, staging.dK1, ctx.config._place(ctx, 1))
+
+    @triton.jit
+    def _store_exchanged(ctx, state):
+        """Store dK, and dV where there was no query, and so no `drain`, from where this consumer's dS was, once the other has read it."""
+        if ctx.iterations > 0:
+            tk.take_back(ctx)
+        else:
+            tk.store_read_wait(0)
+            tk.sync()
+        home = tk.subtile(ctx.exchange.dS[ctx.consumer], ctx.config.rows, 64, 0, 0)
+        tk.store(home, state.dk * ctx.args.gradient)
+        tk.fence_async()
+        tk.sync()
+        tk.store_async(ctx.globals.dK, home, ctx.config._place(ctx, 0))
+        if ctx.iterations == 0:  # zeros, too
+            tk.store_async(ctx.globals.dV, home, ctx.config._place(ctx, 0))
 
     @triton.jit
     def finish(ctx, state, staging):
-        if ctx.config.parts == 1:
+        if ctx.config.keys_by_exchange:
+            ctx.config._store_exchanged(ctx, state)
+        elif ctx.config.parts == 1:
             ctx.config._store_keys(ctx, state, staging)
         elif ctx.config.head_dim == 64:
             ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 0)
@@ -373,8 +420,9 @@ class AttentionBackward(AttentionBackwardKeys):
             tk.store_read_wait(0)
             ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 0)
             ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 1)
-        if ctx.iterations > 0:
-            tk.take_back(ctx)  # the next task writes dS anew
+        if not ctx.config.keys_by_exchange:
+            if ctx.iterations > 0:
+                tk.take_back(ctx)  # the next task writes dS anew
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import tritonkittens.lang as tk
 from tests.cases_split import Product
 from tests.streaming import (
     CountedStream,
+    DeferringStream,
     EdgedStream,
     FollowedStream,
     HandingStream,
@@ -61,6 +62,9 @@ CASES = [
     (SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
     (HandingStream, dict(consumers=2, stages=2), LENGTHS),
+    (DeferringStream, dict(consumers=2, stages=2), LENGTHS),
+    (DeferringStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
+    (DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
     (PipelinedStream, dict(consumers=2, independent=True, weighted=False, residual=True, stages=2), LONG),
@@ -82,6 +86,14 @@ def test_streams(cls, knobs, lengths, rng):
     y = poison(torch.empty(expected.shape))
     sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
     assert torch.equal(y, expected.float())
+
+
+def test_deferred_tiles_that_first_does_not_wait_for(rng):
+    template = DeferringStream(consumers=2, stages=2, waits=False)
+    x, e, s, counts = operands(template, LENGTHS, rng, "cpu")
+    y = poison(torch.empty(len(LENGTHS) * 2 * template.rows, template.cols))
+    with pytest.raises(sim.SimulationError, match="deferred.L"):
+        sim.explore(lambda: template(x, e, s, y, counts, tasks=len(LENGTHS), blocks=2), schedules=20)
 
 
 def watched(rng, **knobs):

@@ -29,6 +29,8 @@ class Bill:
     stored: int = 0  # copies that stores by TMA consist of
     released: int = 0  # ring slots that hooks of a template give back
     awaited: int = 0  # and those that they wait for
+    common_released: int = 0  # times that they give back tiles which consumers keep for a task
+    deferred_released: int = 0
     senders_called: int = 0  # by hooks of a template
     senders_awaited: int = 0
     calls_awaited: int = 0  # by hook `send`

@@ -21,21 +21,25 @@ from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
     at_iteration,
+    await_common,
+    await_deferred,
     call_compute,
     call_drain,
     call_fetch,
     call_first,
     call_follow,
+    call_prefetch,
     call_send,
     call_start,
     call_store,
     call_tally,
     extended,
     finish_task,
+    give_kept_back,
     give_staging,
-    load_common,
     load_finish,
     load_input,
+    load_kept,
     load_scratch,
     load_trailing,
     marked_edges,
@@ -131,7 +135,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has common, draws, draws the
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
     first, tallies, staggers) as constants.
 
     Early are the slots that nothing must be waited for to fill.
@@ -141,7 +145,7 @@ def _facts(t: Trace, T: Any) -> Any:
     over_ring = placed.over_ring is not None
     early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common), T.draws, int(T.follows), T.tallies,
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
              T.staggers(t.arch))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
@@ -251,7 +255,7 @@ def _preload_at(count, STAGES: tl.constexpr):
 def _load_for_task(ctx, memory, turn):
     """Ask for the tiles that consumers keep for a whole task."""
     load_scratch(ctx, memory, turn)
-    load_common(ctx, memory, turn)
+    load_kept(ctx, memory, turn)
 
 
 @triton.jit
@@ -260,7 +264,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     SAFE: tl.constexpr = _facts(T)[1]
     OVER_RING: tl.constexpr = _facts(T)[2]
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
-    HAS_COMMON: tl.constexpr = _facts(T)[10]
+    HAS_KEPT: tl.constexpr = _facts(T)[10]
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
@@ -280,7 +284,8 @@ def _producer(G, A, memory, T: tl.constexpr):
         previous = tl.maximum(begun - 1, 0)
     while work.valid:
         whole = extended(ctx, work)
-        if HAS_SCRATCH or HAS_COMMON:
+        call_prefetch(whole)
+        if HAS_SCRATCH or HAS_KEPT:
             if (work.count == 0) and (turn > 0 or EARLY == 0):
                 _load_for_task(whole, memory, turn)
         if OVER_RING:
@@ -292,7 +297,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(at_iteration(whole, work.begin + i), memory, slot)
-            if HAS_SCRATCH or HAS_COMMON:  # behind the first input: consumers give these tiles back late, slots of the ring before
+            if HAS_SCRATCH or HAS_KEPT:  # behind the first input: consumers give these tiles back late, slots of the ring before
                 if (i == 0) and (turn > 0 or EARLY == 0):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
@@ -391,7 +396,6 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     PIPELINED: tl.constexpr = _facts(T)[3]
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
     TEAMS: tl.constexpr = _facts(T)[7]
-    HAS_COMMON: tl.constexpr = _facts(T)[10]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
     STAGGERS: tl.constexpr = _facts(T)[14]
@@ -409,13 +413,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             unit, work = _next_work(ctx, A, unit, work)
     open_turns(WORKER, T)
     while work.valid:
-        mine = of_consumer(extended(ctx, work), memory, WORKER)
+        mine = of_consumer(extended(ctx, work), memory, WORKER, turn)
         if OVER_RING:
             slot = 0
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
-        if HAS_COMMON:
-            wait(memory.common_arrived[0], turn & 1)
+        await_common(memory, turn)
         mine = call_fetch(mine)
         state = call_start(mine)
         EDGES: tl.constexpr = marked_edges(work)
@@ -428,6 +431,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
+                await_deferred(here)
                 give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
@@ -446,9 +450,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 there = may_send(addressed_anew(without(mine, "scratch"), memory), memory, phases)
                 state = call_drain(there, state, tiles_before(memory, previous, phases))
                 release_before(memory, previous, T)
+                give_kept_back(there, True)
             else:
+                await_deferred(mine)
                 give_staging(memory, WORKER, T)
                 behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
+                give_kept_back(mine)
         else:
             give_staging(memory, WORKER, T)
             inner = _behind_edges(work, 0)
@@ -458,9 +465,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             for i in range(inner, work.count):
                 state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
             behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
-        if HAS_COMMON:
-            arrive(memory.common_finished[0], per="warp")
-        finish_task(without(mine, "scratch", "common"), state, memory, turn, phases, behind.valid)
+            give_kept_back(mine)
+        finish_task(without(mine, "scratch", "common", "deferred"), state, memory, turn, phases, behind.valid)
         unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:
@@ -511,7 +517,7 @@ def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     ctx = new_context(G, A, T)
     unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
     while work.valid:
-        mine = of_consumer(extended(ctx, work), memory, WORKER)
+        mine = of_consumer(extended(ctx, work), memory, WORKER, turn)
         for i in range(work.count):
             call_send(at_iteration(mine, work.begin + i), memory, sends)
             sends += 1

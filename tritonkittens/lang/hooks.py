@@ -18,7 +18,7 @@ from tritonkittens.lang.opaque import opaque_zero
 from tritonkittens.lang.partials import settled, sum_up
 from tritonkittens.lang.sending import await_last_sent, check_calls
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, sync, wait
-from tritonkittens.lang.template_memory import in_slot, slot_tiles, staging_tiles
+from tritonkittens.lang.template_memory import KEPT, in_slot, kept_tiles, slot_tiles, staging_tiles
 from tritonkittens.lang.types import split, st, unwrap
 from tritonkittens.lang.values import struct
 from tritonkittens.lang.work import extra
@@ -64,20 +64,18 @@ def marked_edges(t: Trace, work: Any) -> Any:
 
 @op
 def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
-    """The context with its common tiles addressed anew: their slot is zero, but the compiler cannot tell. Else it computes the descriptors of all their parts
-    once, and keeps them in registers that accumulators need."""
-    if not memory.common.fields:
-        return ctx
-    zero = t.call(opaque_zero)
-    return struct(**{**ctx.fields, "common": struct(**in_slot(t, memory.common, zero))})
+    """The context with the tiles that consumers share addressed anew: their slot is zero, but the compiler cannot tell. Else it computes the descriptors of all
+    their parts once, and keeps them in registers that accumulators need."""
+    kept = [ctx.fields[group] for group in KEPT if ctx.fields[group].fields]
+    return struct(**{**ctx.fields, **kept_tiles(t, memory, t.call(opaque_zero), kept[0].phase)}) if kept else ctx
 
 
 @op
-def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The context of one consumer: its number among those that share the task, its tiles and accumulators."""
+def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
+    """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
-    slots = {"scratch": c, "common": 0, "working": c}
-    tiles = {name: struct(**in_slot(t, memory.fields[name], number)) for name, number in slots.items()} | {"exchange": memory.exchange}
+    tiles = {name: struct(**in_slot(t, memory.fields[name], c)) for name in ("scratch", "working")} | {"exchange": memory.exchange}
+    tiles |= kept_tiles(t, memory, 0, t.method(turn, "__and__", 1))
     place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
     number = tl.constexpr(c % config.team)
     return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
@@ -165,16 +163,25 @@ def load_scratch(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def load_common(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+def load_kept(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Fill the tiles that the consumers of a task share, once all have given back those of the task before."""
     config = unwrap(ctx.config)
-    if not config._plan.common:
-        return
-    bar, expected = t.call(memory.common_arrived.__getitem__, 0), nbytes(config._plan.common)
-    t.call(wait, t.call(memory.common_finished.__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
-    t.call(expect, bar, expected)
-    tiles = struct(**{n: t.call(s.__getitem__, 0) for n, s in memory.common.fields.items()}, arrived=bar)
-    _checked_load(t, type(config).load_common, "load_common", None, expected, ctx, tiles)
+    for group in KEPT:
+        if not getattr(config._plan, group):
+            continue
+        bar, expected = t.call(memory.fields[f"{group}_arrived"].__getitem__, 0), nbytes(getattr(config._plan, group))
+        t.call(wait, t.call(memory.fields[f"{group}_finished"].__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
+        t.call(expect, bar, expected)
+        tiles = struct(**in_slot(t, memory.fields[group], 0), arrived=bar)
+        _checked_load(t, getattr(type(config), f"load_{group}"), f"load_{group}", None, expected, ctx, tiles)
+
+
+@op
+def call_prefetch(t: Trace, ctx: Any) -> Any:
+    """What L2 may fetch of a task before shared memory has room for it."""
+    hook = getattr(type(unwrap(ctx.config)), "prefetch", None)
+    if hook is not None:
+        t.call(hook, ctx)
 
 
 @op
@@ -215,6 +222,32 @@ def _leave_staging(t: Trace, T: Any) -> Any:
         t.call(sync)
     else:
         t.call(meet_at_end, T)
+
+
+# ---------------------------------------------------------------- tiles kept for a task
+
+
+@op
+def await_common(t: Trace, memory: Any, turn: Any) -> Any:
+    """A consumer begins its block's task number `turn`: its common tiles are there."""
+    if memory.common.fields:
+        t.call(wait, t.call(memory.common_arrived.__getitem__, 0), t.method(turn, "__and__", 1))
+
+
+@op
+def await_deferred(t: Trace, ctx: Any) -> Any:
+    """Behind the first iteration, or where there is none: a parity tells two phases apart, so nobody may miss one."""
+    if ctx.deferred.fields:
+        t.call(wait_for, ctx.deferred)
+
+
+@op
+def give_kept_back(t: Trace, ctx: Any, drained: Any = False) -> Any:
+    """Give back what hook `drain`, where it was called, has not."""
+    drain = f"drain: {type(unwrap(ctx.config)).drain.cache_key}" if unwrap(drained) else ""
+    for group in KEPT:
+        if ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {drain}", 0):
+            t.call(arrive, ctx.fields[group].finished, per="warp")
 
 
 # ---------------------------------------------------------------- computation
@@ -282,11 +315,15 @@ def _hook(what: str) -> Any:
         read_before = bill().reads_shared
         counters = ("released", "awaited") if config._plan.trailing else ()
         sending = ("senders_called", "senders_awaited") if config.sends else ()
-        new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", (*counters, *sending), ctx, state, *inputs)
+        keeping = tuple(f"{group}_released" for group in KEPT if getattr(config._plan, group))
+        new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", (*counters, *sending, *keeping), ctx, state, *inputs)
+        found = dict(zip((*counters, *sending, *keeping), counts, strict=True))
         if counters:
-            _check_trailing(config, what, *counts[:2])
+            _check_trailing(config, what, found["released"], found["awaited"])
         if sending:
-            check_calls(config, what, *counts[-2:])
+            check_calls(config, what, found["senders_called"], found["senders_awaited"])
+        for counter in keeping:
+            _check_given_back(config, what, counter.removesuffix("_released"), found[counter])
         _note_reads(read_before)
         return _state(t, ctx, what, new, state)
 
@@ -313,6 +350,11 @@ def _check_trailing(config: Any, what: str, released: int, awaited: int) -> None
                         "'first' has none")
 
 
+def _check_given_back(config: Any, what: str, group: str, times: int) -> None:
+    if times > (what == "drain"):
+        raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'drain' may give {group} tiles back, once")
+
+
 call_compute, call_drain = _hook("compute"), _hook("drain")
 
 
@@ -331,15 +373,25 @@ def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
 @op
 def release(t: Trace, ctx: Any, tiles: Any) -> Any:
     """Give the input tiles of this iteration back to the producer: `first` and `compute` of a template with trailing tiles do so once, as soon as nothing reads
-    them any more."""
-    bill().released += 1
+    them any more. Or `drain` its task's `ctx.common` or `ctx.deferred` tiles, in the hook itself: stores that read them have been waited for
+    (`tk.store_read_wait`)."""
+    account, group = bill(), unwrap(tiles.fields.get("group"))
+    if group is not None:
+        setattr(account, f"{group}_released", getattr(account, f"{group}_released") + 1)
+        t.call(arrive, tiles.finished, per="warp")
+        return
+    account.released += 1
     t.call(_give_back, tiles.finished, ctx.config)
 
 
 @op
 def wait_for(t: Trace, tiles: Any) -> Any:
-    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only."""
-    bill().awaited += 1
+    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only. Or, in `first`,
+    until `ctx.deferred` tiles have, wherever it uses them; behind it they are there."""
+    group = unwrap(tiles.fields.get("group"))
+    if group == "common":
+        raise TileError("wait_for(ctx.common): common tiles are there when a task begins; those that `first` waits for itself are deferred tiles")
+    bill().awaited += group is None
     t.call(wait, tiles.arrived, tiles.phase)
 
 

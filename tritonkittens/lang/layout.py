@@ -1,6 +1,7 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
-Three lifetimes share the block's memory: scratch and common tiles (loaded once a task, for each consumer or for all), the input ring (one slot an iteration),
+Three lifetimes share the block's memory: scratch, common and deferred tiles (loaded once a task, for each consumer or for all), the input ring (one slot an
+iteration),
 and the finish tiles (staged results, for each consumer). Finish tiles lie over what consumers work in during the task, where that is large enough. Else, where
 memory is short, they lie over the tail of the ring, and the slots in front of them, the safe stages, are what the producer may already fill for the next task
 while the results leave.
@@ -19,6 +20,7 @@ VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
 RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
 SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
 SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore",
+              "group": "what they are tiles of",
               "filled": "the semaphore that `finish` fills tiles on"}
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
 # From here on results in a place of their own gain more than one more stage (GEMM on the H200: 3 apart beats 4 over the ring by 1 to 10 %)
@@ -45,7 +47,9 @@ class layout:
     - `input`: the tiles of one ring slot (at least one);
     - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
     - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
-    - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once;
+    - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once; `deferred`: the same, but they wait
+      for these themselves, where hook `first` needs them (`tk.wait_for(ctx.deferred)`). The template gives them back behind a task; hook `drain` may do so
+      before, as soon as nothing reads them any more (`tk.release(ctx, ctx.common)`, `tk.release(ctx, ctx.deferred)`);
     - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there), or gives its
       sender (hook `send`);
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
@@ -74,6 +78,7 @@ class layout:
     output: Any = field(default_factory=dict)
     trailing: Any = field(default_factory=dict)
     common: Any = field(default_factory=dict)
+    deferred: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
     following: Any = field(default_factory=dict)
@@ -87,7 +92,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "common", "working", "exchange", "following", "following_ring", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "common", "deferred", "working", "exchange", "following", "following_ring", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -164,7 +169,8 @@ def place(
     over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
-    stage, scratch, finish = _padded(plan.ring), consumers * _padded(plan.scratch) + _padded(plan.common), consumers * _padded(plan.finish)
+    stage, finish = _padded(plan.ring), consumers * _padded(plan.finish)
+    scratch = consumers * _padded(plan.scratch) + _padded(plan.common) + _padded(plan.deferred)
     work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
     work += _padded(plan.following) + following_stages * _padded(plan.following_ring)
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None

@@ -6,7 +6,7 @@ name serves every depth: `load`, `store`, `load_async`, `store_async` look at wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
@@ -21,7 +21,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
-from tritonkittens.lang.multicast import load_by_address, load_slice
+from tritonkittens.lang.multicast import load_by_address, load_slice, prefetch_boxes
 from tritonkittens.lang.ragged import check_sequence, dimensions, end_of, ragged_place, split_sequence
 from tritonkittens.lang.shared import load_shared, shared, store_shared
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, role_thread, semaphore
@@ -324,7 +324,8 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched.
     sm_80 or newer.
 
-    One request for each 128-byte line of a row; for each element where the columns are not contiguous. Source: PTX ISA, prefetch.
+    By TMA, one request for each copy that would load it, where it is a tile (st) that the layout has descriptors for. Else one request for each 128-byte line
+    of a row, or for each element where the columns are not contiguous. Source: PTX ISA, cp.async.bulk.prefetch.tensor; prefetch.
     """
     t.require_explicit("prefetch")
     check_global(src, "prefetch")
@@ -332,6 +333,8 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     what = unwrap(what)
     if not isinstance(what, TileType):
         raise TileError(f"prefetch({what!r}): give the type of the tile that will be loaded")
+    if isinstance(what, st) and len(src.maps):
+        return _prefetch_by_tma(t, src, what, coord)
     if len(what.shape) > dimensions(src):
         raise TileError(f"prefetch of {what!r} from a tensor of one dimension: give a vector type")
     coord = _coordinates(t, src, coord, f"prefetch of {what!r}")
@@ -350,6 +353,18 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
         col = t.call(_clamp, t.method(col, "__add__", _start(t, coord[-1], cols)), extents[-1])
         row_stride = strides[-2] if len(what.shape) == 2 else 0
         t.call(ptx_memory.prefetch, t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1]))
+
+
+def _prefetch_by_tma(t: Trace, src: Any, what: st, coord: Any) -> None:
+    name = f"prefetch of {what!r}"
+    numbers = _map_numbers(src, what.pieces(), what, name)
+    sequence, coord = split_sequence(_coordinates(t, src, coord, name, sequences=True))
+    check_sequence(src, sequence, True, name)
+    for number, (row, col, _, cols) in zip(numbers, what.pieces(), strict=True):
+        corner = [t.method(t.method(t.scalar(c), "__mul__", extent), "__add__", o) for c, extent, o in zip(coord[-2:], what.shape, (row, col), strict=True)]
+        place = [*coord[:-2], *corner]
+        place = place if sequence is None else ragged_place(t, sequence, place)
+        prefetch_boxes(t, cols, what.piece_swizzle(cols), itemsize(what.dtype), place, src, number)
 
 
 def _starts(extent: int) -> list[tuple[int, int]]:
@@ -403,17 +418,18 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return out
 
 
+def _map_numbers(g: Any, pieces: Sequence[tuple[int, int, int, int]], tile: st, what: str) -> list[int]:
+    """The numbers of the descriptors that move these pieces of a tile (row, column, rows, columns)."""
+    numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
+    wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), tile.piece_swizzle(cols)) for _, _, rows, cols in pieces]
+    if any(w not in numbers for w in wanted):
+        raise TileError(f"{what}: the global layout has no descriptor for {tile!r}")
+    return [numbers[w] for w in wanted]
+
+
 def _maps_of_parts(g: Any, tile: shared) -> Callable[[st], list[int]]:
     """Gives the numbers of the descriptors that move the pieces of a block's part of a tile that the cluster loads together."""
-    numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
-
-    def of(part: st) -> list[int]:
-        wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), part.piece_swizzle(cols)) for _, _, rows, cols in part.pieces()]
-        if any(w not in numbers for w in wanted):
-            raise TileError(f"load_async of {tile.spec!r} by {tile.loaders} blocks: the global layout has no descriptor for {part!r}")
-        return [numbers[w] for w in wanted]
-
-    return of
+    return lambda part: _map_numbers(g, part.pieces(), part, f"load_async of {tile.spec!r} by {tile.loaders} blocks")
 
 
 def _policy(cache_policy: Any, name: str) -> Any:

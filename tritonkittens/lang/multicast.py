@@ -1,7 +1,7 @@
-"""TMA loads that write into several blocks of a cluster at once.
+"""TMA loads that write into several blocks of a cluster at once, or, prefetched, into none.
 
-Gluon's own multicast belongs to a model in which a cluster is one program, and Gluon does not give out the address of a descriptor. So the copies are issued
-by the PTX shim, with the address of the kernel parameter that the descriptor is.
+Gluon's own multicast belongs to a model in which a cluster is one program, it has no prefetch, and does not give out the address of a descriptor. So the copies
+are issued by the PTX shim, with the address of the kernel parameter that the descriptor is.
 """
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
     """The address of descriptor `number` of a global layout."""
     first = unwrap(getattr(src, "parameter", ()))
     if not isinstance(first, int):
-        raise TileError("load_async to several blocks: the tensor must be an argument of the kernel, tk.gl(tensor, tile types)")
+        raise TileError("load_async to several blocks, or prefetch: the tensor must be an argument of the kernel, tk.gl(tensor, tile types)")
     return t.call(parameter_address, first + number * (1 + 2 * rank_of(src)))
 
 
@@ -147,7 +147,24 @@ def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: An
     step = swizzle // size if swizzle else width
     for block in range(width // step):
         destination = t.method(address, "__add__", block * rows * step * size)
-        fastest = t.method(t.scalar(place[-1]), "__add__", block * step)
-        coordinates = tl.tuple([fastest, *[t.scalar(p) for p in reversed(place[:-1])]])
+        coordinates = _behind(t, place, block * step)
         into = tl.constexpr(None) if unwrap(mask) is None else t.scalar(mask)
         t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
+
+
+def _behind(t: Trace, place: list[Any], columns: int) -> Any:
+    """The coordinates of a copy, the fastest first, so many columns behind a place."""
+    return tl.tuple([t.method(t.scalar(place[-1]), "__add__", columns), *[t.scalar(p) for p in reversed(place[:-1])]])
+
+
+@triton.jit
+def _issue_prefetch(map, coordinates, thread):
+    if thread == 0:
+        ptx_tma.prefetch_tensor(map, coordinates, issuer="thread")
+
+
+def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Any], src: Any, number: int) -> None:
+    """Have L2 fetch what the copies would load that descriptor `number` of a global layout makes, `width` columns of elements of `size` bytes, see `_boxes`."""
+    step = swizzle // size if swizzle else width
+    for block in range(width // step):
+        t.call(_issue_prefetch, _parameter(t, src, number), _behind(t, place, block * step), role_thread(t))

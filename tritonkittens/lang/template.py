@@ -59,7 +59,9 @@ class lcf:
 
     - `setup(ctx)` → `tk.task(iterations, when=…, **coordinates)`: what task number `ctx.task` is; the loop over tasks ends at the first whose `when` is false;
     - `load_scratch(ctx, scratch)` (producer, once a task for each consumer `ctx.consumer`): copies into the scratch tiles on `scratch.arrived`;
-    - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`;
+    - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
+    - `prefetch(ctx)` (producer, when it begins with a task): what L2 may fetch (`tk.prefetch`) of tiles that shared memory has no room for yet, while the task
+      before ends;
     - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
     - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
       `staging.arrived`, while the task is computed;
@@ -98,10 +100,10 @@ class lcf:
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
     `part` (of the task, where blocks share it);
-    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `working`, `exchange`,
-    `accumulators`; consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? They run in a loop of their own, so that the
-    others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one, and where it does so at run time the
-    first of a pipelined computation may.
+    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `deferred`, `working`,
+    `exchange`, `accumulators`; consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? They run in a loop of their own, so
+    that the others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one, and where it does so at run time
+    the first of a pipelined computation may.
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
@@ -134,12 +136,13 @@ class lcf:
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_finish", "load_trailing", "fetch", "start", "first", "drain", "send", "sent",
+        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "fetch", "start", "first", "drain", "send", "sent",
         "follow", "tally",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
-        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "fetch": ("ctx",),
+        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
+        "prefetch": ("ctx",), "fetch": ("ctx",),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
@@ -229,8 +232,9 @@ class lcf:
         plan = self._plan
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
-        hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "preload": (plan.preload, "load_finish"),
-                 "trailing": (plan.trailing, "load_trailing"), "following": ((*plan.following, *plan.following_ring), "follow")}
+        hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "deferred": (plan.deferred, "load_deferred"),
+                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing"),
+                 "following": ((*plan.following, *plan.following_ring), "follow")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -240,8 +244,10 @@ class lcf:
             raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
         if plan.trailing and not self.pipelined:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
-        if self.independent and (plan.scratch or plan.output or plan.common or plan.exchange):
-            raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, exchange nor output tiles")
+        if plan.deferred and not hasattr(type(self), "first"):
+            raise self._error("its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing")
+        if self.independent and (plan.scratch or plan.output or plan.common or plan.deferred or plan.exchange):
+            raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
         if self.staggered and plan.exchange:
             raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
         if (self.splits or self.sharers > 1) and not plan.accumulators:
@@ -419,7 +425,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:

@@ -14,8 +14,8 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import numbers_of, struct
 
 # What else the context of a hook holds
-RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "working", "exchange",
-            "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
+RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
+            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
 
 
 @op
