@@ -42,7 +42,7 @@ class AttentionBackward(AttentionBackwardKeys):
     of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of memory that stays in L2, of which drawn tasks make
     dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the producer do, though kernels for zeros and for dQ take 80
     µs of a call); scores of the next block under way while dS of this one is written (29 to 62 % slower); the ones of the addends in shared memory, offsets and
-    deltas in one tile (−4 to 1 %); part of the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at
+    deltas in one tile (−4 to 3 %); part of the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at
     dimension 64); consumers that take turns at the exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2
     hints for the sums of dQ. Worth more than any of that, without a mask: `GatheringBackward`.
 
@@ -50,12 +50,19 @@ class AttentionBackward(AttentionBackwardKeys):
     (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
     of a role of their own, were out of L2 again before they were added to: at 512 keys a third of the 812 MB that the kernel moved between L2 and memory.
     Without a causal mask, whose tasks begin at different blocks anyway, tasks of the same queries take `turns`: else all would come first to the same. At the
-    end of a task dV leaves from where this consumer's values were, under the last products, and dK from where dQ was staged: neither the ring nor K and V wait
-    for stores. Worth together, on an H100, of the kernel's cycles: at 512 keys 3 and 11 % (dimensions 64 and 128), causal 13 %; at 1,024 causal 2 and 12 %; at
-    4,096 −3 to 0 %, but −32 % of memory's bytes, and so at the power limit up to 4 % of the time. Tried: the same by the consumers (3 to 6 % slower, 12 to 28
-    where they wait for the atomic at once); to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a
-    fence of its own (0 to 6 %: consumers drift into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy is under way (−2 to 2
-    %).
+    end of a task dV leaves from where this consumer's values were, under the last products: the ring does not wait for stores. Worth together, on an H100, of
+    the kernel's cycles: at 512 keys 3 and 11 % (dimensions 64 and 128), causal 13 %; at 1,024 causal 2 and 12 %; at 4,096 −3 to 0 %, but −32 % of memory's
+    bytes, and so at the power limit up to 4 % of the time. Tried: the same by the consumers (3 to 6 % slower, 12 to 28 where they wait for the atomic at once);
+    to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a fence of its own (0 to 6 %: consumers drift
+    into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy is under way (−2 to 2 %).
+
+    Between the iterations of two tasks lie 8,300 cycles, 2.3 iterations: the last products, results, the next K and V, the first scores. So the keys go back
+    as soon as the last dQ is multiplied, in front of its way to shared memory, and the values behind; V is waited for where dP needs it. At dimension 64 dK
+    leaves from where dS was, for where dQ is staged it would wait until the last has left, and L2 fetches the next K and V while the task ends. Worth, of a
+    whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to 2 % from 2,048 on (1 to 2 % of that by where dS lies, see
+    `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK from where dS was, in two panels (−0.5 to 0 %), the fetch
+    by L2 (−1.2 to 0 %). Also: values given back before the keys (−1 to 0 %), the other's last dS waited for in front of the next (0 %), a consumer that begins
+    later than the other (−4 to 1 %: they fall into the same step anyway).
 
     Without a mask 2,048 tasks are 15.5 rounds of 132 multiprocessors; full rounds would give 3.5 % more at dimension 128 (0.7 at 64, 31.03 rounds). Tried: the
     tasks of the last round in pieces whose dK and dV are added up in fp32 (0 to 3 % faster at 128 from 4,096 keys on, 0 to 3 % slower at 64, and memory that
