@@ -559,7 +559,7 @@ TRAILING_MISTAKES = [
 
 def compile_stream(template):
     x, y = torch.empty(4, 4 * template.rows, 64, device="meta"), torch.empty(4 * template.team * 64, 64, device="meta")
-    template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
+    return template.compile(x, x, y, y, torch.empty(4, dtype=torch.int32, device="meta"), tasks=4)
 
 
 def check_that_a_hook_is_refused(base, name, hook, message):
@@ -666,6 +666,13 @@ def _prefetch_another(ctx):
 def test_kept_tiles_used_wrongly(hook, value, message):
     with refused(message):
         compile_stream(type("Wrong", (DeferringStream,), {hook: value})(stages=2))
+
+
+@pytest.mark.parametrize(("cols", "requests"), [(32, 1), (64, 2)])
+def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests):
+    """A copy has as many columns as its swizzle, 128 bytes."""
+    compiled = compile_stream(DeferringStream(stages=2, cols=cols))
+    assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
 
 def test_results_over_what_consumers_worked_in():

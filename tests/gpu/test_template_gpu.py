@@ -10,6 +10,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
+    DeferringStream,
     FollowedStream,
     PipelinedStream,
     PlainSendingStream,
@@ -205,6 +206,9 @@ FEATURES = [
     (TrailingStream, dict(**ALONE, consumers=2, residual=True)),
     (TrailingStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),
     (TrailingStream, dict(consumers=2, out=tk.bf16, dtype=tk.bf16, cols=128, extra=128, weighted=False)),
+    (DeferringStream, dict(consumers=2, stages=3, residual=True)),
+    (DeferringStream, dict(consumers=1, stages=2, early=False, cols=128)),
+    (DeferringStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
     (Prefix, dict(consumers=1, stages=1, output_stages=1)),
     (Prefix, dict(consumers=2, stages=2, output_stages=3, producer_warps=4, extra=64)),
     (Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),
