@@ -42,9 +42,9 @@ class AttentionBackward(AttentionBackwardKeys):
     of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of memory that stays in L2, of which drawn tasks make
     dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the producer do, though kernels for zeros and for dQ take 80
     µs of a call); scores of the next block under way while dS of this one is written (29 to 62 % slower); the ones of the addends in shared memory, offsets and
-    deltas in one tile (−4 to 3 %); part of the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at
-    dimension 64); consumers that take turns at the exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2
-    hints for the sums of dQ. Worth more than any of that, without a mask: `GatheringBackward`.
+    deltas in one tile (−4 to 3 %, and a delta that is no number would reach the scores); part of the exponentials by a polynomial on the FMA units (one in 4:
+    −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the exponentials, at dP, or at dQ and dK (−2 to 1 %);
+    programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any of that, without a mask: `GatheringBackward`.
 
     dQ leaves by a sender beside each consumer, and its sums need no zeros: who comes first to half a block of queries stores what others add to
     (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
