@@ -103,8 +103,13 @@ def _add_tile(ctx, acc, input, weights):
 @triton.jit
 def _add_part(ctx, acc, tiles):
     PARTS: tl.constexpr = ctx.config.extra // ctx.config.rows
-    part = tk.subtile(tiles.E, ctx.config.rows, ctx.config.cols, ctx.consumer % PARTS, 0)
-    return acc + tk.load(part, like=acc).to(tl.float32)
+    return acc + _part_of(ctx, tiles.E, ctx.consumer % PARTS, acc)
+
+
+@triton.jit
+def _part_of(ctx, tile, number: tl.constexpr, acc):
+    """The rows of one consumer, of all those that a tile has."""
+    return tk.load(tk.subtile(tile, ctx.config.rows, ctx.config.cols, number, 0), like=acc).to(tl.float32)
 
 
 class SparseStream(Stream):
@@ -240,11 +245,9 @@ class SharingStream(PipelinedStream):
 
     @triton.jit
     def _add(ctx, acc, tiles, number):
-        ROWS: tl.constexpr = ctx.config.rows
-        COLS: tl.constexpr = ctx.config.cols
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
-        acc += tk.load(tiles.X, like=acc).to(tl.float32) * tk.load(tk.subtile(ctx.common.S, ROWS, COLS, ctx.consumer, 0), like=acc).to(tl.float32)
-        part = tk.load(tk.subtile(tiles.E, ROWS, COLS, NEXT % (ctx.config.extra // ROWS), 0), like=acc).to(tl.float32)
+        acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.common.S, ctx.consumer, acc)
+        part = _part_of(ctx, tiles.E, NEXT % (ctx.config.extra // ctx.config.rows), acc)
         tk.store(ctx.working.W, acc)
         part = ctx.config._swapped(ctx, part, number)
         return tk.load(ctx.working.W, like=acc) + part
@@ -299,18 +302,14 @@ class DeferringStream(PipelinedStream):
         return tk.struct(acc=acc, last=acc)
 
     @triton.jit
-    def _mine(ctx, tile, acc):
-        return tk.load(tk.subtile(tile, ctx.config.rows, ctx.config.cols, ctx.consumer, 0), like=acc).to(tl.float32)
-
-    @triton.jit
     def first(ctx, state, input):
         if ctx.config.waits:
             tk.wait_for(ctx.deferred)
-        return state.replace(last=ctx.config._mine(ctx, ctx.deferred.L, state.last))
+        return state.replace(last=_part_of(ctx, ctx.deferred.L, ctx.consumer, state.last))
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        acc = _add_tile(ctx, state.acc, previous, ctx.config._mine(ctx, ctx.common.S, state.acc))
+        acc = _add_tile(ctx, state.acc, previous, _part_of(ctx, ctx.common.S, ctx.consumer, state.acc))
         before = tk.load(previous.X, like=acc).to(tl.float32)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
@@ -318,7 +317,7 @@ class DeferringStream(PipelinedStream):
     def drain(ctx, state, input):
         if ctx.config.early:
             tk.release(ctx, ctx.common)
-        weights = state.last + (ctx.config._mine(ctx, ctx.deferred.L, state.acc) - state.last) * 1.0
+        weights = (state.last + _part_of(ctx, ctx.deferred.L, ctx.consumer, state.acc)) * 0.5  # both are the same, exactly
         if ctx.config.early:
             tk.release(ctx, ctx.deferred)
         return state.replace(acc=_add_tile(ctx, state.acc, input, weights))

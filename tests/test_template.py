@@ -575,22 +575,19 @@ def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, messag
     check_that_a_hook_is_refused(TrailingStream, name, hook, message)
 
 
+def holding(kind, name, base, **hooks):
+    """A template whose layout also has tiles of a kind."""
+    def layout(self):
+        return dataclasses.replace(base.layout(self), globals=dict(X=tile), **{kind: dict(V=tile)})
+
+    return type(name, (base,), dict(layout=layout, **hooks))
+
+
 def test_trailing_tiles_without_their_hooks():
-    class Late(PipelinedStream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), trailing=dict(V=tile))
-
     with refused("Late: its layout has trailing tiles, but hook 'load_trailing' is missing"):
-        Late()
-
-    class Early(Stream):
-        load_trailing = vars(TrailingStream)["load_trailing"]
-
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), trailing=dict(V=tile))
-
+        holding("trailing", "Late", PipelinedStream)()
     with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
-        Early()
+        holding("trailing", "Early", Stream, load_trailing=TrailingStream.load_trailing)()
 
 
 # ---------------------------------------------------------------- tiles that consumers share
@@ -603,33 +600,17 @@ def test_handing_over_where_there_are_not_two(knobs):
 
 
 def test_shared_tiles_without_their_hooks():
-    class Late(PipelinedStream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), common=dict(V=tile))
-
     with refused("Late: its layout has common tiles, but hook 'load_common' is missing"):
-        Late()
-
+        holding("common", "Late", PipelinedStream)()
     with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
         SharingStream(independent=True)
 
 
 def test_deferred_tiles_without_their_hooks():
-    class Later(PipelinedStream):
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), deferred=dict(V=tile))
-
     with refused("Later: its layout has deferred tiles, but hook 'load_deferred' is missing"):
-        Later()
-
-    class Plain(Copy):
-        load_deferred = DeferringStream.load_deferred
-
-        def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), deferred=dict(V=tile))
-
+        holding("deferred", "Later", PipelinedStream)()
     with refused("Plain: its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing"):
-        Plain()
+        holding("deferred", "Plain", Copy, load_deferred=DeferringStream.load_deferred)()
 
 
 @triton.jit
@@ -664,8 +645,7 @@ def _prefetch_another(ctx):
     ("prefetch", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
 ])  # fmt: skip
 def test_kept_tiles_used_wrongly(hook, value, message):
-    with refused(message):
-        compile_stream(type("Wrong", (DeferringStream,), {hook: value})(stages=2))
+    check_that_a_hook_is_refused(DeferringStream, hook, value, message)
 
 
 @pytest.mark.parametrize(("cols", "requests"), [(32, 1), (64, 2)])

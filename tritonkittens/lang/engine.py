@@ -21,8 +21,7 @@ from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
     at_iteration,
-    await_common,
-    await_deferred,
+    await_kept,
     call_compute,
     call_drain,
     call_fetch,
@@ -418,7 +417,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             slot = 0
         if HAS_SCRATCH:
             wait(memory.scratch_arrived[WORKER], turn & 1)
-        await_common(memory, turn)
+        await_kept(mine.common)
         mine = call_fetch(mine)
         state = call_start(mine)
         EDGES: tl.constexpr = marked_edges(work)
@@ -431,7 +430,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
-                await_deferred(here)
+                await_kept(here.deferred)
                 give_staging(memory, WORKER, T)
                 previous = slot
                 slot, phases = next_slot(slot, phases, STAGES)
@@ -452,7 +451,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 release_before(memory, previous, T)
                 give_kept_back(there, True)
             else:
-                await_deferred(mine)
+                await_kept(mine.deferred)
                 give_staging(memory, WORKER, T)
                 behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
                 give_kept_back(mine)

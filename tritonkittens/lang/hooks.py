@@ -228,17 +228,11 @@ def _leave_staging(t: Trace, T: Any) -> Any:
 
 
 @op
-def await_common(t: Trace, memory: Any, turn: Any) -> Any:
-    """A consumer begins its block's task number `turn`: its common tiles are there."""
-    if memory.common.fields:
-        t.call(wait, t.call(memory.common_arrived.__getitem__, 0), t.method(turn, "__and__", 1))
-
-
-@op
-def await_deferred(t: Trace, ctx: Any) -> Any:
-    """Behind the first iteration, or where there is none: a parity tells two phases apart, so nobody may miss one."""
-    if ctx.deferred.fields:
-        t.call(wait_for, ctx.deferred)
+def await_kept(t: Trace, tiles: Any) -> Any:
+    """Wait until a task's common tiles have arrived, when it begins, or its deferred ones, behind the first iteration or where there is none: a parity tells
+    two phases apart, so nobody may miss one."""
+    if tiles.fields:
+        t.call(wait, tiles.arrived, tiles.phase)
 
 
 @op
@@ -315,15 +309,15 @@ def _hook(what: str) -> Any:
         read_before = bill().reads_shared
         counters = ("released", "awaited") if config._plan.trailing else ()
         sending = ("senders_called", "senders_awaited") if config.sends else ()
-        keeping = tuple(f"{group}_released" for group in KEPT if getattr(config._plan, group))
-        new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", (*counters, *sending, *keeping), ctx, state, *inputs)
-        found = dict(zip((*counters, *sending, *keeping), counts, strict=True))
+        counted = (*counters, *sending, *(f"{group}_released" for group in KEPT))
+        new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", counted, ctx, state, *inputs)
+        found = dict(zip(counted, counts, strict=True))
         if counters:
             _check_trailing(config, what, found["released"], found["awaited"])
         if sending:
             check_calls(config, what, found["senders_called"], found["senders_awaited"])
-        for counter in keeping:
-            _check_given_back(config, what, counter.removesuffix("_released"), found[counter])
+        for group in KEPT:
+            _check_given_back(config, what, group, found[f"{group}_released"])
         _note_reads(read_before)
         return _state(t, ctx, what, new, state)
 

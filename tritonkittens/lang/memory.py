@@ -357,13 +357,9 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
 
 def _prefetch_by_tma(t: Trace, src: Any, what: st, coord: Any) -> None:
     name = f"prefetch of {what!r}"
-    numbers = _map_numbers(src, what.pieces(), what, name)
-    sequence, coord = split_sequence(_coordinates(t, src, coord, name, sequences=True))
-    check_sequence(src, sequence, True, name)
-    for number, (row, col, _, cols) in zip(numbers, what.pieces(), strict=True):
-        corner = [t.method(t.method(t.scalar(c), "__mul__", extent), "__add__", o) for c, extent, o in zip(coord[-2:], what.shape, (row, col), strict=True)]
-        place = [*coord[:-2], *corner]
-        place = place if sequence is None else ragged_place(t, sequence, place)
+    pieces = what.pieces()
+    places = _piece_places(t, src, coord, what.shape, [(row, col) for row, col, _, _ in pieces], name)
+    for number, place, (_, _, _, cols) in zip(_map_numbers(src, pieces, what, name), places, pieces, strict=True):
         prefetch_boxes(t, cols, what.piece_swizzle(cols), itemsize(what.dtype), place, src, number)
 
 
@@ -400,21 +396,25 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     check_global(g, what)
-    sequence, coord = split_sequence(_coordinates(t, g, coord, what, sequences=True))
-    check_sequence(g, sequence, len(tile.axes) == 2, what)
-    maps = _tma_maps(t, g, tile, what)
     starts = [[sum(a[:i]) for i in range(len(a))] for a in tile.axes]
-    offsets = [(r, c) for r in starts[0] for c in starts[1]] if len(starts) == 2 else [(c,) for c in starts[0]]
-    lead = len(coord) - len(tile.axes)
+    places = _piece_places(t, g, coord, tile.shape, list(itertools.product(*starts)), what)
+    return list(zip(_tma_maps(t, g, tile, what), places, tile.pieces, strict=True))
+
+
+def _piece_places(t: Trace, g: Any, coord: Any, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str) -> list[list[Any]]:
+    """Element coordinates of each piece of a tile of this shape, from the coordinates of the tile and where in it the pieces begin."""
+    sequence, coord = split_sequence(_coordinates(t, g, coord, what, sequences=True))
+    check_sequence(g, sequence, len(shape) == 2, what)
+    lead = len(coord) - len(shape)
     out = []
-    for m, piece, offset in zip(maps, tile.pieces, offsets, strict=True):
+    for offset in offsets:
         place = list(coord[:lead])
-        for c, extent, start in zip(coord[lead:], tile.shape, offset, strict=True):
+        for c, extent, start in zip(coord[lead:], shape, offset, strict=True):
             element = c * extent if isinstance(c, int) else t.method(c, "__mul__", extent)
             place.append(element + start if isinstance(element, int) else t.method(element, "__add__", start))
         if sequence is not None:
             place = ragged_place(t, sequence, place)
-        out.append((m, [tl.constexpr(p) if isinstance(p, int) else p for p in place], piece))
+        out.append([tl.constexpr(p) if isinstance(p, int) else p for p in place])
     return out
 
 

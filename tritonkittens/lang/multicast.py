@@ -6,7 +6,7 @@ are issued by the PTX shim, with the address of the kernel parameter that the de
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import triton
@@ -143,18 +143,17 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
 
 def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any,
            policy: Any, thread: Any) -> None:  # fmt: skip
-    """A tile wider than its swizzle lies in memory as blocks of columns, each of all its `rows`, and each is a copy."""
-    step = swizzle // size if swizzle else width
-    for block in range(width // step):
-        destination = t.method(address, "__add__", block * rows * step * size)
-        coordinates = _behind(t, place, block * step)
+    for column, coordinates in _copies(t, width, swizzle, size, place):
+        destination = t.method(address, "__add__", column * rows * size)
         into = tl.constexpr(None) if unwrap(mask) is None else t.scalar(mask)
         t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
 
 
-def _behind(t: Trace, place: list[Any], columns: int) -> Any:
-    """The coordinates of a copy, the fastest first, so many columns behind a place."""
-    return tl.tuple([t.method(t.scalar(place[-1]), "__add__", columns), *[t.scalar(p) for p in reversed(place[:-1])]])
+def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Any]) -> Iterator[tuple[int, Any]]:
+    """(first column, coordinates, the fastest first) of each copy that moves a tile at a place: one wider than its swizzle lies in memory as blocks of columns,
+    each of all its rows, and each is a copy."""
+    for column in range(0, width, swizzle // size if swizzle else width):
+        yield column, tl.tuple([t.method(t.scalar(place[-1]), "__add__", column), *[t.scalar(p) for p in reversed(place[:-1])]])
 
 
 @triton.jit
@@ -164,7 +163,6 @@ def _issue_prefetch(map, coordinates, thread):
 
 
 def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Any], src: Any, number: int) -> None:
-    """Have L2 fetch what the copies would load that descriptor `number` of a global layout makes, `width` columns of elements of `size` bytes, see `_boxes`."""
-    step = swizzle // size if swizzle else width
-    for block in range(width // step):
-        t.call(_issue_prefetch, _parameter(t, src, number), _behind(t, place, block * step), role_thread(t))
+    """Have L2 fetch what the copies would load that descriptor `number` of a global layout makes, `width` columns of elements of `size` bytes."""
+    for _, coordinates in _copies(t, width, swizzle, size, place):
+        t.call(_issue_prefetch, _parameter(t, src, number), coordinates, role_thread(t))

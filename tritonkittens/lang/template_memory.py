@@ -117,15 +117,14 @@ def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
 
 
 def kept_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct]:
-    """The tiles that all consumers of a task share, by group, with what waits for them, where they do so themselves, and gives them back. `phase`: of the task;
-    `slot`: zero."""
+    """The tiles that all consumers of a task share, by group, with the semaphores that they arrive on and that give them back. `phase`: of the task; `slot`:
+    zero."""
     found = {}
     for group in KEPT:
         tiles = in_slot(t, memory.fields[group], slot)
         if tiles:
-            tiles |= dict(group=tl.constexpr(group), finished=t.call(memory.fields[f"{group}_finished"].__getitem__, 0), phase=phase)
-        if tiles and group == "deferred":
-            tiles["arrived"] = t.call(memory.deferred_arrived.__getitem__, 0)
+            semaphores = {name: t.call(memory.fields[f"{group}_{name}"].__getitem__, 0) for name in ("arrived", "finished")}
+            tiles |= dict(group=tl.constexpr(group), phase=phase, **semaphores)
         found[group] = struct(**tiles)
     return found
 
