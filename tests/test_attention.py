@@ -9,7 +9,9 @@ from tests.test_schedule import longest_first
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
 from tritonkittens.kernels.attention.config import LAST_ROUNDS, Config, Shape, least, parts_of_group, suited, units_ahead, worth_following, worth_sums
+from tritonkittens.kernels.attention.gradients import addends_in
 from tritonkittens.kernels.attention.reference import visible
+from tritonkittens.kernels.attention.varlen import addends_in as packed_addends_in
 
 BF16 = torch.bfloat16
 
@@ -203,6 +205,35 @@ def test_dq_is_made_of_sums_of_tasks_that_were_drawn_before(tiles, slots):
             first = {u: n for n, u in reversed(list(enumerate(drawn)))}
             last = {u: n for n, u in enumerate(drawn)}
             assert len(drawn) == tiles * units and all(last[u - lag] < first[u] for u in range(lag, units)), (causal, units)
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("queries, dim", [(1, 64), (5, 64), (6, 64), (64, 128), (69, 64), (70, 64), (200, 80), (200, 48)])
+def test_addends_wait_in_rows_of_their_own_head(queries, dim, permuted):
+    """Those of a head that is done may be written while other heads need theirs. Where there is no room they have memory of their own."""
+    heads, groups = 3, -(-queries // 64)
+    dq = torch.empty(2, queries, heads, dim, dtype=torch.float16).transpose(1, 2) if permuted else torch.empty(2, heads, queries, dim, dtype=torch.float16)
+    of_head = torch.arange(2 * heads, dtype=torch.int16).view(2, heads, 1, 1)
+    dq.view(torch.int16)[:] = of_head
+    offsets, deltas = (x.view(torch.int16) for x in addends_in(dq))
+    assert offsets.shape == deltas.shape == (2, heads, groups, 3, 64)
+    inside = dim >= 64 and (queries - 1) % 64 + 1 >= 6
+    assert inside == (offsets.untyped_storage().data_ptr() == dq.untyped_storage().data_ptr())
+    if inside:
+        assert all((x == of_head[..., None]).all() for x in (offsets, deltas))
+        assert all(stride * 2 % 16 == 0 for x in (offsets, deltas) for stride in x.stride()[:-1]), "TMA can address them"
+    offsets[:], deltas[:] = 100, 101
+    assert (offsets == 100).all() and (deltas == 101).all()
+
+
+@pytest.mark.parametrize("queries, groups, inside", [(640, 106, True), (640, 107, False), (1, 1, False)])
+def test_addends_of_packed_sequences_wait_in_dq_if_there_is_room(queries, groups, inside):
+    dq = torch.empty(queries, 4, 64, dtype=BF16)
+    offsets, deltas = packed_addends_in(dq, groups)
+    assert offsets.shape == deltas.shape == (1, 4, groups, 3, 64)
+    assert inside == (offsets.untyped_storage().data_ptr() == dq.untyped_storage().data_ptr())
+    offsets[:], deltas[:] = 1, 2
+    assert (offsets == 1).all() and (deltas == 2).all()
 
 
 def test_reference():

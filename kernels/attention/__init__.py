@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import STEP
+from tritonkittens.kernels.attention.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode, decode
@@ -55,7 +55,7 @@ def _decode(arch: str, sized: bool) -> object:
 def _backward(arch: str, dim: int, causal: bool, part: int, gathers: bool = False, parts: int = 1) -> object:
     """The single pass (part 0), which may make dQ of its sums, or have `parts` of groups, or the pass of dQ or of dK and dV (1, 2)."""
     x, sums = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
-    numbers = sums if part else torch.empty(4, 16, 4096, STEP.value, dtype=torch.bfloat16, device="meta")
+    numbers = sums if part else torch.empty(4, 16, 4096 // ROWS, PARTS.value, ROWS, dtype=torch.bfloat16, device="meta")
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)
     template = cast(tk.lcf, (fused_backward(*kind, False, parts, gathers), queries, keys[0])[part])

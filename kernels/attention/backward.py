@@ -16,7 +16,7 @@ from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squas
 from tritonkittens.kernels.attention.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
-ROWS = 64  # queries of a program of `statistics`
+ROWS = 64  # queries of a program of `statistics`, a group of what it leaves for `AttentionBackward`
 PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
 STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
 LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
@@ -44,17 +44,15 @@ def offsets_and_deltas(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.const
 
 
 @triton.jit
-def store_addends(addends, row, stride, x, here):
-    """Store numbers as `AttentionBackward` adds them to products: rows of STEP bf16, `stride` apart, that begin with the number's parts, where `here`. −∞
-    becomes the smallest number, for zero times infinity is not zero."""
-    col = tl.arange(0, STEP)[None, :]
-    rest = tl.where(x < -LARGEST, -LARGEST, x)[:, None]
-    found = tl.zeros_like(rest + col)
+def store_addends(addends, stride, x):
+    """Store a group's numbers as `AttentionBackward` adds them to products: their parts in bf16, one row for each part, `stride` apart. −∞ becomes the smallest
+    number, for zero times infinity is not zero."""
+    query = tl.arange(0, 64)
+    rest = tl.where(x < -LARGEST, -LARGEST, x)
     for part in tl.static_range(PARTS):
-        head = rest.to(tl.bfloat16).to(tl.float32)
-        found = tl.where(col == part, head, found)
-        rest = tl.where(tl.abs(head) == float("inf"), 0.0, rest - head)
-    tl.store(addends + row[:, None].to(tl.int64) * stride + col, found.to(tl.bfloat16), mask=here[:, None])
+        head = rest.to(tl.bfloat16)
+        tl.store(addends + part * stride + query, head)
+        rest = tl.where(tl.abs(head.to(tl.float32)) == float("inf"), 0.0, rest - head.to(tl.float32))
 
 
 @triton.jit
@@ -68,30 +66,30 @@ def last_first():
 @plain_kernel
 @triton.jit
 def statistics(
-    O, dO, L, dL, offsets, deltas, words, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_row,  # noqa: E741
-    queries, words_of_head, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
+    O, dO, L, dL, offsets, deltas, words, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
+    n_part, queries, words_of_head, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
-    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32 with the strides n. WIDTH: the power of
-    two from DIM on. With ADDENDS offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), rows of STEP bf16 as
-    `store_addends` has them, and there are zeros: in `words`, so many int32 of a head after those of the head before, and in as many counts as there are
-    `units`, no more than heads."""
+    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the
+    power of two from DIM on. With ADDENDS offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, tiles, PARTS, 64)
+    bf16 as `store_addends` has them, zeros behind the last query, and there are zeros: in `words`, so many int32 of a head after those of the head before, and
+    in as many counts as there are `units`, no more than heads."""
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
-    row = tile * 64 + tl.arange(0, 64)
-    place = batch * n_batch + head * n_head
+    place = batch * n_batch + head * n_head + tile.to(tl.int64) * n_tile
     if ADDENDS:
-        store_addends(offsets + place, row, n_row, -offset * factor, row < queries)
-        store_addends(deltas + place, row, n_row, -delta, row < queries)
+        store_addends(offsets + place, n_part, -offset * factor)
+        store_addends(deltas + place, n_part, -delta)
         word = tile * 2 + tl.arange(0, 2)
         tl.store(words + number * words_of_head + word, 0, mask=word < words_of_head)
         if (tile == 0) & (number < units):
             tl.store(counts + number, 0)
     else:
-        tl.store(deltas + place + row, delta, mask=row < queries)
-        tl.store(offsets + place + row, offset, mask=row < queries)
+        query = tl.arange(0, 64)
+        tl.store(deltas + place + query, delta, mask=query < queries - tile * 64)
+        tl.store(offsets + place + query, offset, mask=query < queries - tile * 64)
 
 
 class AttentionBackwardQueries(QueryTiles):

@@ -30,7 +30,8 @@ class AttentionBackward(AttentionBackwardKeys):
     multiplies all. (Two more products of the iteration behind multiply zeros.)
 
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
-    number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one.
+    number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one. In
+    memory there are those three rows of a group of queries, the rows behind them are zeros that TMA adds.
 
     Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; dQ and dK in front of the wait
     for the scores up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and
@@ -69,7 +70,7 @@ class AttentionBackward(AttentionBackwardKeys):
     FlashAttention-3 does not take); by the template's partial sums 1.5 to 3 % slower: with plain loads and stores of global memory anywhere in a consumer's
     code ptxas computes the first descriptors of an iteration behind its wait for the ring, not in front of it.
 
-    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, S, 16) bf16, as `statistics` leaves them for this, in the memory of dQ, say. sums:
+    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, groups, 3, 64) bf16, as `statistics` leaves them for this, in dQ's memory, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
     them, without the factor. words: (B, H, blocks, 2) int32, zeros at first, one for each half; still zero where no query of a block sees a key: its sums are
     not written. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
@@ -84,6 +85,11 @@ class AttentionBackward(AttentionBackwardKeys):
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
     summed: int = 128  # columns of gradients that have sums: up to a multiple of 32 those that the tensors have
     parts: int = 1  # of a group's query heads, a task for each: where several, dK and dV are sums in fp32, too
+
+    @property
+    def addends_swizzle(self) -> int:
+        """At dimension 64 half of what rows allow: with descriptors unlike those of V and dO ptxas computes those behind the product of deltas, not before."""
+        return 64 if self.cols == 128 else 128
 
     @property
     def block_numbers(self) -> int:
@@ -102,7 +108,7 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @property
     def products_first(self) -> bool:
-        """Are dQ and dK of the block before under way before the scores are waited for?"""
+        """Are dQ and dK of the block before under way before the scores are waited for, and dP before dK is?"""
         return self.cols == 64
 
     def layout(self):
@@ -117,9 +123,10 @@ class AttentionBackward(AttentionBackwardKeys):
             staged = dict.fromkeys(("dK0", "dK1"), panel)
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
-        addends = tk.st(tk.bf16, self.cols, STEP.value)
+        addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.cols, 64))
         input, common, deferred = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
-        return tk.layout(globals={**input, **common, **deferred, "sums": None, "words": None, **results}, input=input, common=common, deferred=deferred,
+        moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **common, **deferred}
+        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, common=common, deferred=deferred,
                          finish=staged, args=(*self.numbers, "gradient"), working=dict(dQ=tk.st(tk.fp32, 64, 64)),
                          exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
 
@@ -151,8 +158,12 @@ class AttentionBackward(AttentionBackwardKeys):
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.offsets, ctx.globals.offsets, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.deltas, ctx.globals.deltas, (ctx.batch, head, block, 0), input.arrived)
+        batch, head, block = ctx.config._numbers(ctx, head, block)
+        GROUPS: tl.constexpr = ctx.config.cols // 64
+        for group in tl.static_range(GROUPS):
+            place = (batch, head, block * GROUPS + group, 0, 0)
+            tk.load_async(tk.subtile(input.offsets, STEP, 64, 0, group), ctx.globals.offsets, place, input.arrived)
+            tk.load_async(tk.subtile(input.deltas, STEP, 64, 0, group), ctx.globals.deltas, place, input.arrived)
 
     @triton.jit
     def start(ctx):
@@ -171,7 +182,7 @@ class AttentionBackward(AttentionBackwardKeys):
         if ctx.config.softcap:
             return s
         else:  # behind the products, whose sums would else be rounded where they are large
-            return tk.mma_ABt(state.ones, input.offsets, s, wait=False)
+            return tk.mma_AB(state.ones, input.offsets, s, wait=False)
 
     @triton.jit
     def _weights(ctx, state, input, s, query):
@@ -180,7 +191,7 @@ class AttentionBackward(AttentionBackwardKeys):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-            s = s + tk.mm_ABt(state.ones, input.offsets)
+            s = s + tk.mm_AB(state.ones, input.offsets)
         if ctx.edge:
             key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, query)
@@ -211,11 +222,10 @@ class AttentionBackward(AttentionBackwardKeys):
         return dq, dk
 
     @triton.jit
-    def _staged(ctx, dq, dk):
-        """dK, under way, with dQ on its way to shared memory."""
+    def _stage(ctx, dq):
+        """Send dQ to shared memory."""
         tk.store_fragments(ctx.working.dQ, dq)
         tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
-        return tk.mma_wait(dk)
 
     @triton.jit
     def send(ctx, working):
@@ -237,10 +247,14 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.publish(value.word, value.first)
 
     @triton.jit
-    def _gradient(ctx, state, p, slope, input):
-        """(dV under way, dS) of a block."""
+    def _of_weights(ctx, state, input):
+        """dP of a block, less the deltas, under way."""
         v = tk.subtile(ctx.deferred.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
-        dp = tk.mma_ABt(v, input.dO, tk.mm_ABt(state.ones, input.deltas, wait=False), wait=False)
+        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.deltas, wait=False), wait=False)
+
+    @triton.jit
+    def _gradient(ctx, state, p, slope, input, dp):
+        """(dV under way, dS) of a block, with dP under way."""
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
         return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
 
@@ -266,7 +280,7 @@ class AttentionBackward(AttentionBackwardKeys):
         s = tk.mma_wait(ctx.config._scores(ctx, state, input))
         p, slope = ctx.config._weights(ctx, state, input, s, query)
         tk.wait_for(ctx.deferred)
-        dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
+        dv, ds = ctx.config._gradient(ctx, state, p, slope, input, ctx.config._of_weights(ctx, state, input))
         return ds, tk.mma_wait(dv)
 
     @triton.jit
@@ -291,7 +305,7 @@ class AttentionBackward(AttentionBackwardKeys):
             return state
         else:
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
-                              offsets=tk.subtile(input.offsets, 64, STEP, 1, 0), deltas=tk.subtile(input.deltas, 64, STEP, 1, 0))
+                              offsets=tk.subtile(input.offsets, STEP, 64, 0, 1), deltas=tk.subtile(input.deltas, STEP, 64, 0, 1))
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.cols + 64)
             ctx.config._show_first(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
@@ -324,9 +338,16 @@ class AttentionBackward(AttentionBackwardKeys):
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.cols)
             dq, dk = ctx.config._before(ctx, state, previous)
         tk.await_sender(ctx)
-        dk = ctx.config._staged(ctx, tk.mma_wait(dq, leave=dk), dk)
-        tk.hand_back(ctx)
-        dv, ds = ctx.config._gradient(ctx, state, p, slope, input)
+        ctx.config._stage(ctx, tk.mma_wait(dq, leave=dk))
+        if ctx.config.products_first:
+            dp = ctx.config._of_weights(ctx, state, input)
+            dk = tk.mma_wait(dk, leave=dp)
+            tk.hand_back(ctx)
+        else:
+            dk = tk.mma_wait(dk)
+            tk.hand_back(ctx)
+            dp = ctx.config._of_weights(ctx, state, input)
+        dv, ds = ctx.config._gradient(ctx, state, p, slope, input, dp)
         tk.take_back(ctx)
         ctx.config._show(ctx, ds)
         tk.call_sender(ctx)
@@ -357,11 +378,13 @@ class AttentionBackward(AttentionBackwardKeys):
         tk.await_sender(ctx)
         dq = tk.mma_wait(dq, leave=dk)
         tk.release(ctx, ctx.common)
-        dk = ctx.config._staged(ctx, dq, dk)
+        ctx.config._stage(ctx, dq)
+        dk = tk.mma_wait(dk)
         tk.hand_back(ctx)
         tk.fence_async()
-        tk.call_sender(ctx)
         tk.store_read_wait(0)  # the next task's values come where dV was
+        tk.release(ctx, ctx.deferred)
+        tk.call_sender(ctx)
         return state.replace(dk=dk)
 
     @triton.jit

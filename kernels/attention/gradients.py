@@ -9,7 +9,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import as_addressable, padded_empty, power_of_two
-from tritonkittens.kernels.attention.backward import ROWS, STEP, AttentionBackwardKeys, AttentionBackwardQueries, statistics
+from tritonkittens.kernels.attention.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
@@ -116,13 +116,15 @@ def _single_pass(
 
 
 def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where offsets and deltas, (…, STEP) bf16, of the single pass wait: in the memory of a head's dQ, which is written when all that needs them is done. They
-    lie one after the other if dQ's rows do, else each in its row of dQ."""
-    x, step = dq.view(torch.bfloat16), STEP.value
-    if x.stride(-2) != x.shape[-1]:
-        return x[..., :step], x[..., step : 2 * step]
-    shape, strides, begin = (*x.shape[:-1], step), (*x.stride()[:-2], step, 1), x.storage_offset()
-    return x.as_strided(shape, strides, begin), x.as_strided(shape, strides, begin + x.shape[-2] * step)
+    """Where offsets and deltas, (B, H, groups of ROWS queries, PARTS, ROWS) bf16, of the single pass wait: in the group's first rows of dQ, which are written
+    when all that needs them is done, or where those are too few or too short, in memory of their own."""
+    (batch, heads, queries, dim), (of_batch, of_head, of_row, _) = dq.shape, dq.stride()
+    groups, parts = -(-queries // ROWS), PARTS.value
+    shape = (batch, heads, groups, parts, ROWS)
+    if dim < ROWS or queries - (groups - 1) * ROWS < 2 * parts:
+        return torch.empty(2, *shape, dtype=torch.bfloat16, device=dq.device).unbind()
+    x, strides = dq.view(torch.bfloat16), (of_batch, of_head, ROWS * of_row, of_row, 1)
+    return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
 
 
 def _statistics(
@@ -135,9 +137,10 @@ def _statistics(
     offsets, deltas = addends or (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
     words, counts = zeros or (offsets, offsets)
     words_of_head, units = (words.numel() // (batch * heads), counts.numel()) if zeros else (0, 0)
+    places = offsets.stride()[:4] if addends else (*offsets.stride()[:2], ROWS, 0)
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, words, counts, *out.stride()[:3], *grad.stride()[:3],
-        *lse.stride()[:2], *offsets.stride()[:3], queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
+        *lse.stride()[:2], *places, queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
         zeros is not None)  # fmt: skip
     return dict(offsets=offsets, deltas=deltas)
 

@@ -103,26 +103,31 @@ def _task(ctx, heads):
 @plain_kernel
 @triton.jit
 def packed_statistics(
-    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, n_row, n_head, total, factor,  # noqa: E741
-    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
+    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
-    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, each sequence in whole tiles, zeros behind its end in its last; with ADDENDS
-    (total, H, STEP) bf16, as `statistics` has them for `AttentionBackward`; n: between their rows, where they have any, and heads."""
+    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `statistics` has them for
+    `AttentionBackward`, each sequence in whole blocks of TILES tiles, zeros behind its end."""
     tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
-        first, row = rows.begin.to(tl.int64), tile * 64 + tl.arange(0, 64)
+        first = rows.begin.to(tl.int64)
         offset, delta = offsets_and_deltas(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
                                            L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
+        place = head * n_head + (block * TILES + tile).to(tl.int64) * n_tile
         if ADDENDS:
-            place = first * n_row + head * n_head
-            store_addends(offsets + place, row, n_row, -offset * factor, row < rows.rows)
-            store_addends(deltas + place, row, n_row, -delta, row < rows.rows)
+            store_addends(offsets + place, n_part, -offset * factor)
+            store_addends(deltas + place, n_part, -delta)
+            if (tile + 1) * 64 >= rows.rows:
+                for behind in range(tile % TILES + 1, TILES):
+                    there = place + (behind - tile % TILES) * n_tile
+                    store_addends(offsets + there, n_part, tl.zeros_like(offset))
+                    store_addends(deltas + there, n_part, tl.zeros_like(delta))
         else:
-            place = head * n_head + block * 64 + row
-            tl.store(deltas + place, delta)
-            tl.store(offsets + place, offset)
+            query = tl.arange(0, 64)
+            tl.store(deltas + place + query, delta)
+            tl.store(offsets + place + query, offset)
 
 
 @plain_kernel
@@ -161,7 +166,8 @@ class Packed(QueryTiles):
 
     def layout(self) -> tk.layout:
         plan = super().layout()
-        moved = tuple(name for name, tiles in plan.globals if tiles and all(isinstance(tile, tk.st) for tile in tiles))
+        numbers = ("offsets", "deltas")  # each sequence has whole blocks of these
+        moved = tuple(name for name, tiles in plan.globals if name not in numbers and tiles and all(isinstance(tile, tk.st) for tile in tiles))
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
