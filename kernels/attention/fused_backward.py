@@ -33,19 +33,21 @@ class AttentionBackward(AttentionBackwardKeys):
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one. In
     memory there are those three rows of a group of queries, the rows behind them are zeros that TMA adds.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128; dQ and dK in front of the wait
-    for the scores up to 1 % at 128, −1 to −4 % at 64; this order instead of meeting behind dS and multiplying dQ and dK at once, 12 to 29 % at dimension 64 and
-    1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which hides the copies, 8 to 86 %; causal tasks of
-    few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by the blocks 2 to 6 % more. Worth memory, but no
-    time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory (0). Worth nothing or less: dK of registers in
-    the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one iteration as FlashAttention-3 has it (−23 to 1 %),
-    dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored, so that no zeros need be made (−6 to 1 %), dQ made
-    of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of memory that stays in L2, of which drawn tasks make
-    dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the producer do, though kernels for zeros and for dQ take 80
-    µs of a call); scores of the next block under way while dS of this one is written (29 to 62 % slower); the ones of the addends in shared memory, offsets and
-    deltas in one tile (−4 to 3 %, and a delta that is no number would reach the scores); part of the exponentials by a polynomial on the FMA units (one in 4:
-    −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the exponentials, at dP, or at dQ and dK (−2 to 1 %);
-    programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any of that, without a mask: `GatheringBackward`.
+    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128, as three rows of queries in
+    memory instead of 16 columns a query 2 % at 512 keys, 1 to 2 % at 1,024, 0 to 1 % from 4,096 on; dQ and dK in front of the wait for the scores up to 1 % at
+    128, −1 to −4 % at 64, and dP in front of the wait for dK 0 to 1 % at 128, −2 to 1 % at 64; this order instead of meeting behind dS and multiplying dQ and
+    dK at once, 12 to 29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which
+    hides the copies, 8 to 86 %; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by
+    the blocks 2 to 6 % more. Worth memory, but no time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory
+    (0). Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one
+    iteration as FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored,
+    so that no zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of
+    memory that stays in L2, of which drawn tasks make dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the
+    producer do, though kernels for zeros and for dQ take 80 µs of a call); scores of the next block under way while dS of this one is written (29 to 62 %
+    slower); the ones of the addends in shared memory, offsets and deltas in one tile (−4 to 3 %, and a delta that is no number would reach the scores); part of
+    the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the
+    exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
+    of that, without a mask: `GatheringBackward`.
 
     dQ leaves by a sender beside each consumer, and its sums need no zeros: who comes first to half a block of queries stores what others add to
     (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
@@ -57,13 +59,14 @@ class AttentionBackward(AttentionBackwardKeys):
     to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a fence of its own (0 to 6 %: consumers drift
     into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy is under way (−2 to 2 %).
 
-    Between the iterations of two tasks lie 8,300 cycles, 2.3 iterations: the last products, results, the next K and V, the first scores. So the keys go back
-    as soon as the last dQ is multiplied, in front of its way to shared memory, and the values behind; V is waited for where dP needs it. At dimension 64 dK
-    leaves from where dS was, for where dQ is staged it would wait until the last has left, and L2 fetches the next K and V while the task ends. Worth, of a
-    whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to 2 % from 2,048 on (1 to 2 % of that by where dS lies, see
-    `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK from where dS was, in two panels (−0.5 to 0 %), the fetch
-    by L2 (−1.2 to 0 %). Also: values given back before the keys (−1 to 0 %), the other's last dS waited for in front of the next (0 %), a consumer that begins
-    later than the other (−4 to 1 %: they fall into the same step anyway).
+    Between the iterations of two tasks lie 8,300 cycles, 2.3 iterations: the last products, results, the next K and V, the first scores. So the keys go back as
+    soon as the last dQ is multiplied, in front of its way to shared memory, and the values behind, before the sender hears of that dQ, so that TMA is asked for
+    V first (0 to 0.5 %); V is waited for where dP needs it. At dimension 64 dK leaves from where dS was, for where dQ is staged it would wait until the last
+    has left, and L2 fetches the next K and V while the task ends. Worth, of a whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to 2
+    % from 2,048 on (1 to 2 % of that by where dS lies, see `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK
+    from where dS was, in two panels (−0.5 to 0 %), or from where V was (−0.7 to 0 %), the fetch by L2 (−1.2 to 0 %), tiles at other places (−7 to 0 %). Also:
+    values given back before the keys (−1 to 0 %), the other's last dS waited for in front of the next (0 %), a consumer that begins later than the other (−4 to
+    1 %: they fall into the same step anyway).
 
     Without a mask 2,048 tasks are 15.5 rounds of 132 multiprocessors; full rounds would give 3.5 % more at dimension 128 (0.7 at 64, 31.03 rounds). Tried: the
     tasks of the last round in pieces whose dK and dV are added up in fp32 (0 to 3 % faster at 128 from 4,096 keys on, 0 to 3 % slower at 64, and memory that
