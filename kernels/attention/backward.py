@@ -50,9 +50,9 @@ def store_addends(addends, stride, x):
     query = tl.arange(0, 64)
     rest = tl.where(x < -LARGEST, -LARGEST, x)
     for part in tl.static_range(PARTS):
-        head = rest.to(tl.bfloat16)
-        tl.store(addends + part * stride + query, head)
-        rest = tl.where(tl.abs(head.to(tl.float32)) == float("inf"), 0.0, rest - head.to(tl.float32))
+        head = rest.to(tl.bfloat16).to(tl.float32)
+        tl.store(addends + part * stride + query, head.to(tl.bfloat16))
+        rest = tl.where(tl.abs(head) == float("inf"), 0.0, rest - head)
 
 
 @triton.jit

@@ -62,8 +62,8 @@ class AttentionBackward(AttentionBackwardKeys):
     Between the iterations of two tasks lie 8,300 cycles, 2.3 iterations: the last products, results, the next K and V, the first scores. So the keys go back as
     soon as the last dQ is multiplied, in front of its way to shared memory, and the values behind, before the sender hears of that dQ, so that TMA is asked for
     V first (0 to 0.5 %); V is waited for where dP needs it. At dimension 64 dK leaves from where dS was, for where dQ is staged it would wait until the last
-    has left, and L2 fetches the next K and V while the task ends. Worth, of a whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to 2
-    % from 2,048 on (1 to 2 % of that by where dS lies, see `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK
+    has left, and L2 fetches the next K and V while the task ends. Worth, of a whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to
+    2 % from 2,048 on (1 to 2 % of that by where dS lies, see `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK
     from where dS was, in two panels (−0.5 to 0 %), or from where V was (−0.7 to 0 %), the fetch by L2 (−1.2 to 0 %), tiles at other places (−7 to 0 %). Also:
     values given back before the keys (−1 to 0 %), the other's last dS waited for in front of the next (0 %), a consumer that begins later than the other (−4 to
     1 %: they fall into the same step anyway).

@@ -127,6 +127,13 @@ def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
 
 
+def strides_of_tiles(numbers: torch.Tensor) -> tuple[int, int, int, int]:
+    """Between batches, heads, tiles of ROWS queries and parts of offsets or deltas: (B, H, S) fp32, or (B, H, tiles, PARTS, ROWS), as `addends_in` has them."""
+    batch, head, *others = numbers.stride()
+    tile, part = others[:2] if len(others) > 1 else (ROWS, 0)
+    return batch, head, tile, part
+
+
 def _statistics(
     out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, addends: tuple[torch.Tensor, torch.Tensor] | None = None,
     zeros: tuple[torch.Tensor, torch.Tensor] | None = None, factor: float = 0.0,
@@ -137,10 +144,9 @@ def _statistics(
     offsets, deltas = addends or (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
     words, counts = zeros or (offsets, offsets)
     words_of_head, units = (words.numel() // (batch * heads), counts.numel()) if zeros else (0, 0)
-    places = offsets.stride()[:4] if addends else (*offsets.stride()[:2], ROWS, 0)
     statistics[-(-queries // ROWS), heads, batch](
         out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, words, counts, *out.stride()[:3], *grad.stride()[:3],
-        *lse.stride()[:2], *places, queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
+        *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
         zeros is not None)  # fmt: skip
     return dict(offsets=offsets, deltas=deltas)
 

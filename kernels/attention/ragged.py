@@ -120,10 +120,10 @@ def packed_statistics(
             store_addends(offsets + place, n_part, -offset * factor)
             store_addends(deltas + place, n_part, -delta)
             if (tile + 1) * 64 >= rows.rows:
-                for behind in range(tile % TILES + 1, TILES):
-                    there = place + (behind - tile % TILES) * n_tile
-                    store_addends(offsets + there, n_part, tl.zeros_like(offset))
-                    store_addends(deltas + there, n_part, tl.zeros_like(delta))
+                for _ in range(tile % TILES + 1, TILES):
+                    place += n_tile
+                    store_addends(offsets + place, n_part, tl.zeros_like(offset))
+                    store_addends(deltas + place, n_part, tl.zeros_like(delta))
         else:
             query = tl.arange(0, 64)
             tl.store(deltas + place + query, delta)

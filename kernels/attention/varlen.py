@@ -14,7 +14,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
 from tritonkittens.kernels.attention.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
-from tritonkittens.kernels.attention.gradients import homes_of, parts_for, sum_groups, summand_factor
+from tritonkittens.kernels.attention.gradients import homes_of, parts_for, strides_of_tiles, sum_groups, summand_factor
 from tritonkittens.kernels.attention.product import (
     TILE,
     Scores,
@@ -197,7 +197,7 @@ def packed_fused_backward(
         lambda dim, cols, summed: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
 
 
-def addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Where offsets and deltas, (1, H, groups of ROWS queries, PARTS, ROWS) bf16, of the single pass wait: in the memory of dQ, (total, H, D), contiguous, that
     is written behind it, or where that is too small for blocks of many short sequences, in memory of their own."""
     shape = (2, 1, dq.shape[1], groups, PARTS.value, ROWS)
@@ -223,14 +223,15 @@ def _run_backward(
     of_rows = entries(False, ROWS, block)
     sequences = starts_q.shape[0] - 1
     blocks = tiles_apart(queries, sequences, block)
-    offsets, deltas = (
-        torch.empty(2, 1, heads, blocks * ROWS, dtype=torch.float32, device=q.device).unbind() if fused is None else addends_in(dq, blocks * block // ROWS))
-    places = (*offsets.stride()[1:2], ROWS, 0) if fused is None else offsets.stride()[1:4]
+    if fused is None:
+        offsets, deltas = torch.empty(2, 1, heads, blocks * ROWS, dtype=torch.float32, device=q.device).unbind()
+    else:
+        offsets, deltas = packed_addends_in(dq, blocks * block // ROWS)
     grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
-    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2], *places, queries,
-                                               factor, value_dim, power_of_two(value_dim), grad_lse is not None, block // ROWS, fused is not None)
-    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()}
-    tensors |= dict(offsets=offsets, deltas=deltas)
+    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2],
+                                               *strides_of_tiles(offsets)[1:], queries, factor, value_dim, power_of_two(value_dim),
+                                               grad_lse is not None, block // ROWS, fused is not None)
+    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
     kv_heads = k.shape[1]
     group, units = heads // kv_heads, most_tiles(keys, sequences, TILE) * kv_heads
     if fused is not None:

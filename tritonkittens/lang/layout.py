@@ -1,10 +1,9 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
 Three lifetimes share the block's memory: scratch, common and deferred tiles (loaded once a task, for each consumer or for all), the input ring (one slot an
-iteration),
-and the finish tiles (staged results, for each consumer). Finish tiles lie over what consumers work in during the task, where that is large enough. Else, where
-memory is short, they lie over the tail of the ring, and the slots in front of them, the safe stages, are what the producer may already fill for the next task
-while the results leave.
+iteration), and the finish tiles (staged results, for each consumer). Finish tiles lie over what consumers work in during the task, where that is large enough.
+Else, where memory is short, they lie over the tail of the ring, and the slots in front of them, the safe stages, are what the producer may already fill for the
+next task while the results leave.
 """
 from __future__ import annotations
 
