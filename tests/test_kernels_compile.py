@@ -41,7 +41,7 @@ NEEDED = {
 }
 NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
            for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
-NEEDED["attention_decode_lengths_d128"] = {"LDS": 16, "STS": 16}  # of the last block, zeros behind a sequence
+NEEDED["attention_decode_lengths_d128"] = {"LDS": 8, "STS": 8}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
 MOST_SPILLS["attention_backward_d64_causal"] = 14  # of the second consumer, on the diagonal: a block or two of a task

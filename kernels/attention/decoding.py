@@ -16,33 +16,42 @@ from tritonkittens.kernels.attention.product import check, check_window, handed_
 from tritonkittens.launch import multiprocessor_count
 
 MAX_PARTS = 128  # of a sequence
-COMBINING = 3  # blocks' time (2.4 µs on the H200)
+BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit, or one
+READERS = 73 / 132  # of the multiprocessors read as fast as memory gives, each with a thread block
+COMBINING, PART = 4.5, 0.1  # blocks' time (2.4 µs on the H200), and that for each part
+CROWDED = 2.0  # blocks' time that a second thread block on a multiprocessor takes to begin
+SLACK = 16  # blocks in a row are worth one of memory's time: readers that end early leave others behind
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 
 
 @functools.lru_cache
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    row_tiles: int = 1, partial: bool = True, lse: bool = True,
+    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False,
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given; for so many tiles of queries a key
-    head."""
+    head. Do blocks draw their tasks?"""
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse)
+                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, **(dict(schedule=tk.Dynamic()) if drawn else {}))
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, **knobs), (128, 64, 32)))
+    return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), BLOCKS))
 
 
 @functools.lru_cache(maxsize=4096)
-def parts_of(tasks: int, blocks: int, slots: int) -> int:
-    """In how many parts to deal out sequences of so many blocks: what takes the least time, that of one multiprocessor for a block being 1. A task's start and
-    end count as 2; half of the multiprocessors read as fast as memory gives; several parts are combined by a second kernel (8 sequences of 1,024 keys on the
-    H200: 18.8 µs undivided on 64 multiprocessors, 20.7 in two parts)."""
-    memory = 2 * tasks * blocks / slots
+def parts_of(tasks: int, blocks: int, multiprocessors: int, at_once: int = 1, in_copies: bool = False) -> int:
+    """In how many parts to deal out sequences of so many blocks: what takes the least time, that of one thread block for a block being 1. `at_once`: thread
+    blocks of a multiprocessor; `in_copies`: does a block come in many copies? A second thread block makes up for what issuing them takes.
 
-    def time(parts: int) -> tuple[float, int]:
-        rounds = -(-tasks * parts // slots) * (-(-blocks // parts) + 2)
-        return max(rounds, memory) + (COMBINING if parts > 1 else 0), rounds
+    A task's start and end count as 2; several parts are combined by a second kernel. On the H200, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts
+    16.4; of 4,096 keys 40.6, 37.9, three 39.0, four 39.1; of 32,768 keys 271, 240, four 239, eight 244; in pages of 16, of 4,096 keys 47.2, 41.8, 40.8, 41.1;
+    one of 65,536 in 8, 16, 32, 64 parts 84.5, 67.5, 68.1, 69.8 (`bench/results/attention_variants.json`).
+    """
+    memory = tasks * blocks / (READERS * multiprocessors)
+
+    def time(parts: int) -> float:
+        rounds = -(-tasks * parts // (multiprocessors * at_once)) * (-(-blocks // parts) + 2)
+        crowded = CROWDED if tasks * parts > multiprocessors and not in_copies else 0
+        return max(rounds, memory) + rounds / SLACK + crowded + (COMBINING + PART * parts if parts > 1 else 0)
 
     return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=time)
 
@@ -116,14 +125,15 @@ def attention_decode(
     features = (queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None)
     kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
     kernel = decode(*kind)
-    parts = parts or parts_of(batch * tiles, -(-keys // kernel.cols), multiprocessor_count(q.get_device()))
+    multiprocessors, at_once = multiprocessor_count(q.get_device()), kernel.blocks_per_sm
+    parts = parts or parts_of(batch * tiles, -(-keys // kernel.cols), multiprocessors, at_once, page_size is not None and page_size < kernel.cols)
     packed = as_addressable(q.reshape(batch, tiles, rows, dim))
     tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
     tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
     numbers = dict(scores.numbers(False), queries=queries)
     shape = (batch, tiles, parts, rows)
     if parts == 1 and result.is_contiguous() and storable(result):
-        kernel = decode(*kind, partial=False, lse=return_lse)
+        kernel = decode(*kind, partial=False, lse=return_lse, drawn=batch * tiles > multiprocessors * at_once)
         tensors |= dict(O=result.view(*shape, value_dim), L=None if lse is None else lse.view(shape))
         kernel(*(tensors[name] for name in kernel.tensors), **numbers)
         return result if lse is None else (result, lse)

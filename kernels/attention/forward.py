@@ -72,6 +72,11 @@ class AttentionForward(QueryTiles):
         return self.cols <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
 
     @property
+    def cache_policy(self) -> str | None:
+        """Of K and V in L2: what the tasks of other queries read again."""
+        return None
+
+    @property
     def one_edge(self) -> bool:
         whole = self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
@@ -108,11 +113,13 @@ class AttentionForward(QueryTiles):
     def load(ctx, input):
         TILES: tl.constexpr = ctx.config.key_tiles
         for i in tl.static_range(len(TILES)):
-            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, i), input.arrived)
+            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, i), input.arrived,
+                          cache_policy=ctx.config.cache_policy)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), trailing.arrived)
+        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), trailing.arrived,
+                      cache_policy=ctx.config.cache_policy)
 
     @triton.jit
     def start(ctx):

@@ -192,7 +192,8 @@ def test_tiles_have_equally_many_heads():
 def test_parts_fill_the_device():
     assert parts_of(132, 100, 132) == 1
     assert 10 <= parts_of(8, 400, 132) <= 17, "about a part for every multiprocessor"
-    assert [parts_of(64, blocks, 132) for blocks in (8, 32, 256)] == [1, 1, 2], "half of the multiprocessors read as fast as memory gives"
+    assert [parts_of(64, blocks, 132, 2) for blocks in (16, 64, 512)] == [1, 2, 4], "half of the multiprocessors read as fast as memory gives"
+    assert parts_of(64, 64, 132, 2, in_copies=True) > 2, "two thread blocks issue copies"
     assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
 
 
