@@ -18,7 +18,7 @@ from tritonkittens.launch import multiprocessor_count
 MAX_PARTS = 128  # of a sequence
 BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit, or one
 READERS = 73 / 132  # of the multiprocessors read as fast as memory gives, each with a thread block
-COMBINING, PART = 4.5, 0.1  # blocks' time (2.4 µs on the H200), and that for each part
+COMBINING, PART, PART_IN_COPIES = 4.5, 0.1, 0.45  # blocks' time (2.4 µs on the H200), and that for each part, and where its first block comes in many copies
 CROWDED = 2.0  # blocks' time that a second thread block on a multiprocessor takes to begin
 SLACK = 16  # blocks in a row are worth one of memory's time: readers that end early leave others behind
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
@@ -51,7 +51,8 @@ def parts_of(tasks: int, blocks: int, multiprocessors: int, at_once: int = 1, in
     def time(parts: int) -> float:
         rounds = -(-tasks * parts // (multiprocessors * at_once)) * (-(-blocks // parts) + 2)
         crowded = CROWDED if tasks * parts > multiprocessors and not in_copies else 0
-        return max(rounds, memory) + rounds / SLACK + crowded + (COMBINING + PART * parts if parts > 1 else 0)
+        combining = COMBINING + (PART_IN_COPIES if in_copies else PART) * parts if parts > 1 else 0
+        return max(rounds, memory) + rounds / SLACK + crowded + combining
 
     return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=time)
 
