@@ -101,3 +101,52 @@ class Walk(tk.lcf):
     @triton.jit
     def finish(ctx, state, staging):
         tl.atomic_add(ctx.globals.finished.pointer + ctx.task, 1)
+
+
+class Extremes(tk.lcf):
+    """Of bands of 64 rows a consumer, of X (M × N, bf16): the largest of the elements of a row whose columns differ by 64 (M × 64, fp32), and the least of a
+    row (M). The parts of a task are merged by hooks."""
+
+    def layout(self):
+        x, largest = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
+        return tk.layout(globals=dict(X=x, largest=largest, least=None), input=dict(X=x), finish=dict(C=largest),
+                         merged=dict(largest=tk.rt(tk.fp32, 64, 64), least=tk.rv(tk.fp32, 64)))
+
+    def tasks(self, X, *_):
+        return triton.cdiv(X[0], 64 * self.team)
+
+    @triton.jit
+    def setup(ctx):
+        rows, cols = tk.extent(ctx.globals.X, 0), tk.extent(ctx.globals.X, 1)
+        return tk.task(tk.ceil_div(cols, 64), when=ctx.task < tk.ceil_div(rows, 64 * ctx.config.team), band=ctx.task * ctx.config.team)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        tile: tl.constexpr = tk.rt(tk.fp32, 64, 64)
+        return tk.struct(largest=tk.neg_infty(tile), least=tk.pos_infty(tk.col_vec(tile)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        x = tk.cast(tk.load(tk.subtile(input.X, 64, 64, ctx.consumer, 0), like=state.largest), tk.fp32)
+        return state.replace(largest=tk.maximum(state.largest, x), least=tk.minimum(state.least, tk.row_min(x)))
+
+    @triton.jit
+    def part(ctx, state):
+        return state
+
+    @triton.jit
+    def merge(ctx, mine, theirs):
+        return tk.struct(largest=tk.maximum(mine.largest, theirs.largest), least=tk.minimum(mine.least, theirs.least))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        band = ctx.band + ctx.consumer
+        tk.store(staging.C, state.largest)
+        tk.fence_async()
+        tk.store_async(ctx.globals.largest, staging.C, (band, ctx.part if ctx.config.sharers > 1 else 0))
+        if ctx.config.sharers == 1 or ctx.part == 0:
+            tk.store(ctx.globals.least, state.least, (band,))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.cases_split import Product
+from tests.cases_split import Extremes, Product
 from tests.streaming import (
     CountedStream,
     DeferringStream,
@@ -274,9 +274,37 @@ def test_columns_that_no_cluster_can_share():
             return tk.layout(globals=dict(A=tile, B=tile), input=dict(A=tile, B=tile), accumulators=dict(acc=tk.rt(tk.fp32, 64, 32)))
 
     Narrow(schedule=tk.ClusterSplitK(4))
-    with refused("Narrow(schedule=ClusterSplitK(parts=8)): the columns of accumulator 'acc', rt(fp32, 64, 32), are dealt to 8 blocks: it must be of fp32 and "
-                 "its columns a multiple of 64"):
+    with refused("Narrow(schedule=ClusterSplitK(parts=8)): accumulator 'acc', rt(fp32, 64, 32): its columns are dealt to 8 blocks and must be a multiple of "
+                 "64"):
         Narrow(schedule=tk.ClusterSplitK(8))
+
+
+def test_what_is_merged_is_declared():
+    class Merging(Copy):
+        merged: tuple = ()
+
+        def layout(self):
+            return dataclasses.replace(super().layout(), merged=dict(self.merged))
+
+        def tasks(self, *_):
+            return 4
+
+    acc = ("acc", tk.rt(tk.fp32, 64, 64))
+    for cls, missing in ((Merging, "part"), (type("Half", (Merging,), {"part": Extremes.part}), "merge")):
+        with refused(f"{cls.__name__}: its layout has what is merged of parts of a task, but hook {missing!r} is missing"):
+            cls(merged=(acc,), schedule=tk.ClusterSplitK(2))
+    whole = type("Whole", (Merging,), {"part": Extremes.part, "merge": Extremes.merge})
+    name = "Whole(schedule=ClusterSplitK(parts=2))"
+    with refused(f"{name}: what is merged 'acc', rt(bf16, 64, 64), must be of fp32"):
+        whole(merged=(("acc", tk.rt(tk.bf16, 64, 64)),), schedule=tk.ClusterSplitK(2))
+    with refused(f"{name}: what is merged 'x', rv(fp32, 16): its length must be a multiple of 32"):
+        whole(merged=(("x", tk.rv(tk.fp32, 16)),), schedule=tk.ClusterSplitK(2))
+    with refused("layout(merged={'x': st(bf16, 64, 64)}): must be rt or rv"):
+        whole(merged=(("x", tile),))
+    assert "8192 bytes for the parts that they send each other" in whole(merged=(acc,), schedule=tk.ClusterSplitK(2)).explain()
+    a = torch.empty(64, 128, dtype=torch.bfloat16)
+    with refused("Whole.part: must return a tk.struct of fp32 as layout(merged={'other': (64, 64)}) says, not acc [64, 64] of fp32"):
+        whole(merged=(("other", acc[1]),), schedule=tk.ClusterSplitK(2)).compile(a, a, a)
 
 
 def test_what_is_said_of_a_cluster_that_shares_iterations():

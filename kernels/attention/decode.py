@@ -32,8 +32,8 @@ def _hidden(ctx, s):
 
 class AttentionDecode(AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all, or of `row_tiles` of a key head where they are too many; a
-    sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False). Source: Flash-Decoding (Dao et al., 2023);
-    packed groups: FlashAttention-3, `pack_gqa`.
+    sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False), which the blocks of a cluster may share
+    (`ClusterSplitK`). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
 
     Q: (B, tiles, rows, head_dim), tiles = H_kv · row_tiles, rows = heads of a tile · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,)
     int32, keys of each sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, tiles, parts,
@@ -80,11 +80,13 @@ class AttentionDecode(AttentionForward):
 
     def layout(self):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
-        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim)
+        v = tk.st(self.dtype, self.cols, self.value_dim)
+        o = tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim // self.sharers)
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
+        merged = dict(o=tk.rt(tk.fp32, self.rows, self.value_dim), lse=tk.rv(tk.fp32, self.rows)) if self.sharers > 1 else {}
         return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, **results), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
-                         args=(*self.numbers, "queries"))
+                         merged=merged, args=(*self.numbers, "queries"))
 
     def tasks(self, *shapes: Any) -> int:
         batch, tiles, parts = shapes[self.tensors.index("O")][:3]
@@ -114,13 +116,31 @@ class AttentionDecode(AttentionForward):
         return nothing_seen(ctx)
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def part(ctx, state):
         total = tk.row_sum(state.sums)
-        tk.store(staging.O, tk.mul_row(state.o, ctx.config._share(ctx, total)))
+        return tk.struct(o=tk.mul_row(state.o, ctx.config._share(ctx, total)), lse=ctx.config._log_sum(ctx, state, total))
+
+    @triton.jit
+    def merge(ctx, mine, theirs):
+        """Means of the values that two parts have seen, weighed by the sums of their exponentials."""
+        largest = tk.where(mine.lse > theirs.lse, mine.lse, theirs.lse)
+        offset = tk.where(largest == float("-inf"), 0.0, largest)  # neither has seen a key
+        a, b = tk.exp(mine.lse - offset), tk.exp(theirs.lse - offset)
+        total = a + b
+        share = ctx.config._share(ctx, total)
+        o = tk.add(tk.mul_row(mine.o, a * share), tk.mul_row(theirs.o, b * share))
+        return tk.struct(o=o, lse=tk.where(largest == float("inf"), largest, tk.add(largest, tk.log(total))))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        SHARERS: tl.constexpr = ctx.config.sharers
+        found = state if SHARERS > 1 else ctx.config.part(ctx, state)
+        tk.store(staging.O, found.o)
         tk.fence_async()
-        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, 0))
+        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, ctx.part if SHARERS > 1 else 0))
         if ctx.config.lse:
-            tk.store(ctx.globals.L, ctx.config._log_sum(ctx, state, total), (ctx.batch, ctx.head, ctx.share, 0))
+            if SHARERS == 1 or ctx.part == 0:
+                tk.store(ctx.globals.L, found.lse, (ctx.batch, ctx.head, ctx.share, 0))
 
 
 @triton.jit
@@ -145,9 +165,8 @@ def _load_pages(ctx, tiles, to, source, width):
 
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
-    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 0.94 where
-    K and V are contiguous, 0.92 in pages of 128, and in pages of 16 at 0.905 where they follow one another in the pool, 0.885 where they lie anywhere (0.88
-    where two warps issue the copies). Source: PagedAttention (Kwon et al., 2023).
+    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 0.965
+    where K and V are contiguous, 0.93 in pages of 128, 0.91 in pages of 16 that lie anywhere. Source: PagedAttention (Kwon et al., 2023).
 
     K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, in which the keys of a sequence are; the others as there.
     """

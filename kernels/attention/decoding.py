@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.functional import pad
@@ -13,12 +13,14 @@ from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
 from tritonkittens.kernels.attention.product import check, check_window, handed_out, scores_of, see_nothing
+from tritonkittens.lang.template import cluster_slots
 from tritonkittens.launch import multiprocessor_count
 
 MAX_PARTS = 128  # of a sequence
 BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit, or one
 READERS = 73 / 132  # of the multiprocessors read as fast as memory gives, each with a thread block
-COMBINING, PART, PART_IN_COPIES = 4.5, 0.1, 0.45  # blocks' time (2.4 µs on the H200), and that for each part, and where its first block comes in many copies
+COMBINING, PART, PART_IN_COPIES = 4.5, 0.1, 0.45  # blocks' time (2.4 µs on the H200), for each part, and where its first block comes in many copies
+JOINING = {2: 4.2, 4: 4.5}  # blocks' time in which the blocks of a cluster join their parts (of eight: 9.6)
 CROWDED = 2.0  # blocks' time that a second thread block on a multiprocessor takes to begin
 SLACK = 16  # blocks in a row are worth one of memory's time: readers that end early leave others behind
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
@@ -27,34 +29,50 @@ PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 @functools.lru_cache
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False,
+    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1,
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given; for so many tiles of queries a key
-    head. Do blocks draw their tasks?"""
+    head. Do blocks draw their tasks? How many thread blocks share one?"""
+    schedule = dict(schedule=tk.Dynamic()) if drawn else dict(schedule=tk.ClusterSplitK(sharers)) if sharers > 1 else {}
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, **(dict(schedule=tk.Dynamic()) if drawn else {}))
+                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, **schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), BLOCKS))
+    options = BLOCKS if sharers == 1 else ((64, 1), (32, 1))
+    return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), options))
+
+
+class Deal(NamedTuple):
+    """How sequences are dealt out: to so many tasks each, and a task to so many thread blocks of a cluster."""
+
+    parts: int = 1
+    sharers: int = 1
 
 
 @functools.lru_cache(maxsize=4096)
-def parts_of(tasks: int, blocks: int, multiprocessors: int, at_once: int = 1, in_copies: bool = False) -> int:
-    """In how many parts to deal out sequences of so many blocks: what takes the least time, that of one thread block for a block being 1. `at_once`: thread
-    blocks of a multiprocessor; `in_copies`: does a block come in many copies? A second thread block makes up for what issuing them takes.
+def deal_of(tasks: int, blocks: int, multiprocessors: int, columns: int = 0, at_once: int = 1, in_copies: bool = False) -> Deal:
+    """How to deal out sequences of so many blocks: what takes the least time, that of one thread block for a block being 1. `columns`: of results, which the
+    blocks of a cluster deal out (0: none may); `at_once`: thread blocks of a multiprocessor; `in_copies`: does a block come in many copies? A second thread
+    block makes up for what issuing them takes.
 
-    A task's start and end count as 2; several parts are combined by a second kernel. On the H200, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts
-    16.4; of 4,096 keys 40.6, 37.9, three 39.0, four 39.1; of 32,768 keys 271, 240, four 239, eight 244; in pages of 16, of 4,096 keys 47.2, 41.8, 40.8, 41.1;
-    one of 65,536 in 8, 16, 32, 64 parts 84.5, 67.5, 68.1, 69.8 (`bench/results/attention_variants.json`).
+    A task's start and end count as 2; several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8
+    key heads, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.8; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.7;
+    of 32,768 keys 271, 240 (four 239, eight 244), 243; in pages of 16, of 4,096 keys 47.2, 42.3 (three 41.1), 40.1; one of 65,536 in 8, 16, 32, 64 parts 84.5,
+    67.5, 68.1, 69.8 (`bench/results/attention_variants.json`).
     """
     memory = tasks * blocks / (READERS * multiprocessors)
 
-    def time(parts: int) -> float:
-        rounds = -(-tasks * parts // (multiprocessors * at_once)) * (-(-blocks // parts) + 2)
+    def time(deal: Deal) -> float:
+        parts, sharers = deal
+        slots = multiprocessors * at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
+        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2)
         crowded = CROWDED if tasks * parts > multiprocessors and not in_copies else 0
-        combining = COMBINING + (PART_IN_COPIES if in_copies else PART) * parts if parts > 1 else 0
+        combining = COMBINING + (PART_IN_COPIES if in_copies else PART) * parts if parts > 1 else JOINING.get(sharers, 0)
         return max(rounds, memory) + rounds / SLACK + crowded + combining
 
-    return min(range(1, max(1, min(blocks, MAX_PARTS)) + 1), key=time)
+    most = max(1, min(blocks, MAX_PARTS))
+    even = columns > 0 and columns == power_of_two(columns)  # a tile of another width is several, and half its columns may lie in both
+    shared = [Deal(1, n) for n in JOINING if even and n <= most and 16 * n <= columns and tasks <= cluster_slots(multiprocessors, n)]
+    return min([*(Deal(parts) for parts in range(1, most + 1)), *shared], key=time)
 
 
 def row_tiles_of(group: int, queries: int) -> tuple[int, int]:
@@ -78,8 +96,8 @@ def attention_decode(
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool. Entries behind a sequence's last key are
-    not read, nor pages that no entry names. A block of 128 keys (64 or 32 where tiles of large dimensions do not fit) is loaded by copies of
-    gcd(block, page_size) keys: with pages of 128 a single one, with pages of 16 eight.
+    not read, nor pages that no entry names. A block of 64 keys (128, 64 or 32 where two thread blocks a multiprocessor do not fit) is loaded by
+    copies of gcd(block, page_size) keys: with pages of 64 a single one, with pages of 16 four.
 
     What `lengths`, `starts` and `pages` hold is checked with `debug` only, for the host has to wait for the device. Traced by torch.compile as the operator
     `tritonkittens::attention_decode`.
@@ -127,14 +145,15 @@ def attention_decode(
     kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
     kernel = decode(*kind)
     multiprocessors, at_once = multiprocessor_count(q.get_device()), kernel.blocks_per_sm
-    parts = parts or parts_of(batch * tiles, -(-keys // kernel.cols), multiprocessors, at_once, page_size is not None and page_size < kernel.cols)
+    in_copies, whole = page_size is not None and page_size < kernel.cols, result.is_contiguous() and storable(result)
+    parts, sharers = Deal(parts) if parts else deal_of(batch * tiles, -(-keys // kernel.cols), multiprocessors, value_dim if whole else 0, at_once, in_copies)
     packed = as_addressable(q.reshape(batch, tiles, rows, dim))
     tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
     tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
     numbers = dict(scores.numbers(False), queries=queries)
     shape = (batch, tiles, parts, rows)
-    if parts == 1 and result.is_contiguous() and storable(result):
-        kernel = decode(*kind, partial=False, lse=return_lse, drawn=batch * tiles > multiprocessors * at_once)
+    if parts == 1 and whole:
+        kernel = decode(*kind, partial=False, lse=return_lse, drawn=batch * tiles > multiprocessors * at_once, sharers=sharers)
         tensors |= dict(O=result.view(*shape, value_dim), L=None if lse is None else lse.view(shape))
         kernel(*(tensors[name] for name in kernel.tensors), **numbers)
         return result if lse is None else (result, lse)

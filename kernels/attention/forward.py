@@ -276,7 +276,7 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def drain(ctx, state, input):
         tk.wait_for(input)
-        return state.replace(o=tk.mma_wait(ctx.config._weighted(ctx, state, input, ctx.iterations == 1)))
+        return state.replace(o=tk.mma_wait(ctx.config._weighted(ctx, state, input, ctx.begin + ctx.count == 1)))
 
     @triton.jit
     def finish(ctx, state, staging):

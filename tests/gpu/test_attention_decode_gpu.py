@@ -8,8 +8,8 @@ import torch
 
 from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
-from tritonkittens.kernels.attention import attention_decode, attention_torch
-from tritonkittens.kernels.attention.decoding import parts_of, row_tiles_of
+from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
+from tritonkittens.kernels.attention.decoding import Deal, deal_of, row_tiles_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -77,6 +77,23 @@ def test_starts(parts, rng):
     """Left padding: starts within a block, at its edge, at the last key, and behind it."""
     check(5, 4, 2, 1, LONG, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], parts=parts)
     check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
+
+
+@pytest.mark.parametrize("sharers", [2, 4, 8])
+def test_blocks_of_a_cluster_share_a_sequence(sharers, rng, monkeypatch):
+    """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
+    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(1, sharers))
+    check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
+    check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
+    check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
+    check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16, 128, 128)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("dim, value_dim, sharers", [(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)])
+def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng, monkeypatch):
+    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(1, sharers))
+    check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -190,19 +207,26 @@ def test_tiles_have_equally_many_heads():
 
 
 def test_parts_fill_the_device():
-    assert parts_of(132, 100, 132) == 1
-    assert 10 <= parts_of(8, 400, 132) <= 17, "about a part for every multiprocessor"
-    assert [parts_of(64, blocks, 132, 2) for blocks in (16, 64, 512)] == [1, 2, 4], "half of the multiprocessors read as fast as memory gives"
-    assert parts_of(64, 64, 132, 2, in_copies=True) > 2, "two thread blocks issue copies"
-    assert parts_of(1, 1, 132) == 1 and parts_of(1, 4, 132) <= 4
+    assert deal_of(132, 100, 132) == Deal() and deal_of(1, 1, 132, 128) == Deal()
+    assert 10 <= deal_of(8, 400, 132, 128, 2).parts <= 17, "about a part for every multiprocessor"
+    assert [deal_of(64, blocks, 132, at_once=2).parts for blocks in (16, 64, 512)] == [1, 2, 4], "half of the multiprocessors read as fast as memory gives"
+    assert deal_of(64, 64, 132, at_once=2, in_copies=True).parts > 2, "two thread blocks issue copies"
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_infinite_scores(parts, rng):
+def test_clusters_fill_the_device():
+    assert deal_of(64, 64, 132, 128, 2) == deal_of(64, 64, 132, 128, 2, True) == Deal(1, 2)
+    assert deal_of(64, 512, 132, 128, 2).sharers == 1, "where tasks are long, more of them saturate memory"
+    assert deal_of(64, 8, 132, 128, 2) == Deal(), "where they are short, joining them takes longer"
+    assert deal_of(64, 64, 132, 96, 2).sharers == 1 and deal_of(64, 64, 132, 32, 2).sharers == 2, "each block gets at least 16 columns"
+
+
+@pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])
+def test_infinite_scores(parts, sharers, rng, monkeypatch):
     """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""
+    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(parts, sharers))
     q, k, v = randn(1, 2, 1, 64), randn(1, 2, 300, 64), randn(1, 2, 300, 64)
     q[0, 0, 0, 3] = math.inf
-    out, lse = attention_decode(q, k, v, parts=parts, return_lse=True)
+    out, lse = attention_decode(q, k, v, return_lse=True)
     assert out[0, 0].isnan().all() and lse[0, 0, 0] == math.inf and out[0, 1].isfinite().all() and lse[0, 1].isfinite().all()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.cases_split import Product
+from tests.cases_split import Extremes, Product
 from tests.streaming import integers
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens import sim
@@ -59,6 +59,19 @@ def test_products(knobs, rng):
         wrong = (c != expected).nonzero()
         tiles = sorted({(int(r) // 64, int(x) // 64) for r, x in wrong})
         assert not tiles, f"{rows} × {depth} × {cols}: tiles {tiles[:10]} are wrong"
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("schedule", [tk.Persistent(), *IN_CLUSTERS], ids=str)
+def test_parts_are_merged_by_hooks(schedule, consumers, rng):
+    """Also of a task of fewer iterations than a cluster has blocks."""
+    template = Extremes(schedule=schedule, consumers=consumers)
+    for rows, cols in ((64, 64 * 7), (64 * 5, 64 * 3), (64 * 9, 64)):
+        x = torch.from_numpy(rng.standard_normal((rows, cols))).to(DEVICE, torch.bfloat16)
+        largest, least = poison(torch.empty(rows, 64, device=DEVICE)), poison(torch.empty(rows, device=DEVICE))
+        template(x, largest, least, debug=True)
+        synchronize()
+        assert torch.equal(largest, x.float().reshape(rows, -1, 64).amax(1)) and torch.equal(least, x.float().amin(1))
 
 
 @pytest.mark.parametrize("schedule", SPLITS + IN_CLUSTERS, ids=str)

@@ -13,8 +13,10 @@ from tritonkittens.kernels.attention import (
     attention_fp8,
     attention_torch,
     attention_varlen,
+    decoding,
     gradients,
 )
+from tritonkittens.kernels.attention.decoding import Deal
 from tritonkittens.lang import template
 
 CASES = [
@@ -104,15 +106,16 @@ def test_bytes(config, queries, keys, rng):
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("deal", [Deal(1), Deal(2), Deal(1, 2), Deal(1, 4)])
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_decode(page_size, parts, rng):
+def test_decode(page_size, deal, rng, monkeypatch):
+    monkeypatch.setattr(decoding, "deal_of", lambda *_: deal)
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
     v[1, :, 70:] = v[2] = float("nan")
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
-    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, parts=parts, out=out), schedules=15)
+    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=15)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 

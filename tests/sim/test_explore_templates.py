@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.cases_split import Product
+from tests.cases_split import Extremes, Product
 from tests.streaming import (
     CountedStream,
     DeferringStream,
@@ -165,3 +165,10 @@ def test_products_in_flight(knobs, rng):
     c = poison(torch.empty(192, 64))
     sim.explore(lambda: template(a, b, c, blocks=1 if template.sharers > 1 else None), schedules=20)
     assert torch.equal(c.double(), a.double() @ b.double())
+
+
+def test_merged_parts(rng):
+    """As above, of two tasks a block."""
+    x, largest, least = torch.randn(128, 192).bfloat16(), poison(torch.empty(128, 64)), poison(torch.empty(128))
+    sim.explore(lambda: Extremes(schedule=tk.ClusterSplitK(2), consumers=1, stages=2)(x, largest, least, blocks=1), schedules=20)
+    assert torch.equal(largest, x.float().reshape(128, 3, 64).amax(1)) and torch.equal(least, x.float().amin(1))

@@ -12,7 +12,7 @@ from typing import Any
 
 from tritonkittens.lang.budget import SHARED_LIMIT
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.types import rt, st, sv
+from tritonkittens.lang.types import rt, rv, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
@@ -60,6 +60,8 @@ class layout:
       the beginning of each);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
+    - `merged`: what hook `part` returns, of fp32: of tiles (`rt`) each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, vectors (`rv`,
+      a value for every row) it gets whole;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
     - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout.
@@ -70,6 +72,7 @@ class layout:
     scratch: Any = field(default_factory=dict)
     finish: Any = field(default_factory=dict)
     accumulators: Any = field(default_factory=dict)
+    merged: Any = field(default_factory=dict)
     args: tuple[str, ...] = ()
     multicast: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
@@ -99,6 +102,7 @@ class layout:
         if not self.input:
             raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
+        object.__setattr__(self, "merged", _named("merged", self.merged, (rt, rv)))
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
         for first, second, kinds in ((self.working, self.exchange, "a working and an exchange tile"),

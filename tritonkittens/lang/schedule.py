@@ -57,7 +57,8 @@ class SplitK(Schedule):
 @dataclass(frozen=True)
 class ClusterSplitK(Schedule):
     """Every task's iterations in `parts` equal parts, one for each block of a cluster. Behind them each block sends the others their share of the columns of
-    its accumulators, through distributed shared memory, and finishes its own: `finish` gets those of number `ctx.part` of `ctx.config.sharers` only.
+    its accumulators, through distributed shared memory, and finishes its own: `finish` gets those of number `ctx.part` of `ctx.config.sharers` only. With hooks
+    `part` and `merge` it is what they make of the state, rather than sums of accumulators.
 
     For few tasks of many iterations. Unlike `SplitK` it needs no memory, no counters and no second pass through L2. The sum is always taken in the same order.
     """

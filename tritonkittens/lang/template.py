@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import triton.language as tl
 
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
-from tritonkittens.lang.cluster_sums import received_bytes
+from tritonkittens.lang.cluster_parts import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
@@ -28,7 +28,7 @@ from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
 from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.template_memory import TENSOR_MEMORY
-from tritonkittens.lang.types import TileType
+from tritonkittens.lang.types import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
 
 MAX_CONSUMERS = 4
@@ -69,6 +69,9 @@ class lcf:
       global memory, which takes as long as many products;
     - `start(ctx)` → state (consumer, once a task), a `tk.struct`; without it the state is empty;
     - `compute(ctx, state, input)` → state (consumer, once an iteration);
+    - `part(ctx, state)` → a `tk.struct` of what the layout names in `merged`, and `merge(ctx, mine, theirs)` → another (consumer, behind the iterations of a
+      task that the blocks of a cluster share, `ClusterSplitK`): what a part of a task comes to, and two of them together. `finish` gets what all come to, each
+      block its columns, its own part first, then the others' in their order. Without these hooks accumulators are added;
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
@@ -137,12 +140,13 @@ class lcf:
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
         "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "fetch", "start", "first", "drain", "send", "sent",
-        "follow", "tally",
+        "follow", "tally", "part", "merge",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
         "prefetch": ("ctx",), "fetch": ("ctx",),
+        "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
@@ -184,7 +188,7 @@ class lcf:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
-        held = elements(self._plan) // GROUP
+        held = max(elements(self._plan), sum(tile.rows * tile.cols for _, tile in self._plan.merged if isinstance(tile, rt))) // GROUP
         self.reallocates = bool(self.consumer_registers or self.producer_registers or not held or held + WORKING_REGISTERS > min(share, MAX_REGISTERS))
         wanted = self.registers()
         asked = (sum(wanted[:self.consumers]) + wanted[-1] * self._helpers) * GROUP
@@ -250,7 +254,9 @@ class lcf:
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
         if self.staggered and plan.exchange:
             raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
-        if (self.splits or self.sharers > 1) and not plan.accumulators:
+        if missing := [name for name in ("part", "merge") if plan.merged and not hasattr(type(self), name)]:
+            raise self._error(f"its layout has what is merged of parts of a task, but hook {missing[0]!r} is missing")
+        if (self.splits or self.sharers > 1 and not plan.merged) and not plan.accumulators:
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         if bool(plan.output) != isinstance(self, lcsf):
@@ -381,7 +387,8 @@ class lcf:
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:
-            lines.append(f"  clusters of {self.sharers} blocks share a task's iterations; {self.received} bytes for the sums that they send each other")
+            what = "parts" if plan.merged else "sums"
+            lines.append(f"  clusters of {self.sharers} blocks share a task's iterations; {self.received} bytes for the {what} that they send each other")
         return "\n".join(lines)
 
     def call(self, *tensors: Any) -> Call:

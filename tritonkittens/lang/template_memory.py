@@ -7,7 +7,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang._backend import Trace, gl, op
-from tritonkittens.lang.cluster_sums import new_mailboxes
+from tritonkittens.lang.cluster_parts import new_mailboxes
 from tritonkittens.lang.consumers import WARPS
 from tritonkittens.lang.drawing import TALLIES, new_numbers
 from tritonkittens.lang.layout import EXCHANGE_SLOTS
