@@ -2,6 +2,7 @@
 reads what another thread writes."""
 
 import sys
+from unittest import mock
 
 import torch
 import triton
@@ -10,7 +11,8 @@ import triton.language as tl
 from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
 from tests.util import DEVICE, in_pages
 from tritonkittens.inline_ptx import shared as ptx_shared
-from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
+from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen, decoding
+from tritonkittens.kernels.attention.decoding import Deal
 from tritonkittens.kernels.gemm import Config, gemm
 
 ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; of one sequence
@@ -50,7 +52,9 @@ def serving():
         attention_fp8(*(x.to(E4M3) for x in (q, k, v)), causal=True)
         q, lengths = randn(2, 4, 1, dim), [300, 70]
         attention_decode(q, k, v)
-        attention_decode(q, k, v, parts=1)
+        for deal in (Deal(), Deal(2), Deal(1, 2), Deal(1, 4)):
+            with mock.patch.object(decoding, "deal_of", lambda *_, deal=deal: deal):
+                attention_decode(q, k, v)
         for page_size in (16, 48):
             k_pool, v_pool, table = in_pages(k, v, lengths, page_size)
             attention_decode(q, k_pool, v_pool, lengths=torch.tensor(lengths, dtype=torch.int32, device=DEVICE), pages=table)
