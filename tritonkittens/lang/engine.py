@@ -222,23 +222,19 @@ def _early_count(work, T: tl.constexpr):
 
 
 @triton.jit
-def _load_early(G, A, memory, T: tl.constexpr):
+def _load_early(ctx, work, memory, T: tl.constexpr):
     """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way. A block of a cluster loads it for
     itself, for the others' semaphores may not be there yet."""
-    LIMIT: tl.constexpr = _facts(T)[8]
     TRAILING: tl.constexpr = _facts(T)[9]
-    if LIMIT > 0:
-        ctx = new_context(G, A, T)
-        unit, work = _first_work(ctx, A)
-        if work.valid:
-            whole = extended(ctx, work)
-            own = own_rings(memory, T)
-            _load_for_task(whole, own, 0)
-            for i in range(_early_count(work, T)):
-                load_input(at_iteration(whole, work.begin + i), own, i)
-                if TRAILING:
-                    if i > 0:
-                        load_trailing(at_iteration(whole, work.begin + i - 1), own, i - 1)
+    if work.valid:
+        whole = extended(ctx, work)
+        own = own_rings(memory, T)
+        _load_for_task(whole, own, 0)
+        for i in range(_early_count(work, T)):
+            load_input(at_iteration(whole, work.begin + i), own, i)
+            if TRAILING:
+                if i > 0:
+                    load_trailing(at_iteration(whole, work.begin + i - 1), own, i - 1)
 
 
 @triton.jit
@@ -556,6 +552,12 @@ def _bystander(T: tl.constexpr):
 @triton.jit
 def _template_kernel(G, A, T: tl.constexpr):
     _prefetch_descriptors(G, T)
-    memory = template_memory(T)
-    _load_early(G, A, memory, T)
+    EARLY: tl.constexpr = _facts(T)[8]
+    if EARLY > 0:
+        ctx = new_context(G, A, T)
+        unit, work = _first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
+        memory = template_memory(T)
+        _load_early(ctx, work, memory, T)
+    else:
+        memory = template_memory(T)
     _run_roles(G, A, memory, T)
