@@ -19,10 +19,14 @@ from tritonkittens.launch import multiprocessor_count
 MAX_PARTS = 128  # of a sequence
 BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit, or one
 READERS = 73 / 132  # of the multiprocessors read as fast as memory gives, each with a thread block
-COMBINING, PART, PART_IN_COPIES = 4.5, 0.1, 0.45  # blocks' time (2.4 µs on the H200), for each part, and where its first block comes in many copies
-JOINING = {2: 4.2, 4: 4.5}  # blocks' time in which the blocks of a cluster join their parts (of eight: 9.6)
+IN_COPIES = 1.25  # times as long where a block comes in many copies, which a second thread block on a multiprocessor issues beside the first
+COMBINING, PART = 5.2, 0.15  # blocks' time (2.7 µs on the H200), and that for each part
+JOINING = {2: 2.8, 4: 4.5}  # blocks' time in which the blocks of a cluster join their parts (of eight: 9.6)
 CROWDED = 2.0  # blocks' time that a second thread block on a multiprocessor takes to begin
-SLACK = 16  # blocks in a row are worth one of memory's time: readers that end early leave others behind
+SLACK = 32  # blocks in a row are worth one of memory's time: readers that end early leave others behind
+# Bytes that a thread block which has a multiprocessor alone asks for ahead. More make the start longer, and heads, whose keys lie beside each other in pages,
+# drift apart: 8 sequences of 4,096 keys in pages of 16 took the H200 40.2 µs with 160 KiB, 39.1 with 96, 41.2 with 64
+UNDER_WAY = 96 * 1024
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 
 
@@ -37,8 +41,10 @@ def decode(
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
                                  starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, **schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    options = BLOCKS if sharers == 1 else ((64, 1), (32, 1))
-    return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), options))
+    if sharers == 1:
+        return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), BLOCKS))
+    key = (head_dim + value_dim) * dtype.itemsize
+    return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, stages=max(2, UNDER_WAY // (cols * key)), **knobs), (64, 32)))
 
 
 class Deal(NamedTuple):
@@ -51,22 +57,21 @@ class Deal(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def deal_of(tasks: int, blocks: int, multiprocessors: int, columns: int = 0, at_once: int = 1, in_copies: bool = False) -> Deal:
     """How to deal out sequences of so many blocks: what takes the least time, that of one thread block for a block being 1. `columns`: of results, which the
-    blocks of a cluster deal out (0: none may); `at_once`: thread blocks of a multiprocessor; `in_copies`: does a block come in many copies? A second thread
-    block makes up for what issuing them takes.
+    blocks of a cluster deal out (0: none may); `at_once`: thread blocks of a multiprocessor; `in_copies`: does a block come in many copies?
 
     A task's start and end count as 2; several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8
-    key heads, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.8; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.7;
-    of 32,768 keys 271, 240 (four 239, eight 244), 243; in pages of 16, of 4,096 keys 47.2, 42.3 (three 41.1), 40.1; one of 65,536 in 8, 16, 32, 64 parts 84.5,
-    67.5, 68.1, 69.8 (`bench/results/attention_variants.json`).
+    key heads, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.5;
+    of 32,768 keys 271, 240 (four 239, eight 244); in pages of 16, of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 65,536 in 8, 16, 32, 64 parts 84.5, 67.5,
+    68.1, 69.8 (`bench/results/attention_variants.json`).
     """
     memory = tasks * blocks / (READERS * multiprocessors)
 
     def time(deal: Deal) -> float:
         parts, sharers = deal
         slots = multiprocessors * at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
-        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2)
+        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2) * (IN_COPIES if in_copies else 1)
         crowded = CROWDED if tasks * parts > multiprocessors and not in_copies else 0
-        combining = COMBINING + (PART_IN_COPIES if in_copies else PART) * parts if parts > 1 else JOINING.get(sharers, 0)
+        combining = COMBINING + PART * parts if parts > 1 else JOINING.get(sharers, 0)
         return max(rounds, memory) + rounds / SLACK + crowded + combining
 
     most = max(1, min(blocks, MAX_PARTS))
