@@ -37,14 +37,16 @@ def decode(
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given; for so many tiles of queries a key
     head. Do blocks draw their tasks? How many thread blocks share one?"""
-    schedule = dict(schedule=tk.Dynamic()) if drawn else dict(schedule=tk.ClusterSplitK(sharers)) if sharers > 1 else {}
+    schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, **schedule)
+                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, schedule=schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     if sharers == 1:
-        return cast(AttentionDecode, fitting(lambda block: make(cols=block[0], blocks_per_sm=block[1], **knobs), BLOCKS))
-    key = (head_dim + value_dim) * dtype.itemsize
-    return cast(AttentionDecode, fitting(lambda cols: make(cols=cols, stages=max(2, UNDER_WAY // (cols * key)), **knobs), (64, 32)))
+        options = [dict(cols=cols, blocks_per_sm=blocks) for cols, blocks in BLOCKS]
+    else:
+        key = (head_dim + value_dim) * dtype.itemsize
+        options = [dict(cols=cols, stages=max(2, UNDER_WAY // (cols * key))) for cols in (64, 32)]
+    return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
 
 
 class Deal(NamedTuple):

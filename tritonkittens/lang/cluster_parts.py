@@ -6,6 +6,7 @@ time, so that the thread of the same number reads what belongs to its own, whate
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import triton
@@ -17,12 +18,13 @@ from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.consumers import WARPS
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.mma import mma_wait
+from tritonkittens.lang.partials import settled
 from tritonkittens.lang.reductions import row_max
 from tritonkittens.lang.shared import allocate_pieces
 from tritonkittens.lang.sync import arrive, expect, new_semaphores, role_thread, wait
 from tritonkittens.lang.tiles import split_cols, zero
-from tritonkittens.lang.types import rt, rv, sv, unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of, struct
+from tritonkittens.lang.types import rt, sv, unwrap
+from tritonkittens.lang.values import apply_pieces, assemble, axes_of, pieces_of, shape_of, struct
 from tritonkittens.lang.vectors import add_row
 
 QUAD = 16  # bytes that a thread moves at a time
@@ -47,9 +49,11 @@ def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
         what = f"{name}: {'what is merged' if plan.merged else 'accumulator'} {n!r}, {tile!r}"
         if tile.dtype != tl.float32:
             raise TileError(f"{what}, must be of fp32")
-        if isinstance(tile, rt) and tile.cols % (sharers * (step := max(1, STEP // (4 * tile.rows)))):
-            raise TileError(f"{what}: its columns are dealt to {sharers} blocks and must be a multiple of {sharers * step}")
-        if isinstance(tile, rv) and tile.length * SPREAD * 4 % STEP:
+        if isinstance(tile, rt):
+            step = STEP // (4 * tile.rows)
+            if tile.cols % (sharers * step):
+                raise TileError(f"{what}: its columns are dealt to {sharers} blocks and must be a multiple of {sharers * step}")
+        elif tile.length % (STEP // (4 * SPREAD)):
             raise TileError(f"{what}: its length must be a multiple of {STEP // (4 * SPREAD)}")
     return consumers * (sharers - 1) * slice_bytes(plan, sharers)
 
@@ -68,9 +72,12 @@ def _as_tile(t: Trace, x: Any) -> Any:
 
 
 @op
-def what_is_merged(t: Trace, ctx: Any, part: Any) -> Any:
-    """What hook `part` returned, with all products waited for; it must be what the layout declares."""
+def _own_part(t: Trace, ctx: Any, state: Any) -> Any:
+    """What this block has of a task, with all products waited for: its accumulators, or what hook `part` returns, which must be what the layout declares."""
     config = unwrap(ctx.config)
+    if not config._plan.merged:
+        return t.call(settled, ctx, state)
+    part = t.call(type(config).part, ctx, state)
     declared = {n: (tile.rows, tile.cols) if isinstance(tile, rt) else (tile.length,) for n, tile in config._plan.merged}
     values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
     if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
@@ -95,8 +102,7 @@ def _mine(t: Trace, ctx: Any, slices: Any) -> Any:
         here = t.method(ctx.part, "__eq__", block)
         for n, tile in chosen.items():
             if len(shape_of(tile)) == 2:
-                pairs = zip(pieces_of(slices[block].fields[n]), pieces_of(tile), strict=True)
-                chosen[n] = assemble(axes_of(tile), [t.call(gl.where, here, x, y) for x, y in pairs])
+                chosen[n] = apply_pieces(t, functools.partial(t.call, gl.where, here), slices[block].fields[n], tile)
     return struct(**chosen)
 
 
@@ -135,8 +141,7 @@ def _with_received(t: Trace, ctx: Any, memory: Any, mine: Any, number: Any) -> A
         theirs[name] = read if len(shape_of(x)) == 2 else t.call(row_max, read)
     if config._plan.merged:
         return t.call(type(config).merge, ctx, mine, struct(**theirs))
-    sums = {n: [t.method(a, "__add__", b) for a, b in zip(pieces_of(x), pieces_of(theirs[n]), strict=True)] for n, x in mine.fields.items()}
-    return struct(**{n: assemble(axes_of(x), sums[n]) for n, x in mine.fields.items()})
+    return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs[n]) for n, x in mine.fields.items()})
 
 
 @op
@@ -152,9 +157,10 @@ def _number(sender, receiver):
 
 
 @triton.jit
-def join_in_cluster(ctx, part, memory, turn, more):
+def join_in_cluster(ctx, state, memory, turn, more):
     """This block's columns of what all blocks' parts come to (fp32, in registers), and the vectors of it. `more`: does another task follow?"""
     SHARERS: tl.constexpr = ctx.config.sharers
+    part = _own_part(ctx, state)
     if turn == 0:
         ptx_cluster.wait()  # every block has made its semaphores
     _expect_parts(ctx, memory)

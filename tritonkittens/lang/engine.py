@@ -556,8 +556,7 @@ def _template_kernel(G, A, T: tl.constexpr):
     if EARLY > 0:
         ctx = new_context(G, A, T)
         unit, work = _first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
-        memory = template_memory(T)
+    memory = template_memory(T)
+    if EARLY > 0:
         _load_early(ctx, work, memory, T)
-    else:
-        memory = template_memory(T)
     _run_roles(G, A, memory, T)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.budget import bill
-from tritonkittens.lang.cluster_parts import join_in_cluster, what_is_merged
+from tritonkittens.lang.cluster_parts import join_in_cluster
 from tritonkittens.lang.consumers import meet_at_end
 from tritonkittens.lang.counting import count_up
 from tritonkittens.lang.errors import TileError
@@ -479,8 +479,7 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: 
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
     elif config.sharers > 1:
-        part = t.call(settled, ctx, state) if not config._plan.merged else t.call(what_is_merged, ctx, t.call(type(config).part, ctx, state))
-        t.call(_call_finish, ctx, t.call(join_in_cluster, ctx, part, memory, turn, more), memory)
+        t.call(_call_finish, ctx, t.call(join_in_cluster, ctx, state, memory, turn, more), memory)
     else:
         t.call(_call_finish, ctx, state, memory)
     if over_ring:

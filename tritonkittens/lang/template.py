@@ -188,7 +188,7 @@ class lcf:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
-        held = max(elements(self._plan), sum(tile.rows * tile.cols for _, tile in self._plan.merged if isinstance(tile, rt))) // GROUP
+        held = sum(tile.rows * tile.cols for _, tile in self._plan.merged or self._plan.accumulators if isinstance(tile, rt)) // GROUP
         self.reallocates = bool(self.consumer_registers or self.producer_registers or not held or held + WORKING_REGISTERS > min(share, MAX_REGISTERS))
         wanted = self.registers()
         asked = (sum(wanted[:self.consumers]) + wanted[-1] * self._helpers) * GROUP
