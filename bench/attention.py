@@ -116,8 +116,9 @@ def sustained_cases(options: argparse.Namespace) -> list[Case]:
     return [sustained(case, what) for what, found in both.items() for case in found if case.facts["S"] in SUSTAINED]
 
 
-DECODE = ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192))  # batch, keys
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3 8B
+# Batch, keys by dimension of the heads, which are as many as Llama-3 8B's (dimension 128) and 1B's (64)
+DECODE = {128: ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192)), 64: ((1, 65536), (8, 4096), (64, 1024), (64, 8192))}
+HEADS, KV_HEADS = 32, 8
 PAGE_SIZES = (16, 128)  # keys: vLLM's default, and those of a block of the kernel
 
 
@@ -154,16 +155,16 @@ def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def decode_cases(options: argparse.Namespace) -> list[Case]:
-    def prepare(batch: int, keys: int) -> Trial:
-        p = Attention(randn(batch, HEADS, 1, HEAD_DIM), *(randn(batch, KV_HEADS, keys, HEAD_DIM) for _ in range(2)))
+    def prepare(dim: int, batch: int, keys: int) -> Trial:
+        p = Attention(randn(batch, HEADS, 1, dim), *(randn(batch, KV_HEADS, keys, dim) for _ in range(2)))
         copied = {"copy of as many bytes": Contender(functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()), "device")}
         paged = {f"{OURS}, pages of {size}": functools.partial(ours_decoding_pages, p, size) for size in PAGE_SIZES}
         return Trial({OURS: functools.partial(ours_decoding, p), **paged}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
 
     return [
-        Case(f"bf16 decode B {b} S {s}", 2 * b * KV_HEADS * s * HEAD_DIM * 2, {"B": b, "S": s, "panel": f"B {b}"}, functools.partial(prepare, b, s),
-             kind="reading")
-        for b, s in DECODE
+        Case(f"bf16 decode D {dim} B {b} S {s}", 2 * b * KV_HEADS * s * dim * 2, {"D": dim, "B": b, "S": s, "panel": f"D {dim}, B {b}"},
+             functools.partial(prepare, dim, b, s), kind="reading")
+        for dim, shapes in DECODE.items() for b, s in shapes
     ]
 
 

@@ -64,7 +64,8 @@ def rows() -> list[tuple[str, str, str]]:
     ]  # fmt: skip
     e4m3 = [f"e4m3 {causal}D {d} S {s} B {BATCHES[s]} H {SHAPES[d]}" for d in SHAPES for causal in ("", "causal ") for s in (4096, 16384)]
     attention += [(f"attention {case} (peer: bf16)", "attention_fp8", case) for case in e4m3]
-    decode = [(f"attention decode B {b} S {s} (TB/s of K and V)", "attention_decode", f"bf16 decode B {b} S {s}") for b, s in ((8, 4096), (64, 8192))]
+    decode = [(f"attention decode {shape} (TB/s of K and V)", "attention_decode", f"bf16 decode {shape}")
+              for shape in ("D 128 B 8 S 4096", "D 128 B 64 S 8192", "D 64 B 8 S 4096", "D 64 B 64 S 8192")]
     return gemm + attention + decode
 
 

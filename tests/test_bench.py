@@ -521,7 +521,7 @@ def test_packed_attention_reference(causal):
 @pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE=((2, 300),), HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)},
+    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE={64: ((2, 300),)}, HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)},
                  OUTLIER_LENGTHS=(32,), SUSTAINED=(32,), MEMORY=((1, 4, 2, 40, 64, True),))
     for name, value in small.items():
         monkeypatch.setattr(attention, name, value)

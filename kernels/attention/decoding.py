@@ -17,16 +17,22 @@ from tritonkittens.lang.template import cluster_slots
 from tritonkittens.launch import multiprocessor_count
 
 MAX_PARTS = 128  # of a sequence
-BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit, or one
-READERS = 73 / 132  # of the multiprocessors read as fast as memory gives, each with a thread block
+BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit
+SHARED_BLOCKS = ((64, 1), (32, 1))  # the same of clusters
+TALL, FEW_BYTES = 128, 128  # keys of a block where one has at most so many bytes: 64 take as long however small they are
+# What the thread blocks of a multiprocessor ask for ahead, slots and bytes. With more a start is longer, and heads, whose keys lie beside each other in pages,
+# drift apart. At dimension 64 the H200 reads 64 sequences of 1,024 keys in 37.1 µs with three slots, 38.5 with six; 8 of 4,096 by clusters in 22.9 with four,
+# 23.4 with six; at 128, in pages of 16, in 39.1 with three, 40.2 with five, 41.2 with two (`bench/results/attention_variants.json`)
+SLOTS, UNDER_WAY = 3, 144 * 1024
+SHARED_SLOTS, SHARED_UNDER_WAY = 4, 96 * 1024
+# µs on the H200
+STEP, A_KEY, A_BYTE = 0.15, 0.003, 5.5e-6  # of a block of keys in a thread block: at least, for each of its keys, for each of its bytes
 IN_COPIES = 1.25  # times as long where a block comes in many copies, which a second thread block on a multiprocessor issues beside the first
-COMBINING, PART = 5.2, 0.15  # blocks' time (2.7 µs on the H200), and that for each part
-JOINING = {2: 2.8, 4: 4.5}  # blocks' time in which the blocks of a cluster join their parts (of eight: 9.6)
-CROWDED = 2.0  # blocks' time that a second thread block on a multiprocessor takes to begin
-SLACK = 32  # blocks in a row are worth one of memory's time: readers that end early leave others behind
-# Bytes that a thread block which has a multiprocessor alone asks for ahead. More make the start longer, and heads, whose keys lie beside each other in pages,
-# drift apart: 8 sequences of 4,096 keys in pages of 16 took the H200 40.2 µs with 160 KiB, 39.1 with 96, 41.2 with 64
-UNDER_WAY = 96 * 1024
+RATE = 34.9e3  # bytes that memory gives each multiprocessor where all read
+COMBINING, PART = 2.7, 0.08  # a second kernel, and for each part
+JOINING = {2: 1.45, 4: 2.35}  # by the blocks of a cluster (of eight: 5)
+CROWDED = 1.04  # a second thread block on a multiprocessor begins
+SLACK = 32  # of this many µs that readers take memory needs one more: those that end early leave others behind
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 
 
@@ -41,12 +47,37 @@ def decode(
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
                                  starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, schedule=schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    if sharers == 1:
-        options = [dict(cols=cols, blocks_per_sm=blocks) for cols, blocks in BLOCKS]
-    else:
-        key = (head_dim + value_dim) * dtype.itemsize
-        options = [dict(cols=cols, stages=max(2, UNDER_WAY // (cols * key))) for cols in (64, 32)]
+    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1)
     return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
+
+
+def _options(key_bytes: int, shared: bool) -> list[dict[str, int]]:
+    """Knobs that say how much a thread block reads at a time and how far ahead, the best first."""
+    blocks, most, under_way = (SHARED_BLOCKS, SHARED_SLOTS, SHARED_UNDER_WAY) if shared else (BLOCKS, SLOTS, UNDER_WAY)
+    if key_bytes <= FEW_BYTES:
+        blocks = ((TALL, blocks[0][1]), *blocks)
+
+    def slots(cols: int, at_once: int) -> int:
+        return max(2, min(most, under_way // (cols * key_bytes * at_once)))
+
+    return [dict(cols=cols, blocks_per_sm=at_once, stages=n) for cols, at_once in blocks for n in range(slots(cols, at_once), 1, -1)]
+
+
+class Block(NamedTuple):
+    """What a thread block reads at a time: so many keys, of so many bytes of K and V each; in many copies?"""
+
+    keys: int = 64
+    key_bytes: int = 512
+    in_copies: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.keys * self.key_bytes
+
+    @property
+    def time(self) -> float:
+        """µs, in a thread block that nothing keeps waiting: of 64 keys the H200 takes 0.38 at dimension 32, 0.41 at 64, 0.52 at 128, of 128 keys 0.61, 0.73."""
+        return (STEP + A_KEY * self.keys + A_BYTE * self.bytes) * (IN_COPIES if self.in_copies else 1)
 
 
 class Deal(NamedTuple):
@@ -57,22 +88,23 @@ class Deal(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def deal_of(tasks: int, blocks: int, multiprocessors: int, columns: int = 0, at_once: int = 1, in_copies: bool = False) -> Deal:
-    """How to deal out sequences of so many blocks: what takes the least time, that of one thread block for a block being 1. `columns`: of results, which the
-    blocks of a cluster deal out (0: none may); `at_once`: thread blocks of a multiprocessor; `in_copies`: does a block come in many copies?
+def deal_of(tasks: int, blocks: int, multiprocessors: int, block: Block = Block(), columns: int = 0, at_once: int = 1) -> Deal:
+    """How to deal out sequences of so many blocks: what takes the least time. `columns`: of results, which the blocks of a cluster deal out (0: none may);
+    `at_once`: thread blocks of a multiprocessor.
 
-    A task's start and end count as 2; several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8
-    key heads, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.5;
-    of 32,768 keys 271, 240 (four 239, eight 244); in pages of 16, of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 65,536 in 8, 16, 32, 64 parts 84.5, 67.5,
-    68.1, 69.8 (`bench/results/attention_variants.json`).
+    A task's start and end count as two blocks; several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the
+    H200, with 8 key heads of dimension 128, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6
+    (three 39.0, four 39.1), 37.5; of 32,768 keys 271, 240 (four 239, eight 244); in pages of 16, of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 65,536 in
+    8, 16, 32, 64 parts 84.5, 67.5, 68.1, 69.8; of dimension 64, 8 sequences of 4,096 keys by clusters of two 22.9, in two, three, four, eight parts 24.4, 24.2,
+    24.3, 25.7 (`bench/results/attention_variants.json`).
     """
-    memory = tasks * blocks / (READERS * multiprocessors)
+    memory = tasks * blocks * block.bytes / (RATE * multiprocessors)
 
     def time(deal: Deal) -> float:
         parts, sharers = deal
         slots = multiprocessors * at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
-        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2) * (IN_COPIES if in_copies else 1)
-        crowded = CROWDED if tasks * parts > multiprocessors and not in_copies else 0
+        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2) * block.time
+        crowded = CROWDED if tasks * parts > multiprocessors and not block.in_copies else 0
         combining = COMBINING + PART * parts if parts > 1 else JOINING.get(sharers, 0)
         return max(rounds, memory) + rounds / SLACK + crowded + combining
 
@@ -103,8 +135,8 @@ def attention_decode(
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool. Entries behind a sequence's last key are
-    not read, nor pages that no entry names. A block of 64 keys (128, 64 or 32 where two thread blocks a multiprocessor do not fit) is loaded by
-    copies of gcd(block, page_size) keys: with pages of 64 a single one, with pages of 16 four.
+    not read, nor pages that no entry names. A block of 64 keys (of 128 where their dimensions are small; 128, 64 or 32 where two thread blocks
+    a multiprocessor do not fit) is loaded by copies of gcd(block, page_size) keys: with pages of 64 a single one, with pages of 16 four.
 
     What `lengths`, `starts` and `pages` hold is checked with `debug` only, for the host has to wait for the device. Traced by torch.compile as the operator
     `tritonkittens::attention_decode`.
@@ -152,8 +184,9 @@ def attention_decode(
     kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
     kernel = decode(*kind)
     multiprocessors, at_once = multiprocessor_count(q.get_device()), kernel.blocks_per_sm
-    in_copies, whole = page_size is not None and page_size < kernel.cols, result.is_contiguous() and storable(result)
-    parts, sharers = Deal(parts) if parts else deal_of(batch * tiles, -(-keys // kernel.cols), multiprocessors, value_dim if whole else 0, at_once, in_copies)
+    whole = result.is_contiguous() and storable(result)
+    block = Block(kernel.cols, (dim + value_dim) * q.itemsize, page_size is not None and page_size < kernel.cols)
+    parts, sharers = Deal(parts) if parts else deal_of(batch * tiles, -(-keys // block.keys), multiprocessors, block, value_dim if whole else 0, at_once)
     packed = as_addressable(q.reshape(batch, tiles, rows, dim))
     tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
     tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}

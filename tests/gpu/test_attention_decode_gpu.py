@@ -9,7 +9,7 @@ import torch
 from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
-from tritonkittens.kernels.attention.decoding import Deal, deal_of, row_tiles_of
+from tritonkittens.kernels.attention.decoding import Block, Deal, deal_of, row_tiles_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -207,16 +207,20 @@ def test_tiles_have_equally_many_heads():
 
 
 def test_parts_fill_the_device():
-    assert deal_of(132, 100, 132) == Deal() and deal_of(1, 1, 132, 128) == Deal()
-    assert 10 <= deal_of(8, 400, 132, 128, 2).parts <= 17, "about a part for every multiprocessor"
+    assert deal_of(132, 100, 132) == Deal() and deal_of(1, 1, 132, columns=128) == Deal()
+    assert 10 <= deal_of(8, 400, 132, columns=128, at_once=2).parts <= 17, "about a part for every multiprocessor"
     assert [deal_of(64, blocks, 132, at_once=2).parts for blocks in (16, 64, 512)] == [1, 2, 4], "half of the multiprocessors read as fast as memory gives"
+    small = Block(128, 128)
+    assert deal_of(32, 32, 132, small, 32, 2).parts >= 4, "where keys are small a step takes longer than memory does"
 
 
 def test_clusters_fill_the_device():
-    assert deal_of(64, 64, 132, 128, 2) == deal_of(64, 64, 132, 128, 2, True) == Deal(1, 2)
-    assert deal_of(64, 4, 132, 128, 2) == Deal(), "where tasks are short, joining them takes longer"
-    assert deal_of(8, 1024, 132, 128, 2).sharers == 1, "where they are few, there are more parts than blocks of a cluster"
-    assert deal_of(64, 64, 132, 96, 2).sharers == 1 and deal_of(64, 64, 132, 32, 2).sharers == 2, "each block gets at least 16 columns"
+    copied = Block(in_copies=True)
+    assert deal_of(64, 64, 132, columns=128, at_once=2) == deal_of(64, 64, 132, copied, 128, 2) == Deal(1, 2)
+    assert deal_of(64, 64, 132, Block(key_bytes=256), 64, 2) == Deal(1, 2)
+    assert deal_of(64, 4, 132, columns=128, at_once=2) == Deal(), "where tasks are short, joining them takes longer"
+    assert deal_of(8, 1024, 132, columns=128, at_once=2).sharers == 1, "where they are few, there are more parts than blocks of a cluster"
+    assert [deal_of(64, 64, 132, columns=n, at_once=2).sharers for n in (96, 32)] == [1, 2], "each block gets at least 16 columns"
 
 
 @pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -51,8 +52,9 @@ class semaphore_type(base_type):
 class semaphore(base_value):
     """An mbarrier in shared memory, or an array of them: `arrived[slot]`. Made by `tk.semaphores`."""
 
-    def __init__(self, number: int | None, piece: Any):
+    def __init__(self, number: int | None, piece: Any, arrivals: int | None = None):
         self.number, self.piece = number, piece
+        self.arrivals = arrivals  # that complete a phase, until they are made
 
     @property
     def type(self) -> semaphore_type:  # type: ignore[override]
@@ -90,13 +92,14 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
     """
     made = new_semaphores(t, number, arrivals)
+    make_semaphores(t, [made])
     publish(t)
     t.call(gl.barrier)
     return made
 
 
 def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
-    """The same before they are published: for one `publish` and barrier behind several."""
+    """Their memory: for one `make_semaphores`, `publish` and barrier behind several."""
     t.require_explicit("semaphores")
     t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
     number, arrivals = unwrap(number), unwrap(arrivals)
@@ -104,9 +107,12 @@ def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
         raise TileError(f"semaphores({number!r}, arrivals={arrivals!r}): both must be positive compile-time integers")
     bill().charge_shared(f"{number} semaphores", 8 * number)
     piece = t.call(gl.allocate_shared_memory, tl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in range(number):
-        t.call(mbarrier.init, t.call(piece.index, i), arrivals)
-    return semaphore(number, piece)
+    return semaphore(number, piece, arrivals)
+
+
+def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
+    counts = [(sem.number, sem.arrivals) for sem in made]
+    t.call(asm, ptx_mbarrier.init_all_text(counts), ",".join("r" * len(counts)), [sem.piece for sem in made])
 
 
 @op

@@ -14,7 +14,7 @@ from tritonkittens.lang.layout import EXCHANGE_SLOTS
 from tritonkittens.lang.ring import phase_before
 from tritonkittens.lang.sending import sending_semaphores
 from tritonkittens.lang.shared import allocate_pieces, piece_shared_layout, shared
-from tritonkittens.lang.sync import new_semaphores, publish
+from tritonkittens.lang.sync import make_semaphores, new_semaphores, publish, semaphore
 from tritonkittens.lang.tensor_memory import tensor_allocator
 from tritonkittens.lang.types import tt, unwrap
 from tritonkittens.lang.values import struct
@@ -89,6 +89,7 @@ def template_memory(t: Trace, T: Any) -> Any:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+    make_semaphores(t, [field for field in fields.values() if isinstance(field, semaphore)])
     if T.cluster_size > 1:
         t.call(ptx_mbarrier.fence_init)
     publish(t)
