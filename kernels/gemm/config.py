@@ -231,7 +231,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     """Large tiles whose results are staged in panels: one more slot where consumers share a tile, and where they take turns a ring as deep as hides all of
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Consumers that share a tile draw less of a card
     at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and 1.03 sustained; in turns 1.07
-    and 0.97). Of an H100, e4m3 16384³ by rows takes 8.4 ms in turns and 6.6 in pairs that share B; of an H200 6.6 in either."""
+    and 0.97). e4m3 16384³ by rows takes an H200 6.81 ms in pairs that share B, 6.75 in turns, 6.71 in turns that compute Cᵀ (torch 6.78) between bursts of the
+    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`)."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail"), Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
