@@ -8,13 +8,13 @@ import torch
 from torch.nn.functional import pad
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable, check_small, power_of_two, storable
+from tritonkittens.kernels._tensors import addressable, allocator, as_addressable, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged, combine
-from tritonkittens.kernels.attention.product import check, check_window, handed_out, scores_of, see_nothing
-from tritonkittens.lang.template import cluster_slots
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
+from tritonkittens.lang.template import Call, cluster_slots
+from tritonkittens.launch import multiprocessor_count, simulated_facts
 
 MAX_PARTS = 128  # of a sequence
 BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit
@@ -144,8 +144,110 @@ def attention_decode(
     if torch.compiler.is_compiling():
         result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
         return handed_out(result, lse, out, return_lse)
+    operands = (q, k, v, out, lengths, starts, pages)
+    key = None if debug else _kind_of_call(operands, (causal, scale, softcap, return_lse, parts))
+    known = _launches.get(key) if key is not None else None
+    if known is not None:
+        return known(*operands)
+    page_size, keys = _check(*operands, causal, parts)
+    if debug:
+        _check_held(lengths, starts, pages, page_size, keys, len(k))
+    scores = scores_of(q, scale, softcap, *check_window(causal, None))
+    kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    empty = q.numel() == 0 or keys == 0
+    row_tiles, each = (1, group) if empty else row_tiles_of(group, q.shape[2])
+    if empty or row_tiles * each > group:
+        result = q.new_empty(*q.shape[:3], v.shape[3]) if out is None else out
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+        if empty:
+            see_nothing(result, lse)
+        else:  # all tiles get equally many heads
+            wide = pad(q.unflatten(1, (kv_heads, group)), (0, 0, 0, 0, 0, row_tiles * each - group)).flatten(1, 2)
+            found = attention_decode(wide, k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, return_lse=True,
+                                     parts=parts)
+            for home, x in zip((result, lse), found, strict=True):
+                if home is not None:
+                    home.unflatten(1, (kv_heads, group)).copy_(x.unflatten(1, (kv_heads, -1))[:, :, :group])
+        return result if lse is None else (result, lse)
+    launch = Launch(*operands, scores=scores, causal=causal, return_lse=return_lse, row_tiles=row_tiles, page_size=page_size, keys=keys, parts=parts)
+    return (launch if key is None else remember(_launches, key, launch))(*operands)
+
+
+class Launch:
+    """What calls of one kind do: operands like those it was made for, which were checked. Called with `operands`, it returns the results."""
+
+    def __init__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, lengths: torch.Tensor | None, starts: torch.Tensor | None,
+        pages: torch.Tensor | None, *, scores: Scores, causal: bool, return_lse: bool, row_tiles: int, page_size: int | None, keys: int, parts: int | None,
+    ) -> None:  # fmt: skip
+        (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+        tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
+        features = (queries > 1 and causal or starts is not None, scores.softcap is not None, lengths is not None, starts is not None)
+        kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
+        kernel = decode(*kind)
+        multiprocessors, at_once = multiprocessor_count(q.get_device()), kernel.blocks_per_sm
+        whole = out is None or out.is_contiguous() and storable(out)
+        block = Block(kernel.cols, (dim + value_dim) * q.itemsize, page_size is not None and page_size < kernel.cols)
+        deal = Deal(parts) if parts else deal_of(batch * tiles, -(-keys // block.keys), multiprocessors, block, value_dim if whole else 0, at_once)
+        self.partial = deal.parts > 1 or not whole
+        if not self.partial:
+            kernel = decode(*kind, partial=False, lse=return_lse, drawn=batch * tiles > multiprocessors * at_once, sharers=deal.sharers)
+        self.kernel, self.numbers, self.return_lse = kernel, dict(scores.numbers(False), queries=queries), return_lse
+        self.bound: Call | None = None  # the kernel for tensors of these shapes
+        self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, deal.parts, rows)
+        self.as_they_are = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
+        self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
+        self.new_sums = allocator((batch, heads, queries), torch.float32, q.device)
+        if self.partial:
+            self.new_parts = allocator((*self.shape, value_dim), torch.float32, q.device), allocator(self.shape, torch.float32, q.device)
+            self.combine = combine[rows, tiles, batch]
+            self.constants = (deal.parts, rows, queries, value_dim, power_of_two(deal.parts), power_of_two(value_dim), return_lse)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, lengths: torch.Tensor | None, starts: torch.Tensor | None,
+        pages: torch.Tensor | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        result, lse = self.new_result() if out is None else out, self.new_sums() if self.return_lse else None
+        packed = q.reshape(self.packed)
+        if not self.as_they_are:
+            packed, k, v = as_addressable(packed), as_addressable(k), as_addressable(v)
+        if self.partial:
+            some, sums = (new() for new in self.new_parts)
+        else:
+            some, sums = result.view(*self.shape, result.shape[3]), None if lse is None else lse.view(self.shape)
+        tensors = dict(Q=packed, K=k, V=v, O=some, L=sums, pages=pages)
+        tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
+        in_order = [tensors[name] for name in self.kernel.tensors]
+        if self.bound is None:
+            self.bound = self.kernel.call(*in_order)
+        self.bound(*in_order, **self.numbers)
+        if self.partial:
+            self.combine(some, sums, result, sums if lse is None else lse, *result.stride(), *self.constants)
+        return result if lse is None else (result, lse)
+
+
+_launches: dict[tuple, Launch] = {}
+
+
+def _kind_of_call(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple | None:
+    """What decides how a call is done, None where it cannot be told from others: no tensors, or fake ones."""
+    try:
+        given = [x is not None for x in operands]
+        tensors = signature(*[x for x in operands if x is not None])
+        key = (tensors, *given, options, *map(type, options), None if operands[0].is_cuda else simulated_facts())  # True is not 1
+        hash(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return key
+
+
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, lengths: torch.Tensor | None, starts: torch.Tensor | None,
+    pages: torch.Tensor | None, causal: bool, parts: int | None,
+) -> tuple[int | None, int]:  # fmt: skip
+    """(keys of a page, of the longest sequence that there is room for). Raises TypeError or ValueError for operands that do not fit together."""
     check(q, k, v, out, paged=pages is not None)
-    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
+    (batch, _, queries, _), keys = q.shape, k.shape[2]
     if queries > ROWS:
         raise ValueError(f"attention_decode: {queries} queries; they must be at most {ROWS}")
     for name, x in (("lengths", lengths), ("starts", starts)):
@@ -153,57 +255,13 @@ def attention_decode(
             check_small("attention_decode", name, x, q, torch.int32, (batch,), f"({batch},)")
     if starts is not None and not causal and queries > 1:
         raise ValueError(f"attention_decode: starts with causal=False and {queries} queries; it takes causal=True or one query")
-    page_size = None
-    if pages is not None:
-        check_small("attention_decode", "pages", pages, q, torch.int32, (batch, None), f"({batch}, pages of the longest sequence)")
-        _check_pages(keys, lengths)
-        page_size, keys = keys, keys * pages.shape[1] if len(k) else 0
-    if debug:
-        _check_held(lengths, starts, pages, page_size, keys, len(k))
     if parts is not None and not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"attention_decode: parts={parts}; it must be from 1 to {MAX_PARTS}")
-    left, right = check_window(causal, None)
-    scores = scores_of(q, scale, softcap, left, right)
-    result = out if out is not None else q.new_empty(batch, heads, queries, value_dim)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    if result.numel() == 0 or keys == 0:
-        see_nothing(result, lse)
-        return result if lse is None else (result, lse)
-    group = heads // kv_heads
-    row_tiles, each = row_tiles_of(group, queries)
-    if row_tiles * each > group:  # all tiles get equally many heads
-        wide = pad(q.unflatten(1, (kv_heads, group)), (0, 0, 0, 0, 0, row_tiles * each - group)).flatten(1, 2)
-        found = attention_decode(wide, k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, return_lse=True,
-                                 parts=parts)
-        for home, x in zip((result, lse), found, strict=True):
-            if home is not None:
-                home.unflatten(1, (kv_heads, group)).copy_(x.unflatten(1, (kv_heads, -1))[:, :, :group])
-        return result if lse is None else (result, lse)
-    tiles, rows = kv_heads * row_tiles, each * queries
-    features = (queries > 1 and causal or starts is not None, softcap is not None, lengths is not None, starts is not None)
-    kind = (q.dtype, dim, value_dim, *features, page_size, row_tiles)
-    kernel = decode(*kind)
-    multiprocessors, at_once = multiprocessor_count(q.get_device()), kernel.blocks_per_sm
-    whole = result.is_contiguous() and storable(result)
-    block = Block(kernel.cols, (dim + value_dim) * q.itemsize, page_size is not None and page_size < kernel.cols)
-    parts, sharers = Deal(parts) if parts else deal_of(batch * tiles, -(-keys // block.keys), multiprocessors, block, value_dim if whole else 0, at_once)
-    packed = as_addressable(q.reshape(batch, tiles, rows, dim))
-    tensors = dict(Q=packed, K=as_addressable(k), V=as_addressable(v), pages=pages)
-    tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
-    numbers = dict(scores.numbers(False), queries=queries)
-    shape = (batch, tiles, parts, rows)
-    if parts == 1 and whole:
-        kernel = decode(*kind, partial=False, lse=return_lse, drawn=batch * tiles > multiprocessors * at_once, sharers=sharers)
-        tensors |= dict(O=result.view(*shape, value_dim), L=None if lse is None else lse.view(shape))
-        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
-        return result if lse is None else (result, lse)
-    some = torch.empty(*shape, value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(shape, dtype=torch.float32, device=q.device)
-    tensors |= dict(O=some, L=sums)
-    kernel(*(tensors[name] for name in kernel.tensors), **numbers)
-    combine[rows, tiles, batch](some, sums, result, sums if lse is None else lse, *result.stride(), parts, rows, queries, value_dim,
-                                power_of_two(parts), power_of_two(value_dim), lse is not None)
-    return result if lse is None else (result, lse)
+    if pages is None:
+        return None, keys
+    check_small("attention_decode", "pages", pages, q, torch.int32, (batch, None), f"({batch}, pages of the longest sequence)")
+    _check_pages(keys, lengths)
+    return keys, keys * pages.shape[1] if len(k) else 0
 
 
 def _check_held(

@@ -79,10 +79,15 @@ def test_starts(parts, rng):
     check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
 
 
+def deal_by(monkeypatch, deal):
+    monkeypatch.setattr(decoding, "deal_of", lambda *_: deal)
+    monkeypatch.setattr(decoding, "_launches", {})
+
+
 @pytest.mark.parametrize("sharers", [2, 4, 8])
 def test_blocks_of_a_cluster_share_a_sequence(sharers, rng, monkeypatch):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
-    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(1, sharers))
+    deal_by(monkeypatch, Deal(1, sharers))
     check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
     check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
     check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
@@ -92,7 +97,7 @@ def test_blocks_of_a_cluster_share_a_sequence(sharers, rng, monkeypatch):
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("dim, value_dim, sharers", [(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)])
 def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng, monkeypatch):
-    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(1, sharers))
+    deal_by(monkeypatch, Deal(1, sharers))
     check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
@@ -201,6 +206,31 @@ def test_refused_contents(rng):
         assert torch.equal(attention_decode(*operands, debug=True, **given), attention_decode(*operands, **given))
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_calls_alike_are_checked_once(parts, rng, monkeypatch):
+    """Other data, other numbers of keys and other homes are done alike; other strides, options and operands are not, and a wrong call is refused every time."""
+    known = {}
+    monkeypatch.setattr(decoding, "_launches", known)
+    counts = torch.tensor([100, 30], dtype=torch.int32, device=DEVICE)
+    results = []
+    for lengths in ([100, 30], [70, 100]):
+        check(2, 4, 2, 1, 100, lengths=lengths, parts=parts)
+        q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
+        results.append(attention_decode(q, k, v, lengths=counts, parts=parts))
+    assert len(known) == 2 and results[0].data_ptr() != results[1].data_ptr(), "with `out` and log-sum-exp, and without"
+    for operands, given in (((q, k.transpose(1, 2).contiguous().transpose(1, 2), v), {}), ((q, k, v), dict(scale=0.5)), ((q, k, v), dict(causal=False))):
+        expected = attention_torch(*operands[:2], v, **{"causal": True, **given})[0]
+        out = attention_decode(*operands, parts=parts, **given)
+        assert (out.double() - expected).abs().max() < 0.02
+    assert len(known) == 5
+    for _ in range(2):
+        with pytest.raises(ValueError, match="scale=-1.0; it must be positive"):
+            attention_decode(q, k, v, parts=parts, scale=-1.0)
+        with pytest.raises(TypeError, match="causal=1; it must be True or False"):
+            attention_decode(q, k, v, parts=parts, causal=1)
+    assert len(known) == 5
+
+
 def test_tiles_have_equally_many_heads():
     groups = {(8, 8): (1, 8), (8, 9): (2, 4), (8, 16): (2, 4), (24, 5): (2, 12), (71, 1): (2, 36), (1, 64): (1, 1), (3, 64): (3, 1), (5, 31): (3, 2)}
     assert {group: row_tiles_of(*group) for group in groups} == groups
@@ -226,7 +256,7 @@ def test_clusters_fill_the_device():
 @pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])
 def test_infinite_scores(parts, sharers, rng, monkeypatch):
     """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""
-    monkeypatch.setattr(decoding, "deal_of", lambda *_: Deal(parts, sharers))
+    deal_by(monkeypatch, Deal(parts, sharers))
     q, k, v = randn(1, 2, 1, 64), randn(1, 2, 300, 64), randn(1, 2, 300, 64)
     q[0, 0, 0, 3] = math.inf
     out, lse = attention_decode(q, k, v, return_lse=True)

@@ -110,6 +110,7 @@ def test_bytes(config, queries, keys, rng):
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_decode(page_size, deal, rng, monkeypatch):
     monkeypatch.setattr(decoding, "deal_of", lambda *_: deal)
+    monkeypatch.setattr(decoding, "_launches", {})
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
     v[1, :, 70:] = v[2] = float("nan")
