@@ -8,8 +8,9 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose
+from tritonkittens.kernels.attention.dealing import decode
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
-from tritonkittens.kernels.attention.decoding import attention_decode, decode
+from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward

@@ -12,7 +12,7 @@ from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
 from tests.util import DEVICE, in_pages
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen, decoding
-from tritonkittens.kernels.attention.decoding import Deal
+from tritonkittens.kernels.attention.dealing import Deal
 from tritonkittens.kernels.gemm import Config, gemm
 
 ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; of one sequence

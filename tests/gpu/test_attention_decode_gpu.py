@@ -9,7 +9,7 @@ import torch
 from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
-from tritonkittens.kernels.attention.decoding import Block, Deal, deal_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Block, Deal, deal_of, row_tiles_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 

@@ -16,7 +16,7 @@ from tritonkittens.kernels.attention import (
     decoding,
     gradients,
 )
-from tritonkittens.kernels.attention.decoding import Deal
+from tritonkittens.kernels.attention.dealing import Deal
 from tritonkittens.lang import template
 
 CASES = [
