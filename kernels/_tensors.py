@@ -83,6 +83,7 @@ def remember(memo: dict[K, V], key: K, value: V) -> V:
     return value
 
 
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
 def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
     """What gives an uninitialised contiguous tensor of this kind at every call: by the entry that torch.compile's generated code allocates with, which takes
     half the host time of `torch.empty` and allocates on the current device only."""
