@@ -1,11 +1,13 @@
 """What tests share."""
 
 import re
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tritonkittens.kernels.attention import decoding
 from tritonkittens.lang import TileError
 from tritonkittens.testing import has_gpu
 
@@ -63,6 +65,11 @@ def in_types(cases, first, *others):
     """(*case, type) for each of some tuples in the first type, and in the others: on the GPU each, simulated every fourth, for types differ in little there."""
     few = on_gpu_or_simulated(cases, cases[::4])
     return [(*case, first) for case in cases] + [(*case, dtype) for dtype in others for case in few]
+
+
+def dealt_by(deal):
+    """Within it `attention_decode` deals sequences out like this, and knows no call from before."""
+    return mock.patch.multiple(decoding, deal_of=lambda *_: deal, _launches={})
 
 
 def in_pages(k, v, lengths, page_size):

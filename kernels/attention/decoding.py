@@ -42,8 +42,7 @@ def attention_decode(
         result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
         return handed_out(result, lse, out, return_lse)
     operands = (q, k, v, out, lengths, starts, pages)
-    key = None if debug else _kind_of_call(operands, (causal, scale, softcap, return_lse, parts))
-    known = _launches.get(key) if key is not None else None
+    key, known = (None, None) if debug else _known_launch(operands, (causal, scale, softcap, return_lse, parts))
     if known is not None:
         return known(*operands)
     page_size, keys = _check(*operands, causal, parts)
@@ -126,16 +125,15 @@ class Launch:
 _launches: dict[tuple, Launch] = {}
 
 
-def _kind_of_call(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple | None:
-    """What decides how a call is done, None where it cannot be told from others: no tensors, or fake ones."""
+def _known_launch(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple | None, Launch | None]:
+    """(what decides how a call is done, what is known of such calls); nothing where it cannot be told from others: no tensors, or fake ones."""
     try:
         given = [x is not None for x in operands]
         tensors = signature(*[x for x in operands if x is not None])
         key = (tensors, *given, options, *map(type, options), None if operands[0].is_cuda else simulated_facts())  # True is not 1
-        hash(key)
+        return key, _launches.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        return None
-    return key
+        return None, None
 
 
 def _check(

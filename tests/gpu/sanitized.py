@@ -2,16 +2,15 @@
 reads what another thread writes."""
 
 import sys
-from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
 from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
-from tests.util import DEVICE, in_pages
+from tests.util import DEVICE, dealt_by, in_pages
 from tritonkittens.inline_ptx import shared as ptx_shared
-from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen, decoding
+from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
 from tritonkittens.kernels.attention.dealing import Deal
 from tritonkittens.kernels.gemm import Config, gemm
 
@@ -53,7 +52,7 @@ def serving():
         q, lengths = randn(2, 4, 1, dim), [300, 70]
         attention_decode(q, k, v)
         for deal in (Deal(), Deal(2), Deal(1, 2), Deal(1, 4)):
-            with mock.patch.multiple(decoding, deal_of=lambda *_, deal=deal: deal, _launches={}):
+            with dealt_by(deal):
                 attention_decode(q, k, v)
         for page_size in (16, 48):
             k_pool, v_pool, table = in_pages(k, v, lengths, page_size)

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.util import DEVICE, in_pages, on_gpu_or_simulated, poison
+from tests.util import DEVICE, dealt_by, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
 from tritonkittens.kernels.attention.dealing import Block, Deal, deal_of, row_tiles_of
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernel_device")
 BF16, FP16 = torch.bfloat16, torch.float16
 ROUNDING = {BF16: 2.0**-8, FP16: 2.0**-11}
 LONG = on_gpu_or_simulated(5000, 500)
-PAGE_SIZES = on_gpu_or_simulated((16, 32, 48, 64, 128, 256, 384), (16, 48, 256))  # a block of keys is 128
+PAGE_SIZES = on_gpu_or_simulated((16, 32, 48, 64, 128, 256, 384), (16, 48, 256))  # a block has 64 keys
 
 
 def randn(*shape, dtype=BF16):
@@ -79,26 +79,21 @@ def test_starts(parts, rng):
     check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
 
 
-def deal_by(monkeypatch, deal):
-    monkeypatch.setattr(decoding, "deal_of", lambda *_: deal)
-    monkeypatch.setattr(decoding, "_launches", {})
-
-
 @pytest.mark.parametrize("sharers", [2, 4, 8])
-def test_blocks_of_a_cluster_share_a_sequence(sharers, rng, monkeypatch):
+def test_blocks_of_a_cluster_share_a_sequence(sharers, rng):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
-    deal_by(monkeypatch, Deal(1, sharers))
-    check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
-    check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
-    check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
-    check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16, 128, 128)
+    with dealt_by(Deal(1, sharers)):
+        check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
+        check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
+        check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
+        check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16, 128, 128)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("dim, value_dim, sharers", [(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)])
-def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng, monkeypatch):
-    deal_by(monkeypatch, Deal(1, sharers))
-    check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
+def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng):
+    with dealt_by(Deal(1, sharers)):
+        check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -254,12 +249,12 @@ def test_clusters_fill_the_device():
 
 
 @pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])
-def test_infinite_scores(parts, sharers, rng, monkeypatch):
+def test_infinite_scores(parts, sharers, rng):
     """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""
-    deal_by(monkeypatch, Deal(parts, sharers))
     q, k, v = randn(1, 2, 1, 64), randn(1, 2, 300, 64), randn(1, 2, 300, 64)
     q[0, 0, 0, 3] = math.inf
-    out, lse = attention_decode(q, k, v, return_lse=True)
+    with dealt_by(Deal(parts, sharers)):
+        out, lse = attention_decode(q, k, v, return_lse=True)
     assert out[0, 0].isnan().all() and lse[0, 0, 0] == math.inf and out[0, 1].isfinite().all() and lse[0, 1].isfinite().all()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import in_pages, poison, relative_error
+from tests.util import dealt_by, in_pages, poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.attention import (
     Config,
@@ -13,7 +13,6 @@ from tritonkittens.kernels.attention import (
     attention_fp8,
     attention_torch,
     attention_varlen,
-    decoding,
     gradients,
 )
 from tritonkittens.kernels.attention.dealing import Deal
@@ -108,15 +107,14 @@ def test_bytes(config, queries, keys, rng):
 
 @pytest.mark.parametrize("deal", [Deal(1), Deal(2), Deal(1, 2), Deal(1, 4)])
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_decode(page_size, deal, rng, monkeypatch):
-    monkeypatch.setattr(decoding, "deal_of", lambda *_: deal)
-    monkeypatch.setattr(decoding, "_launches", {})
+def test_decode(page_size, deal, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
     v[1, :, 70:] = v[2] = float("nan")
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
-    sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=15)
+    with dealt_by(deal):
+        sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=15)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 

@@ -111,6 +111,7 @@ def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
 
 
 def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
+    """Make mbarriers in the memory of `new_semaphores`, of all arrays of a kernel together."""
     counts = [(sem.number, sem.arrivals) for sem in made]
     t.call(asm, ptx_mbarrier.init_all_text(counts), ",".join("r" * len(counts)), [sem.piece for sem in made])
 
