@@ -15,42 +15,65 @@ from tritonkittens.lang.template import cluster_slots
 
 MAX_PARTS = 128  # of a sequence
 BLOCKS = ((64, 2), (128, 1), (64, 1), (32, 1))  # keys of a block, thread blocks a multiprocessor: the first of which two slots fit
-SHARED_BLOCKS = ((64, 1), (32, 1))  # the same of clusters
-TALL, FEW_BYTES = 128, 128  # keys of a block where one has at most so many bytes: 64 take as long however small they are
+ONE_BLOCKS = ((64, 1), (32, 1))  # the same where a multiprocessor has one thread block: those of clusters, and those that are alone
+TALL = 128  # keys of a block where one has few bytes: 64 take as long however small they are
+FEW_BYTES = 128  # of a key
+FEW_BYTES_ALONE = 256  # the same for a thread block that is alone, whose iterations nothing hides
 # What the thread blocks of a multiprocessor ask for ahead, slots and bytes. With more a start is longer, and heads, whose keys lie beside each other in pages,
 # drift apart. At dimension 64 the H200 reads 64 sequences of 1,024 keys in 37.1 µs with three slots, 38.5 with six; 8 of 4,096 by clusters in 22.9 with four,
-# 23.4 with six; at 128, in pages of 16, in 39.1 with three, 40.2 with five, 41.2 with two (`bench/results/attention_variants.json`)
+# 23.4 with six; at 128, in pages of 16, in 39.1 with three, 40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with
+# three, 71.9 with four, 74.7 with two (`bench/results/attention_variants.json`)
 SLOTS, UNDER_WAY = 3, 144 * 1024
-SHARED_SLOTS, SHARED_UNDER_WAY = 4, 96 * 1024
-# µs on the H200
-STEP, A_KEY, A_BYTE = 0.15, 0.003, 5.5e-6  # of a block of keys in a thread block: at least, for each of its keys, for each of its bytes
-IN_COPIES = 1.25  # times as long where a block comes in many copies, which a second thread block on a multiprocessor issues beside the first
-RATE = 34.9e3  # bytes that memory gives each multiprocessor where all read
-COMBINING, PART = 2.7, 0.08  # a second kernel, and for each part
-JOINING = {2: 1.45, 4: 2.35}  # by the blocks of a cluster (of eight: 5)
-CROWDED = 1.04  # a second thread block on a multiprocessor begins
-SLACK = 32  # of this many µs that readers take memory needs one more: those that end early leave others behind
+ONE_SLOTS, ONE_UNDER_WAY = 4, 96 * 1024
+# µs, fitted to 5,400 deals on the H200 and the H100: on average what they choose takes 0.5 and 0.8 % longer than the fastest (`attention_variants.json`)
+STEP, A_KEY, A_BYTE, A_COPY = 0.05, 0.0034, 7.4e-6, 0.015  # of a block of keys in a thread block: at least, for each of its keys, its bytes, copies it comes in
+LATENCY, OF_PAGES = 1.13, 0.3  # of memory, and where a page's number is asked for first
+RATE = 0.91  # of memory's bandwidth, where all read
+SMOOTH = 8  # what takes as long as another thing makes the whole longer: the norm in which they add
+COMBINING, PART = 2.4, 0.017  # a second kernel, and for each part
+JOINING = {2: 1.3, 4: 2.3}  # by the blocks of a cluster (of eight: 5)
+CROWDED = 0.47  # a second thread block on a multiprocessor begins
+ALONE = 0.03  # one asks for more before it begins
+# The second kernel is launched while the first works, and comes into the room that it leaves: where it (nearly) fills multiprocessors, once or twice, it waits
+NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.47, 0.98, 1.3
 
 
-@functools.lru_cache
+class Kind(NamedTuple):
+    """Of decode kernels: types, dimensions and features; pages of so many keys, where K and V come in pages; tiles of queries a key head."""
+
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    causal: bool = False
+    softcap: bool = False
+    lengths: bool = True
+    starts: bool = False
+    page_size: int | None = None
+    row_tiles: int = 1
+
+    @property
+    def key_bytes(self) -> int:
+        return (self.head_dim + self.value_dim) * self.dtype.itemsize
+
+
+@functools.lru_cache(maxsize=512)
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1,
+    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, alone: bool = False,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel for types, dimensions and features; for K and V in pages of `page_size` keys where that is given; for so many tiles of queries a key
-    head. Do blocks draw their tasks? How many thread blocks share one?"""
+    """The decode kernel of a `Kind`. Do blocks draw their tasks? How many thread blocks share one? Has each a multiprocessor for itself?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
                                  starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, schedule=schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1)
+    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1, alone)
     return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
 
 
-def _options(key_bytes: int, shared: bool) -> list[dict[str, int]]:
+def _options(key_bytes: int, shared: bool, alone: bool) -> list[dict[str, int]]:
     """Knobs that say how much a thread block reads at a time and how far ahead, the best first."""
-    blocks, most, under_way = (SHARED_BLOCKS, SHARED_SLOTS, SHARED_UNDER_WAY) if shared else (BLOCKS, SLOTS, UNDER_WAY)
-    if key_bytes <= FEW_BYTES:
+    blocks, most, under_way = (ONE_BLOCKS, ONE_SLOTS, ONE_UNDER_WAY) if shared or alone else (BLOCKS, SLOTS, UNDER_WAY)
+    if key_bytes <= (FEW_BYTES_ALONE if alone else FEW_BYTES):
         blocks = ((TALL, blocks[0][1]), *blocks)
 
     def slots(cols: int, at_once: int) -> int:
@@ -59,12 +82,15 @@ def _options(key_bytes: int, shared: bool) -> list[dict[str, int]]:
     return [dict(cols=cols, blocks_per_sm=at_once, stages=n) for cols, at_once in blocks for n in range(slots(cols, at_once), 1, -1)]
 
 
-class Block(NamedTuple):
-    """What a thread block reads at a time: so many keys, of so many bytes of K and V each; in many copies?"""
+class Ring(NamedTuple):
+    """What a thread block reads: so many keys at a time, of so many bytes of K and V each, in so many copies (0: not in pages); slots; thread blocks a
+    multiprocessor."""
 
     keys: int = 64
     key_bytes: int = 512
-    in_copies: bool = False
+    slots: int = 2
+    at_once: int = 2
+    copies: int = 0
 
     @property
     def bytes(self) -> int:
@@ -72,42 +98,82 @@ class Block(NamedTuple):
 
     @property
     def time(self) -> float:
-        """µs, in a thread block that nothing keeps waiting: of 64 keys the H200 takes 0.38 at dimension 32, 0.41 at 64, 0.52 at 128, of 128 keys 0.61, 0.73."""
-        return (STEP + A_KEY * self.keys + A_BYTE * self.bytes) * (IN_COPIES if self.in_copies else 1)
+        """µs of a block of keys, in a thread block that nothing keeps waiting."""
+        return STEP + A_KEY * self.keys + A_BYTE * self.bytes + (A_COPY * self.copies if self.copies > 1 else 0)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a µs that a thread block asks memory for."""
+        return self.slots * self.bytes / (LATENCY + (OF_PAGES if self.copies else 0))
+
+
+def rings_of(kind: Kind, whole: bool = True) -> tuple[Ring, Ring, Ring | None]:
+    """Of any number of thread blocks, of one that has a multiprocessor for itself, of one of a cluster (None: there is none for results of this dimension, or
+    for results that are not `whole`, which TMA cannot store)."""
+
+    def ring_of(kernel: AttentionDecode) -> Ring:
+        copies = 0 if kind.page_size is None else -(-kernel.cols // kind.page_size)
+        return Ring(kernel.cols, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, copies)
+
+    even = kind.value_dim == power_of_two(kind.value_dim)  # a tile of another width is several, and half its columns may lie in both
+    shared = ring_of(decode(*kind, partial=False, sharers=2)) if whole and even else None
+    return ring_of(decode(*kind)), ring_of(decode(*kind, alone=True)), shared
 
 
 class Deal(NamedTuple):
-    """How sequences are dealt out: to so many tasks each, and a task to so many thread blocks of a cluster."""
+    """How sequences are dealt out: to so many tasks each, and a task to so many thread blocks of a cluster; does each have a multiprocessor for itself?"""
 
     parts: int = 1
     sharers: int = 1
+    alone: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
-def deal_of(tasks: int, blocks: int, multiprocessors: int, block: Block = Block(), columns: int = 0, at_once: int = 1) -> Deal:
-    """How to deal out sequences of so many blocks: what takes the least time. `columns`: of results, which the blocks of a cluster deal out (0: none may);
-    `at_once`: thread blocks of a multiprocessor.
+def deal_of(
+    tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring = Ring(), alone: Ring | None = None, shared: Ring | None = None, columns: int = 0,
+) -> Deal:  # fmt: skip
+    """How to deal out sequences of so many keys: what takes the least time. `bandwidth`: of memory, bytes/s; `ring`: of any number of thread blocks;
+    `alone`: of one that has a multiprocessor for itself, `shared`: of one of a cluster, whose blocks deal out `columns` of results (None: none may).
 
-    A task's start and end count as two blocks; several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the
-    H200, with 8 key heads of dimension 128, µs: 8 sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6
-    (three 39.0, four 39.1), 37.5; of 32,768 keys 271, 240 (four 239, eight 244); in pages of 16, of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 65,536 in
-    8, 16, 32, 64 parts 84.5, 67.5, 68.1, 69.8; of dimension 64, 8 sequences of 4,096 keys by clusters of two 22.9, in two, three, four, eight parts 24.4, 24.2,
-    24.3, 25.7 (`bench/results/attention_variants.json`).
+    Several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8 key heads of dimension 128, µs: 8
+    sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.5; in pages of 16,
+    of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 16,384 in 11, 13, 16, 17, 33 parts 25.4, 24.3, 24.4, 25.7, 26.7, alone in 13 23.8; in pages of 16 in 13
+    27.3, alone 25.5. Of dimension 64, one of 65,536 keys in 13, 16, 27, 33 parts 42.7, 39.8, 38.8, 40.5, alone in 13, 16 39.1, 38.7
+    (`bench/results/attention_variants.json`).
     """
-    memory = tasks * blocks * block.bytes / (RATE * multiprocessors)
 
-    def time(deal: Deal) -> float:
-        parts, sharers = deal
-        slots = multiprocessors * at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
-        rounds = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 2) * block.time
-        crowded = CROWDED if tasks * parts > multiprocessors and not block.in_copies else 0
-        combining = COMBINING + PART * parts if parts > 1 else JOINING.get(sharers, 0)
-        return max(rounds, memory) + rounds / SLACK + crowded + combining
+    def most(ring: Ring) -> int:
+        return max(1, min(-(-keys // ring.keys), MAX_PARTS))
 
-    most = max(1, min(blocks, MAX_PARTS))
-    even = columns > 0 and columns == power_of_two(columns)  # a tile of another width is several, and half its columns may lie in both
-    shared = [Deal(1, n) for n in JOINING if even and n <= most and 16 * n <= columns and tasks <= cluster_slots(multiprocessors, n)]
-    return min([*(Deal(parts) for parts in range(1, most + 1)), *shared], key=time)
+    deals = [(ring, Deal(parts)) for parts in range(1, most(ring) + 1)]
+    if shared is not None:
+        sharers = [n for n in JOINING if n <= most(shared) and 16 * n <= columns and tasks <= cluster_slots(multiprocessors, n)]
+        deals += [(shared, Deal(1, n)) for n in sharers]
+    if alone is not None:
+        deals += [(alone, Deal(parts, alone=True)) for parts in range(1, min(most(alone), multiprocessors // tasks) + 1)]
+    return min(deals, key=lambda dealt: predicted_time(tasks, keys, multiprocessors, bandwidth, *dealt))[1]
+
+
+def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring, deal: Deal) -> float:
+    """µs, but for what all deals take."""
+    parts, sharers, alone = deal
+    blocks = -(-keys // ring.keys)
+    slots = multiprocessors * ring.at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
+    steps = -(-tasks * parts // slots) * (-(-blocks // (parts * sharers)) + 1) * ring.time  # one more: nothing hides a task's last
+    thread_blocks, total = min(tasks * parts * sharers, multiprocessors * ring.at_once), tasks * keys * ring.key_bytes
+    reading = steps, total / (RATE * bandwidth * 1e-6), total / (thread_blocks * ring.rate)
+    together = sum(time**SMOOTH for time in reading) ** (1 / SMOOTH)
+    beginning = CROWDED if thread_blocks > multiprocessors else ALONE if alone else 0
+    return together + beginning + (_combining(tasks * parts / multiprocessors, parts, ring.at_once) if parts > 1 else JOINING.get(sharers, 0))
+
+
+def _combining(filled: float, parts: int, at_once: int) -> float:
+    """µs that a second kernel takes beside thread blocks that fill multiprocessors so many times."""
+    if at_once > 1 and filled >= FULL * at_once:
+        waits = ALL_FULL
+    else:
+        waits = NEARLY_FULL if NEARLY < filled <= 1 else 0
+    return COMBINING + PART * parts + waits
 
 
 def row_tiles_of(group: int, queries: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from tests.util import DEVICE, dealt_by, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
-from tritonkittens.kernels.attention.dealing import Block, Deal, deal_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Deal
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -224,28 +224,6 @@ def test_calls_alike_are_checked_once(parts, rng, monkeypatch):
         with pytest.raises(TypeError, match="causal=1; it must be True or False"):
             attention_decode(q, k, v, parts=parts, causal=1)
     assert len(known) == 5
-
-
-def test_tiles_have_equally_many_heads():
-    groups = {(8, 8): (1, 8), (8, 9): (2, 4), (8, 16): (2, 4), (24, 5): (2, 12), (71, 1): (2, 36), (1, 64): (1, 1), (3, 64): (3, 1), (5, 31): (3, 2)}
-    assert {group: row_tiles_of(*group) for group in groups} == groups
-
-
-def test_parts_fill_the_device():
-    assert deal_of(132, 100, 132) == Deal() and deal_of(1, 1, 132, columns=128) == Deal()
-    assert 10 <= deal_of(8, 400, 132, columns=128, at_once=2).parts <= 17, "about a part for every multiprocessor"
-    assert [deal_of(64, blocks, 132, at_once=2).parts for blocks in (16, 64, 512)] == [1, 2, 4], "half of the multiprocessors read as fast as memory gives"
-    small = Block(128, 128)
-    assert deal_of(32, 32, 132, small, 32, 2).parts >= 4, "where keys are small a step takes longer than memory does"
-
-
-def test_clusters_fill_the_device():
-    copied = Block(in_copies=True)
-    assert deal_of(64, 64, 132, columns=128, at_once=2) == deal_of(64, 64, 132, copied, 128, 2) == Deal(1, 2)
-    assert deal_of(64, 64, 132, Block(key_bytes=256), 64, 2) == Deal(1, 2)
-    assert deal_of(64, 4, 132, columns=128, at_once=2) == Deal(), "where tasks are short, joining them takes longer"
-    assert deal_of(8, 1024, 132, columns=128, at_once=2).sharers == 1, "where they are few, there are more parts than blocks of a cluster"
-    assert [deal_of(64, 64, 132, columns=n, at_once=2).sharers for n in (96, 32)] == [1, 2], "each block gets at least 16 columns"
 
 
 @pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])

@@ -88,7 +88,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
             roles.append((_bystander, (T,)))
             warps.append(idle)
     registers = config.registers()
-    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None)
+    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None, True)
 
 
 @op
@@ -265,6 +265,9 @@ def _producer(G, A, memory, T: tl.constexpr):
     TRAILING: tl.constexpr = _facts(T)[9]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
+    # Consumers give the tiles of a task back behind all slots of the ring but the last (those with units of their own, long before). In short tasks they wait
+    # for these tiles most: decoding 64 × 1,024 keys of dimension 64 and 32 takes 0.5 and 1.4 % less on the H200, 64 × 256 would take 1.3 % more
+    BEFORE_LAST: tl.constexpr = max(STAGES - 2, 0) if _facts(T)[7] == 1 else 0
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -292,8 +295,8 @@ def _producer(G, A, memory, T: tl.constexpr):
                     arrive(memory.staging_free[0], per="warp")
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(at_iteration(whole, work.begin + i), memory, slot)
-            if HAS_SCRATCH or HAS_KEPT:  # behind the first input: consumers give these tiles back late, slots of the ring before
-                if (i == 0) and (turn > 0 or EARLY == 0):
+            if HAS_SCRATCH or HAS_KEPT:
+                if (i == tl.where(work.count >= 2 * STAGES, BEFORE_LAST, 0)) and (turn > 0 or EARLY == 0):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:

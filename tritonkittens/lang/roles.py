@@ -28,7 +28,7 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
 
 
 @op
-def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
+def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, published: Any = False) -> Any:
     """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
 
     `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
@@ -50,7 +50,8 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
         raise TileError(f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32")
     if registers is not None:
         check_registers(warps, registers)
-    publish(t)
+    if not unwrap(published):
+        publish(t)
     functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
     t.call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
 

@@ -128,12 +128,32 @@ class Device:
     @staticmethod
     def from_facts(facts: Facts) -> Device:
         """The rates of the device that these facts are of."""
-        clock, hbm = _told(facts.index)
-        if hbm is None:
-            known = {full: bandwidth for full, *_, bandwidth in _NAMED.values()}
-            of_capability = {capability[0]: bandwidth for _, capability, *_, bandwidth in _NAMED.values()}
-            hbm = known.get(facts.name, of_capability.get(facts.capability[0]))
-        return _device(facts.name, facts.capability, facts.multiprocessors, facts.l2_bytes, facts.shared_memory_per_block, clock, hbm)
+        clock, _ = _told(facts.index)
+        return _device(facts.name, facts.capability, facts.multiprocessors, facts.l2_bytes, facts.shared_memory_per_block, clock, _bandwidth(facts))
+
+
+def memory_bandwidth(index: int | torch.device | None = None) -> float:
+    """Bytes a second of a device's HBM (None: of the current one): as `Device.of` says, without rates that are the simulator's, which takes 0.2 s to load.
+
+    Raises:
+        ValueError: its compute capability is not 9.x or 10.x.
+    """
+    facts = device_facts(index)
+    bandwidth = _bandwidth(facts)
+    if bandwidth is None:
+        raise ValueError(_unknown(facts.name, facts.capability))
+    return bandwidth
+
+
+def _bandwidth(facts: Facts) -> float | None:
+    _, told = _told(facts.index)
+    known = {full: bandwidth for full, *_, bandwidth in _NAMED.values()}
+    of_capability = {capability[0]: bandwidth for _, capability, *_, bandwidth in _NAMED.values()}
+    return told or known.get(facts.name, of_capability.get(facts.capability[0]))
+
+
+def _unknown(name: str, capability: tuple[int, int]) -> str:
+    return f"{name} has compute capability {capability[0]}.{capability[1]}: the cost model knows the rates of 9.x and 10.x"
 
 
 @functools.cache
@@ -151,7 +171,7 @@ def _device(
     name: str, capability: tuple[int, int], multiprocessors: int, l2_bytes: int, shared_per_block: int, highest_clock: float | None, hbm: float | None
 ) -> Device:
     if capability[0] not in _TENSOR or hbm is None:
-        raise ValueError(f"{name} has compute capability {capability[0]}.{capability[1]}: the cost model knows the rates of 9.x and 10.x")
+        raise ValueError(_unknown(name, capability))
     from tritonkittens.sim import costs  # the simulator is not loaded where an answer is known without the model
 
     # the power limit, not the highest clock, is what matrix products run against

@@ -1,0 +1,200 @@
+"""What ways to deal sequences out take (`kernels/attention/dealing.py`), which its cost model is fitted to.
+
+    python -m bench.decode_deals [--seconds N] [--workers N] [--output FILE]
+
+Measures, on this GPU, several deals of many shapes beside cuDNN and FlashAttention-2, which read keys that lie together. The rows of other GPUs in FILE stay.
+Prints for each GPU how much longer what the model chooses among the measured deals takes than the fastest of them. Kernels are compiled first, by several
+processes at once.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pathlib
+import random
+import statistics
+import sys
+import time
+import unittest.mock
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench import timing
+from bench.attention import in_pages
+from bench.gemm import randn
+from bench.harness import in_parts, interleaved
+from bench.machine import machine
+from tritonkittens.kernels.attention import attention_decode, decoding
+from tritonkittens.kernels.attention.dealing import JOINING, MAX_PARTS, Deal, Kind, Ring, cluster_slots, predicted_time, rings_of, row_tiles_of
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "attention_decode_deals.json"
+BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12}  # of data sheets, bytes/s
+MULTIPROCESSORS = 132
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-attention 2": SDPBackend.FLASH_ATTENTION}
+ROUNDS, CALLS = 5, 40
+FILLED = (0.25, 0.33, 0.5, 0.66, 0.8, 0.97, 1.3, 1.6, 1.9, 3.0)  # times that thread blocks fill the multiprocessors
+
+
+class Shape(NamedTuple):
+    """Of keys and values, and of queries; page_size None: not in pages."""
+
+    dim: int
+    page_size: int | None
+    batch: int
+    keys: int
+    kv_heads: int = 8
+    group: int = 4
+    queries: int = 1
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(torch.bfloat16, self.dim, self.dim, lengths=self.page_size is not None, page_size=self.page_size, row_tiles=self.row_tiles)
+
+    @property
+    def row_tiles(self) -> int:
+        return row_tiles_of(self.group, self.queries)[0]
+
+    @property
+    def tasks(self) -> int:
+        return self.batch * self.kv_heads * self.row_tiles
+
+
+SIZES = ((1, 1024), (1, 4096), (1, 16384), (1, 65536), (2, 1024), (2, 4096), (2, 32768), (4, 512), (4, 4096), (4, 16384), (8, 512), (8, 1024), (8, 4096),
+         (16, 512), (16, 1024), (16, 4096), (32, 512), (32, 2048), (64, 256), (64, 1024), (3, 5000), (5, 9000))  # fmt: skip
+FEW_HEADS = ((4, 4096, 2), (16, 209, 2), (12, 1500, 4), (9, 4096, 4), (1, 8192, 1), (30, 4096, 1))
+KINDS = ((64, None), (128, None), (64, 16), (128, 16), (64, 128), (128, 64), (96, None), (32, None), (256, None))
+SHAPES = [Shape(*kind, *size) for size in (*SIZES, *FEW_HEADS) for kind in KINDS]
+
+
+def ring_of(deal: Deal, rings: tuple[Ring, Ring, Ring | None]) -> Ring | None:
+    plain, alone, shared = rings
+    return shared if deal.sharers > 1 else alone if deal.alone else plain
+
+
+def deals_of(shape: Shape) -> list[Deal]:
+    """Those to compare."""
+    rings, tasks = rings_of(shape.kind), shape.tasks
+    found = []
+    for filled in FILLED:
+        parts = max(1, int(filled * MULTIPROCESSORS / tasks))
+        found += [Deal(parts)] + [Deal(parts, alone=True)] * (tasks * parts <= MULTIPROCESSORS)
+    found += [Deal(1, n) for n in JOINING if rings[2] is not None and 16 * n <= shape.dim and tasks <= cluster_slots(MULTIPROCESSORS, n)]
+
+    def fits(deal: Deal) -> bool:
+        ring = ring_of(deal, rings)
+        return ring is not None and deal.parts * deal.sharers <= min(MAX_PARTS, -(-shape.keys // ring.keys))
+
+    return [deal for deal in dict.fromkeys(found) if fits(deal)]
+
+
+def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict[str, Callable[[], object]]]:
+    """(the call with a deal, those of peers)."""
+    q = randn(shape.batch, shape.group * shape.kv_heads, shape.queries, shape.dim)
+    k, v = (randn(shape.batch, shape.kv_heads, shape.keys, shape.dim) for _ in range(2))
+    out, cache, given = torch.empty_like(q), (k, v), {}
+    if shape.page_size is not None:
+        table = torch.randperm(shape.batch * -(-shape.keys // shape.page_size), device="cuda").int().reshape(shape.batch, -1)
+        given = dict(pages=table, lengths=torch.full((shape.batch,), shape.keys, dtype=torch.int32, device="cuda"))
+        cache = tuple(in_pages(x, table, shape.page_size) for x in (k, v))
+
+    def dealt(deal: Deal) -> Callable[[], object]:
+        known: dict = {}
+
+        def call() -> object:
+            with unittest.mock.patch.multiple(decoding, deal_of=lambda *_: deal, _launches=known):
+                return attention_decode(q, *cache, causal=False, out=out, **given)
+
+        return call
+
+    def peer(backend: SDPBackend) -> Callable[[], object]:
+        def call() -> object:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        return call
+
+    return dealt, {name: peer(backend) for name, backend in PEERS.items()}
+
+
+def measure(shape: Shape) -> dict:
+    dealt, peers = calls_of(shape)
+    rounds = {deal: timing.reading(dealt(deal)) for deal in deals_of(shape)}
+    for name, call in peers.items():
+        with contextlib.suppress(RuntimeError):  # it does not take the shape
+            rounds[name] = timing.reading(call)
+    taken = {contender: round(statistics.median(times) * 1e3, 2) for contender, times in interleaved(rounds, ROUNDS).items()}
+    deals = [[*contender, taken[contender]] for contender in taken if isinstance(contender, Deal)]
+    return dict(shape=list(shape), peers={name: taken[name] for name in peers if name in taken}, deals=deals)
+
+
+def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, Deal, float]]:
+    """For each row of this GPU (shape, what the model chooses among the measured deals, how much longer than the fastest it takes)."""
+    for row in rows:
+        shape, taken = Shape(*row["shape"]), {Deal(*deal): time for *deal, time in row["deals"]}
+        rings = rings_of(shape.kind)
+        predicted = {deal: predicted_time(shape.tasks, shape.keys, MULTIPROCESSORS, BANDWIDTH[gpu], ring_of(deal, rings), deal) for deal in taken}
+        chosen = min(taken, key=predicted.__getitem__)
+        yield shape, chosen, taken[chosen] / min(taken.values()) - 1
+
+
+def report(results: dict) -> None:
+    for gpu, rows in results["rows"].items():
+        found = sorted(regrets(rows, gpu), key=lambda regret: regret[2])
+        print(f"{gpu}: {len(found)} shapes, {sum(len(row['deals']) for row in rows)} deals; the chosen take {statistics.mean(r[2] for r in found):.2%} longer")
+        for shape, chosen, lost in found[:-6:-1]:
+            print(f"  {lost:.1%}  {shape}  {tuple(chosen)}")
+
+
+def compile_part(part: int, parts: int) -> None:
+    kernels = {}
+    for shape in SHAPES:
+        for deal in deals_of(shape):
+            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.alone, shape.tasks > 2 * MULTIPROCESSORS), (shape, deal))
+    for shape, deal in list(kernels.values())[part::parts]:
+        calls_of(shape)[0](deal)()
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end with the shapes measured by then, which come in a random order")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.compile:
+        compile_part(*options.compile)
+        return
+    in_parts([sys.executable, "-m", "bench.decode_deals"], options.workers)
+    info = machine()
+    gpu = next((name for name in BANDWIDTH if name in str(info["gpu"])), None)
+    if gpu is None:
+        sys.exit(f"decode_deals: the bandwidth of {info['gpu']} is not known here; known are {', '.join(BANDWIDTH)}")
+    end, rows = time.monotonic() + options.seconds, []
+    with unittest.mock.patch.object(timing, "MOST", CALLS):
+        for shape in random.sample(SHAPES, len(SHAPES)):
+            if time.monotonic() < end:
+                rows.append(measure(shape))
+    results = json.loads(options.output.read_text()) if options.output.exists() else {"rows": {}}
+    write({"info": {**results.get("info", {}), gpu: info}, "rows": {**results["rows"], gpu: rows}}, options.output)
+    report({"rows": {gpu: rows}})
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def write(results: dict, file: pathlib.Path) -> None:
+    """A row a line."""
+    lines = {gpu: ",\n".join(json.dumps(row) for row in rows) for gpu, rows in results["rows"].items()}
+    of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())
+    file.write_text(f'{{"title": "Decoding: µs of deals (parts, blocks of a cluster, alone on a multiprocessor?)",\n"info": {json.dumps(results["info"])},\n'
+                    f'"rows": {{\n{of_gpus}\n}}}}\n')  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
