@@ -24,6 +24,7 @@ FEW_BYTES_ALONE = 256  # the same for a thread block that is alone, whose iterat
 # 23.4 with six; at 128, in pages of 16, in 39.1 with three, 40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with
 # three, 71.9 with four, 74.7 with two (`bench/results/attention_variants.json`)
 SLOTS, UNDER_WAY = 3, 144 * 1024
+SHORT = 4  # blocks of keys of a task up to which two slots are enough: 64 sequences of 256 keys of dimension 64 take 14.3 µs, 14.9 with three
 ONE_SLOTS, ONE_UNDER_WAY = 4, 96 * 1024
 # µs, fitted to 5,400 deals on the H200 and the H100: on average what they choose takes 0.5 and 0.8 % longer than the fastest (`attention_variants.json`)
 STEP, A_KEY, A_BYTE, A_COPY = 0.05, 0.0034, 7.4e-6, 0.015  # of a block of keys in a thread block: at least, for each of its keys, its bytes, copies it comes in
@@ -59,20 +60,20 @@ class Kind(NamedTuple):
 @functools.lru_cache(maxsize=512)
 def decode(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, alone: bool = False,
+    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, alone: bool = False, short: bool = False,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel of a `Kind`. Do blocks draw their tasks? How many thread blocks share one? Has each a multiprocessor for itself?"""
+    """The decode kernel of a `Kind`. Do blocks draw their tasks? How many thread blocks share one? Has each a multiprocessor for itself? Are tasks short?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
     knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
                                  starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, schedule=schedule)
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1, alone)
+    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1, alone, short)
     return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
 
 
-def _options(key_bytes: int, shared: bool, alone: bool) -> list[dict[str, int]]:
+def _options(key_bytes: int, shared: bool, alone: bool, short: bool) -> list[dict[str, int]]:
     """Knobs that say how much a thread block reads at a time and how far ahead, the best first."""
-    blocks, most, under_way = (ONE_BLOCKS, ONE_SLOTS, ONE_UNDER_WAY) if shared or alone else (BLOCKS, SLOTS, UNDER_WAY)
+    blocks, most, under_way = (ONE_BLOCKS, ONE_SLOTS, ONE_UNDER_WAY) if shared or alone else (BLOCKS, 2 if short else SLOTS, UNDER_WAY)
     if key_bytes <= (FEW_BYTES_ALONE if alone else FEW_BYTES):
         blocks = ((TALL, blocks[0][1]), *blocks)
 

@@ -33,7 +33,8 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, publishe
 
     `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
     warps of each role; the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers
-    between whole warpgroups. The kernel waits for all roles at the end. Raises `TileError` where the register file cannot hold them.
+    between whole warpgroups. The kernel waits for all roles at the end. `published`: nothing was written since a fence made semaphores
+    visible (`fence_async`); otherwise one does here. Raises `TileError` where the register file cannot hold the roles.
     """
     t.require_explicit("specialize")
     t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
