@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+import tritonkittens.lang as tk
 from tests.util import DEVICE, dealt_by, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
@@ -199,6 +200,25 @@ def test_refused_contents(rng):
         with pytest.raises(ValueError, match=re.escape(f"attention_decode: {message}")):
             attention_decode(*operands, debug=True, **{**given, **numbers})
         assert torch.equal(attention_decode(*operands, debug=True, **given), attention_decode(*operands, **given))
+
+
+@pytest.mark.parametrize(
+    "keys, given, slots, schedule",
+    [
+        (256, {}, 2, tk.Persistent),
+        (257, {}, 3, tk.Persistent),
+        (257, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), 3, tk.Dynamic),
+        (200, dict(starts=[0, 199, 64, 63, 5, 100, 0]), 2, tk.Dynamic),
+    ],
+)
+def test_more_tasks_than_thread_blocks(keys, given, slots, schedule, rng, monkeypatch):
+    """Sequences that may differ in length are drawn, others dealt out evenly; short ones do with fewer slots."""
+    known = {}
+    monkeypatch.setattr(decoding, "_launches", known)
+    monkeypatch.setattr(decoding, "multiprocessor_count", lambda _: 3)
+    check(7, 4, 1, 1, keys, **given)
+    (launch,) = known.values()
+    assert launch.kernel.stages == slots and isinstance(launch.kernel.schedule, schedule) and not launch.partial
 
 
 @pytest.mark.parametrize("parts", [1, 2])
