@@ -8,7 +8,7 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.config import Config, Shape, choose
-from tritonkittens.kernels.attention.dealing import decode
+from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -49,7 +49,7 @@ def _decode(arch: str, sized: bool) -> object:
     keys, counts = torch.empty(4, 8, 4096, 128, dtype=torch.bfloat16, device="meta"), (4, 8, 2, 4)
     parts, sums, lengths = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (
         ((*counts, 128), torch.float32), (counts, torch.float32), ((4,), torch.int32)))  # fmt: skip
-    template = decode(torch.bfloat16, 128, 128, False, False, sized)
+    template = decode(Kind(torch.bfloat16, 128, 128, lengths=sized))
     return template.compile(keys[:, :, :4], keys, keys, *((lengths,) if sized else ()), parts, sums, scale=1.0, queries=1, arch=arch)
 
 

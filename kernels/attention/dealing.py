@@ -26,7 +26,7 @@ FEW_BYTES_ALONE = 256  # the same for a thread block that is alone, whose iterat
 SLOTS, UNDER_WAY = 3, 144 * 1024
 SHORT = 4  # blocks of keys of a task up to which two slots are enough: 64 sequences of 256 keys of dimension 64 take 14.3 µs, 14.9 with three
 ONE_SLOTS, ONE_UNDER_WAY = 4, 96 * 1024
-# µs, fitted to 5,400 deals on the H200 and the H100: on average what they choose takes 0.5 and 0.8 % longer than the fastest (`attention_variants.json`)
+# µs, fitted to 5,400 deals on the H200 and the H100: on average what they choose takes 0.5 and 0.8 % longer than the fastest (`attention_decode_deals.json`)
 STEP, A_KEY, A_BYTE, A_COPY = 0.05, 0.0034, 7.4e-6, 0.015  # of a block of keys in a thread block: at least, for each of its keys, its bytes, copies it comes in
 LATENCY, OF_PAGES = 1.13, 0.3  # of memory, and where a page's number is asked for first
 RATE = 0.91  # of memory's bandwidth, where all read
@@ -59,16 +59,14 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def decode(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, softcap: bool, lengths: bool = True, starts: bool = False, page_size: int | None = None,
-    row_tiles: int = 1, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, alone: bool = False, short: bool = False,
+    kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, alone: bool = False, short: bool = False,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel of a `Kind`. Do blocks draw their tasks? How many thread blocks share one? Has each a multiprocessor for itself? Are tasks short?"""
+    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? Has each a multiprocessor for itself? Are tasks short?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, softcap=softcap, lengths=lengths,
-                                 starts=starts, row_tiles=row_tiles, partial=partial, lse=lse, schedule=schedule)
+    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule)
+    page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    options = _options((head_dim + value_dim) * dtype.itemsize, sharers > 1, alone, short)
-    return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
+    return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), _options(kind.key_bytes, sharers > 1, alone, short)))
 
 
 def _options(key_bytes: int, shared: bool, alone: bool, short: bool) -> list[dict[str, int]]:
@@ -117,8 +115,8 @@ def rings_of(kind: Kind, whole: bool = True) -> tuple[Ring, Ring, Ring | None]:
         return Ring(kernel.cols, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, copies)
 
     even = kind.value_dim == power_of_two(kind.value_dim)  # a tile of another width is several, and half its columns may lie in both
-    shared = ring_of(decode(*kind, partial=False, sharers=2)) if whole and even else None
-    return ring_of(decode(*kind)), ring_of(decode(*kind, alone=True)), shared
+    shared = ring_of(decode(kind, partial=False, sharers=2)) if whole and even else None
+    return ring_of(decode(kind)), ring_of(decode(kind, alone=True)), shared
 
 
 class Deal(NamedTuple):

@@ -81,7 +81,7 @@ class Launch:
         tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
         features = (queries > 1 and causal or starts is not None, scores.softcap is not None, lengths is not None, starts is not None)
         kind = Kind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
-        kernel, multiprocessors = decode(*kind), multiprocessor_count(q.get_device())
+        kernel, multiprocessors = decode(kind), multiprocessor_count(q.get_device())
         whole = out is None or out.is_contiguous() and storable(out)
         if parts:
             deal = Deal(parts)
@@ -93,9 +93,9 @@ class Launch:
             # Where all sequences are as long, blocks get equally many: 64 × 256, × 1,024 keys of dimension 64, 64 × 8,192 of 128 take 14.9, 36.5, 478 µs on the
             # H200, drawn 15.5, 36.9, 485
             drawn, short = rounds > 1 and not (lengths is None and starts is None), rounds > 0.5 and keys <= SHORT * kernel.cols
-            kernel = decode(*kind, partial=False, lse=return_lse, drawn=drawn, sharers=deal.sharers, alone=deal.alone, short=short)
+            kernel = decode(kind, partial=False, lse=return_lse, drawn=drawn, sharers=deal.sharers, alone=deal.alone, short=short)
         elif deal.alone:
-            kernel = decode(*kind, alone=True)
+            kernel = decode(kind, alone=True)
         self.kernel, self.numbers, self.return_lse = kernel, dict(scores.numbers(False), queries=queries), return_lse
         self.bound: Call | None = None  # the kernel for tensors of these shapes
         self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, deal.parts, rows)
