@@ -31,11 +31,11 @@ from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine
 from tritonkittens.kernels.attention import attention_decode, decoding
-from tritonkittens.kernels.attention.dealing import JOINING, MAX_PARTS, Deal, Kind, Ring, cluster_slots, predicted_time, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, possible_deals, predicted_time, rings_of, row_tiles_of
+from tritonkittens.tune import Device
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "attention_decode_deals.json"
-BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12}  # of data sheets, bytes/s
-MULTIPROCESSORS = 132
+GPUS = {name: Device.named(name) for name in ("H200", "H100")}
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-attention 2": SDPBackend.FLASH_ATTENTION}
 ROUNDS, CALLS = 5, 40
 FILLED = (0.25, 0.33, 0.5, 0.66, 0.8, 0.97, 1.3, 1.6, 1.9, 3.0)  # times that thread blocks fill the multiprocessors
@@ -72,25 +72,14 @@ KINDS = ((64, None), (128, None), (64, 16), (128, 16), (64, 128), (128, 64), (96
 SHAPES = [Shape(*kind, *size) for size in (*SIZES, *FEW_HEADS) for kind in KINDS]
 
 
-def ring_of(deal: Deal, rings: tuple[Ring, Ring, Ring | None]) -> Ring | None:
-    plain, alone, shared = rings
-    return shared if deal.sharers > 1 else alone if deal.alone else plain
+def rings_of_deals(shape: Shape, gpu: Device) -> dict[Deal, Ring]:
+    return {deal: ring for ring, deal in possible_deals(shape.tasks, shape.keys, gpu.multiprocessors, *rings_of(shape.kind), shape.dim)}
 
 
-def deals_of(shape: Shape) -> list[Deal]:
+def deals_of(shape: Shape, gpu: Device) -> list[Deal]:
     """Those to compare."""
-    rings, tasks = rings_of(shape.kind), shape.tasks
-    found = []
-    for filled in FILLED:
-        parts = max(1, int(filled * MULTIPROCESSORS / tasks))
-        found += [Deal(parts)] + [Deal(parts, alone=True)] * (tasks * parts <= MULTIPROCESSORS)
-    found += [Deal(1, n) for n in JOINING if rings[2] is not None and 16 * n <= shape.dim and tasks <= cluster_slots(MULTIPROCESSORS, n)]
-
-    def fits(deal: Deal) -> bool:
-        ring = ring_of(deal, rings)
-        return ring is not None and deal.parts * deal.sharers <= min(MAX_PARTS, -(-shape.keys // ring.keys))
-
-    return [deal for deal in dict.fromkeys(found) if fits(deal)]
+    parts = [max(1, int(filled * gpu.multiprocessors / shape.tasks)) for filled in FILLED]
+    return [deal for deal in rings_of_deals(shape, gpu) if deal.parts in parts or deal.sharers > 1]
 
 
 def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict[str, Callable[[], object]]]:
@@ -122,9 +111,9 @@ def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict
     return dealt, {name: peer(backend) for name, backend in PEERS.items()}
 
 
-def measure(shape: Shape) -> dict:
+def measure(shape: Shape, gpu: Device) -> dict:
     dealt, peers = calls_of(shape)
-    rounds = {deal: timing.reading(dealt(deal)) for deal in deals_of(shape)}
+    rounds = {deal: timing.reading(dealt(deal)) for deal in deals_of(shape, gpu)}
     for name, call in peers.items():
         with contextlib.suppress(RuntimeError):  # it does not take the shape
             rounds[name] = timing.reading(call)
@@ -137,9 +126,10 @@ def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, Deal, float
     """For each row of this GPU (shape, what the model chooses among the measured deals, how much longer than the fastest it takes)."""
     for row in rows:
         shape, taken = Shape(*row["shape"]), {Deal(*deal): time for *deal, time in row["deals"]}
-        rings = rings_of(shape.kind)
-        predicted = {deal: predicted_time(shape.tasks, shape.keys, MULTIPROCESSORS, BANDWIDTH[gpu], ring_of(deal, rings), deal) for deal in taken}
-        chosen = min(taken, key=predicted.__getitem__)
+        device = GPUS[gpu]
+        rings = rings_of_deals(shape, device)
+        facts = shape.tasks, shape.keys, device.multiprocessors, device.hbm_bytes_per_second
+        chosen = min((deal for deal in taken if deal in rings), key=lambda deal: predicted_time(*facts, rings[deal], deal))
         yield shape, chosen, taken[chosen] / min(taken.values()) - 1
 
 
@@ -152,10 +142,10 @@ def report(results: dict) -> None:
 
 
 def compile_part(part: int, parts: int) -> None:
-    kernels = {}
+    kernels, gpu = {}, Device.of()
     for shape in SHAPES:
-        for deal in deals_of(shape):
-            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.alone, shape.tasks > 2 * MULTIPROCESSORS), (shape, deal))
+        for deal in deals_of(shape, gpu):
+            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.alone, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
     for shape, deal in list(kernels.values())[part::parts]:
         calls_of(shape)[0](deal)()
     torch.cuda.synchronize()
@@ -173,19 +163,17 @@ def main() -> None:
         return
     in_parts([sys.executable, "-m", "bench.decode_deals"], options.workers)
     info = machine()
-    gpu = next((name for name in BANDWIDTH if name in str(info["gpu"])), None)
+    gpu = next((name for name in GPUS if name in str(info["gpu"])), None)
     if gpu is None:
-        sys.exit(f"decode_deals: the bandwidth of {info['gpu']} is not known here; known are {', '.join(BANDWIDTH)}")
+        sys.exit(f"decode_deals: the bandwidth of {info['gpu']} is not known here; known are {', '.join(GPUS)}")
     end, rows = time.monotonic() + options.seconds, []
     with unittest.mock.patch.object(timing, "MOST", CALLS):
         for shape in random.sample(SHAPES, len(SHAPES)):
             if time.monotonic() < end:
-                rows.append(measure(shape))
+                rows.append(measure(shape, GPUS[gpu]))
     results = json.loads(options.output.read_text()) if options.output.exists() else {"rows": {}}
     write({"info": {**results.get("info", {}), gpu: info}, "rows": {**results["rows"], gpu: rows}}, options.output)
     report({"rows": {gpu: rows}})
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def write(results: dict, file: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from bench.decode_deals import BANDWIDTH, RESULTS, Shape, deals_of, regrets, report, write
+from bench.decode_deals import GPUS, RESULTS, Shape, deals_of, regrets, report, write
 from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, deal_of, rings_of, row_tiles_of
 
 
@@ -57,7 +57,7 @@ def test_copies_and_longer_rings_count():
     assert copied.alone and deal_of(8, 65536, *H200, ring._replace(copies=4)).parts > copied.parts
 
 
-@pytest.mark.parametrize("gpu", BANDWIDTH)
+@pytest.mark.parametrize("gpu", GPUS)
 def test_what_is_chosen_was_among_the_fastest(gpu):
     """Of the deals measured on the H200 and the H100, to which the constants were fitted."""
     rows = json.loads(RESULTS.read_text())["rows"][gpu]
@@ -68,7 +68,7 @@ def test_what_is_chosen_was_among_the_fastest(gpu):
 
 def test_measured_deals_are_written_and_reported(tmp_path, capsys):
     shape = Shape(64, None, 8, 4096)
-    deals = deals_of(shape)
+    deals = deals_of(shape, GPUS["H200"])
     assert {Deal(1), Deal(2), Deal(1, 2), Deal(2, alone=True)} <= set(deals) and len(set(deals)) == len(deals)
     row = dict(shape=list(shape), peers={}, deals=[[*deal, 20.0 if deal == Deal(1, 2) else 25.0] for deal in deals])
     write({"info": {}, "rows": {"H200": [row]}}, tmp_path / "deals.json")

@@ -141,6 +141,13 @@ def deal_of(
     (`bench/results/attention_variants.json`).
     """
 
+    deals = possible_deals(tasks, keys, multiprocessors, ring, alone, shared, columns)
+    return min(deals, key=lambda dealt: predicted_time(tasks, keys, multiprocessors, bandwidth, *dealt))[1]
+
+
+def possible_deals(tasks: int, keys: int, multiprocessors: int, ring: Ring, alone: Ring | None, shared: Ring | None, columns: int) -> list[tuple[Ring, Deal]]:
+    """What `deal_of` chooses from, each with the ring that its thread blocks have."""
+
     def most(ring: Ring) -> int:
         return max(1, min(-(-keys // ring.keys), MAX_PARTS))
 
@@ -150,7 +157,7 @@ def deal_of(
         deals += [(shared, Deal(1, n)) for n in sharers]
     if alone is not None:
         deals += [(alone, Deal(parts, alone=True)) for parts in range(1, min(most(alone), multiprocessors // tasks) + 1)]
-    return min(deals, key=lambda dealt: predicted_time(tasks, keys, multiprocessors, bandwidth, *dealt))[1]
+    return deals
 
 
 def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring, deal: Deal) -> float:
