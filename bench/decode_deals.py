@@ -66,20 +66,21 @@ class Shape(NamedTuple):
 
 
 SIZES = ((1, 1024), (1, 4096), (1, 16384), (1, 65536), (2, 1024), (2, 4096), (2, 32768), (4, 512), (4, 4096), (4, 16384), (8, 512), (8, 1024), (8, 4096),
-         (16, 512), (16, 1024), (16, 4096), (32, 512), (32, 2048), (64, 256), (64, 1024), (3, 5000), (5, 9000))  # fmt: skip
+         (16, 512), (16, 1024), (16, 4096), (32, 512), (32, 2048), (64, 256), (64, 1024), (3, 5000), (5, 9000), (25, 3000), (34, 1024), (36, 3000), (40, 137),
+         (48, 4096), (67, 1024), (100, 700), (128, 137), (128, 256))  # fmt: skip
 FEW_HEADS = ((4, 4096, 2), (16, 209, 2), (12, 1500, 4), (9, 4096, 4), (1, 8192, 1), (30, 4096, 1))
 KINDS = ((64, None), (128, None), (64, 16), (128, 16), (64, 128), (128, 64), (96, None), (32, None), (256, None))
 SHAPES = [Shape(*kind, *size) for size in (*SIZES, *FEW_HEADS) for kind in KINDS]
 
 
 def rings_of_deals(shape: Shape, gpu: Device) -> dict[Deal, Ring]:
-    return {deal: ring for ring, deal in possible_deals(shape.tasks, shape.keys, gpu.multiprocessors, *rings_of(shape.kind), shape.dim)}
+    return {deal: ring for ring, deal in possible_deals(shape.tasks, shape.keys, gpu.multiprocessors, rings_of(shape.kind))}
 
 
 def deals_of(shape: Shape, gpu: Device) -> list[Deal]:
     """Those to compare."""
     parts = [max(1, int(filled * gpu.multiprocessors / shape.tasks)) for filled in FILLED]
-    return [deal for deal in rings_of_deals(shape, gpu) if deal.parts in parts or deal.sharers > 1]
+    return [deal for deal in rings_of_deals(shape, gpu) if deal.parts in parts or deal.sharers > 1 or deal.at_once > 1]
 
 
 def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict[str, Callable[[], object]]]:
@@ -145,7 +146,7 @@ def compile_part(part: int, parts: int) -> None:
     kernels, gpu = {}, Device.of()
     for shape in SHAPES:
         for deal in deals_of(shape, gpu):
-            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.alone, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
+            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.at_once, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
     for shape, deal in list(kernels.values())[part::parts]:
         calls_of(shape)[0](deal)()
     torch.cuda.synchronize()
@@ -180,7 +181,7 @@ def write(results: dict, file: pathlib.Path) -> None:
     """A row a line."""
     lines = {gpu: ",\n".join(json.dumps(row) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())
-    file.write_text(f'{{"title": "Decoding: µs of deals (parts, blocks of a cluster, alone on a multiprocessor?)",\n"info": {json.dumps(results["info"])},\n'
+    file.write_text(f'{{"title": "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0)",\n"info": {json.dumps(results["info"])},\n'
                     f'"rows": {{\n{of_gpus}\n}}}}\n')  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.decode_deals import GPUS, RESULTS, Shape, deals_of, regrets, report, write
-from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, deal_of, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, Rings, deal_of, rings_of, row_tiles_of
 
 
 def test_tiles_have_equally_many_heads():
@@ -16,45 +16,68 @@ def test_tiles_have_equally_many_heads():
 
 
 H200, H100 = (132, 4.8e12), (132, 3.35e12)  # multiprocessors, bytes of memory a second
-RINGS = {64: (Ring(64, 256, 3, 2), Ring(128, 256, 3, 1), Ring(64, 256, 4, 1)), 128: (Ring(64, 512, 2, 2), Ring(64, 512, 3, 1), Ring(64, 512, 3, 1))}
+OF = {  # by thread blocks a multiprocessor
+    64: {0: Ring(64, 256, 3, 2), 1: Ring(128, 256, 3, 1), 3: Ring(64, 256, 2, 3), 4: Ring(32, 256, 3, 4)},
+    128: {0: Ring(64, 512, 2, 2), 1: Ring(64, 512, 3, 1)},
+}
+SHARED = {64: Ring(64, 256, 4, 1), 128: Ring(64, 512, 3, 1)}
+RINGS = {dim: Rings(tuple(of.items()), SHARED[dim], dim) for dim, of in OF.items()}
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_rings_are_those_of_kernels(page_size):
-    for dim, rings in RINGS.items():
-        copies = [0 if page_size is None else ring.keys // page_size for ring in rings]
-        expected = tuple(ring._replace(copies=n) for ring, n in zip(rings, copies, strict=True))
-        assert rings_of(Kind(torch.bfloat16, dim, dim, page_size=page_size)) == expected
-        assert rings_of(Kind(torch.bfloat16, dim, dim, page_size=page_size), whole=False) == (*expected[:2], None)
-    assert rings_of(Kind(torch.bfloat16, 96, 96))[2] is None
+@pytest.mark.parametrize("dim", RINGS)
+def test_rings_are_those_of_kernels(dim, page_size):
+    def read(ring):
+        return ring._replace(copies=0 if page_size is None else ring.keys // page_size)
+
+    kind = Kind(torch.bfloat16, dim, dim, page_size=page_size)
+    expected = {count: read(ring) for count, ring in OF[dim].items()}
+    assert rings_of(kind) == (tuple(expected.items()), read(SHARED[dim]), dim)
+    assert rings_of(kind, whole=False) == (((0, expected[0]), (1, expected[1])), None, dim), "TMA stores parts alone, which need more room"
+
+
+def test_rings_of_other_dimensions():
+    assert {n: [count for count, _ in rings_of(Kind(torch.bfloat16, n, n)).of] for n in (16, 96, 192, 256)} == {
+        16: [0, 1, 3, 4], 96: [0, 1, 3], 192: [0, 1], 256: [0, 1]
+    }  # fmt: skip
+    assert [n for n in range(16, 257, 16) if rings_of(Kind(torch.bfloat16, 64, n)).shared] == [32, 64, 128, 256], "halves are tiles, of at least 16 columns"
 
 
 @pytest.mark.parametrize("dim", RINGS)
 def test_parts_fill_the_device(dim):
-    assert deal_of(264, 4096, *H200, *RINGS[dim], dim) == Deal(), "enough tasks"
-    assert deal_of(1, 64, *H200, *RINGS[dim], dim) == Deal(), "a single block of keys"
+    assert deal_of(264, 4096, *H200, RINGS[dim]) == Deal(), "enough tasks"
+    assert deal_of(1, 64, *H200, RINGS[dim]).parts == 1, "a single block of keys"
     for tasks, keys in ((8, 8192), (8, 65536), (16, 32768), (3, 1 << 20)):
         for device in (H200, H100):
-            parts, sharers, alone = deal_of(tasks, keys, *device, *RINGS[dim], dim)
-            assert sharers == 1 and 84 <= tasks * parts < (124 if alone else 0.98 * 264), "multiprocessors read, and a second kernel finds room beside them"
-    few, many = (deal_of(32, 1 << 16, *device, *RINGS[64], 64).parts for device in (H100, H200))
+            parts, sharers, at_once = deal_of(tasks, keys, *device, RINGS[dim])
+            assert sharers == 1 and 84 <= tasks * parts < (124 if at_once == 1 else 0.98 * 264), "multiprocessors read, and a second kernel finds room beside them"
+    few, many = (deal_of(16, 1 << 14, *device, RINGS[64]).parts for device in (H100, H200))
     assert few < many, "fewer thread blocks read as fast as a slower memory gives"
 
 
 @pytest.mark.parametrize("dim", RINGS)
 def test_clusters_fill_the_device(dim):
-    assert deal_of(64, 4096, *H200, *RINGS[dim], dim) == Deal(1, 2)
-    assert deal_of(64, 256, *H200, *RINGS[dim], dim).sharers == 1, "where tasks are short, joining them takes longer"
-    assert deal_of(8, 65536, *H200, *RINGS[dim], dim).sharers == 1, "where they are few, there are more parts than blocks of a cluster"
-    assert [deal_of(64, 4096, *H200, *RINGS[dim], n).sharers for n in (16, 32)] == [1, 2], "each block gets at least 16 columns"
+    assert deal_of(64, 4096, *H200, RINGS[dim]) == Deal(1, 2)
+    assert deal_of(64, 256, *H200, RINGS[dim]).sharers == 1, "where tasks are short, joining them takes longer"
+    assert deal_of(8, 65536, *H200, RINGS[dim]).sharers == 1, "where they are few, there are more parts than blocks of a cluster"
+    assert [deal_of(64, 4096, *H200, RINGS[dim]._replace(columns=n)).sharers for n in (16, 32)] == [1, 2], "each block gets at least 16 columns"
+
+
+def test_crowds_fill_the_device_once():
+    """A few tasks more than two thread blocks a multiprocessor: with three of them there is no second round. Many short ones: four hide each other's ends."""
+    assert [deal_of(tasks, 3000, *H200, RINGS[64]).at_once for tasks in (264, 272, 384)] == [0, 3, 3]
+    assert deal_of(1024, 137, *H200, RINGS[64]) == Deal(at_once=4)
 
 
 def test_copies_and_longer_rings_count():
     """In copies of 16 keys a thread block takes longer, and more of them, or longer rings, are worth more."""
-    ring, alone, _ = RINGS[128]
-    assert deal_of(8, 65536, *H200, ring, alone._replace(copies=4)) == deal_of(8, 65536, *H200, ring), "alone there is nothing to gain for what asks for enough"
-    copied = deal_of(8, 65536, *H200, ring._replace(copies=4), alone._replace(copies=4))
-    assert copied.alone and deal_of(8, 65536, *H200, ring._replace(copies=4)).parts > copied.parts
+    copied = {count: ring._replace(copies=4) for count, ring in OF[128].items()}
+
+    def dealt(*counts, rings):
+        return deal_of(8, 65536, *H200, Rings(tuple((count, rings[count]) for count in counts)))
+
+    assert dealt(0, 1, rings=copied).at_once == 1
+    assert dealt(0, rings=copied).parts > dealt(0, 1, rings=copied).parts
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -69,7 +92,7 @@ def test_what_is_chosen_was_among_the_fastest(gpu):
 def test_measured_deals_are_written_and_reported(tmp_path, capsys):
     shape = Shape(64, None, 8, 4096)
     deals = deals_of(shape, GPUS["H200"])
-    assert {Deal(1), Deal(2), Deal(1, 2), Deal(2, alone=True)} <= set(deals) and len(set(deals)) == len(deals)
+    assert {Deal(1), Deal(2), Deal(1, 2), Deal(2, at_once=1), Deal(at_once=3)} <= set(deals) and len(set(deals)) == len(deals)
     row = dict(shape=list(shape), peers={}, deals=[[*deal, 20.0 if deal == Deal(1, 2) else 25.0] for deal in deals])
     write({"info": {}, "rows": {"H200": [row]}}, tmp_path / "deals.json")
     results = json.loads((tmp_path / "deals.json").read_text())

@@ -13,6 +13,8 @@ from tritonkittens.kernels.attention.forward import AttentionForward, nothing_se
 from tritonkittens.launch import plain_kernel
 
 ZEROED = tl.constexpr(16)  # keys
+GROUP = 128  # threads
+WORKING_REGISTERS, MASKING_REGISTERS = 56, 16
 
 
 @triton.jit
@@ -55,6 +57,11 @@ class AttentionDecode(AttentionForward):
     def cache_policy(self) -> str | None:
         """What nobody reads again leaves L2 first: 1.3 % where 64 sequences have 1,024 keys, 0.3 % where they have 8,192 (H200)."""
         return "evict_first" if self.row_tiles == 1 else None
+
+    @property
+    def needed_registers(self) -> int:
+        """Scores and sums, and what works on them, more where scores are hidden or capped."""
+        return self.rows * (self.cols + self.value_dim) // GROUP + WORKING_REGISTERS + MASKING_REGISTERS * (self.causal or self.softcap)
 
     _hidden = _hidden
 

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from tritonkittens.kernels._tensors import addressable, allocator, as_addressable, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
-from tritonkittens.kernels.attention.dealing import MAX_PARTS, SHORT, Deal, Kind, deal_of, decode, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, decode, rings_of, row_tiles_of
 from tritonkittens.kernels.attention.decode import combine
 from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
 from tritonkittens.lang.template import Call
@@ -33,8 +33,8 @@ def attention_decode(
     With `pages` (batch, pages of the longest sequence; int32, on the same device) k and v are pools of pages, (pages of the pool, kv_heads, page_size, D and
     D_v), page_size a multiple of 16; `k.transpose(1, 2)` of a pool (pages, page_size, kv_heads, D) is not copied either. Page `pages[b, j]` has the keys from
     j·page_size on of sequence b, whose `lengths[b]` (required) keys must lie in pages of the table and of the pool. Entries behind a sequence's last key are
-    not read, nor pages that no entry names. A block of keys (64; 128 where they are small, 128 or 32 where two thread blocks a multiprocessor do not fit) is
-    loaded by copies of gcd(block, page_size) keys: with pages of 64 a single one, with pages of 16 four.
+    not read, nor pages that no entry names. A block of keys (64; 32 or 128 where that is faster or fits) is loaded by copies of gcd(block,
+    page_size) keys: with pages of 64 a single one, with pages of 16 four.
 
     What `lengths`, `starts` and `pages` hold is checked with `debug` only, for the host has to wait for the device. Traced by torch.compile as the operator
     `tritonkittens::attention_decode`.
@@ -81,21 +81,19 @@ class Launch:
         tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
         features = (queries > 1 and causal or starts is not None, scores.softcap is not None, lengths is not None, starts is not None)
         kind = Kind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
-        kernel, multiprocessors = decode(kind), multiprocessor_count(q.get_device())
+        multiprocessors = multiprocessor_count(q.get_device())
         whole = out is None or out.is_contiguous() and storable(out)
         if parts:
             deal = Deal(parts)
         else:
-            deal = deal_of(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), *rings_of(kind, whole), value_dim)
+            deal = deal_of(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
         self.partial = deal.parts > 1 or not whole
-        if not self.partial:
-            rounds = batch * tiles / (multiprocessors * kernel.blocks_per_sm)
-            # Where all sequences are as long, blocks get equally many: 64 × 256, × 1,024 keys of dimension 64, 64 × 8,192 of 128 take 14.9, 36.5, 478 µs on the
-            # H200, drawn 15.5, 36.9, 485
-            drawn, short = rounds > 1 and not (lengths is None and starts is None), rounds > 0.5 and keys <= SHORT * kernel.cols
-            kernel = decode(kind, partial=False, lse=return_lse, drawn=drawn, sharers=deal.sharers, alone=deal.alone, short=short)
-        elif deal.alone:
-            kernel = decode(kind, alone=True)
+        kernel = decode(kind, partial=self.partial, lse=return_lse or self.partial, sharers=deal.sharers, at_once=deal.at_once)
+        # Where all sequences are as long, blocks get equally many: 64 × 1,024 keys of dimension 64, 64 × 8,192 of 128 take 36.5, 478 µs on the H200, drawn 36.9,
+        # 485
+        uneven = lengths is not None or starts is not None
+        if uneven and not self.partial and deal.sharers == 1 and batch * tiles > multiprocessors * kernel.blocks_per_sm:
+            kernel = decode(kind, partial=False, lse=return_lse, drawn=True, at_once=deal.at_once)
         self.kernel, self.numbers, self.return_lse = kernel, dict(scores.numbers(False), queries=queries), return_lse
         self.bound: Call | None = None  # the kernel for tensors of these shapes
         self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, deal.parts, rows)

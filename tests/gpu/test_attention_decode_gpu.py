@@ -98,7 +98,7 @@ def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("dim, value_dim", [(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240)])
+@pytest.mark.parametrize("dim, value_dim", [(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240), (16, 16)])
 def test_head_dimensions(dim, value_dim, dtype, rng):
     check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
@@ -202,23 +202,23 @@ def test_refused_contents(rng):
         assert torch.equal(attention_decode(*operands, debug=True, **given), attention_decode(*operands, **given))
 
 
-@pytest.mark.parametrize(
-    "keys, given, slots, schedule",
-    [
-        (256, {}, 2, tk.Persistent),
-        (257, {}, 3, tk.Persistent),
-        (257, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), 3, tk.Dynamic),
-        (200, dict(starts=[0, 199, 64, 63, 5, 100, 0]), 2, tk.Dynamic),
-    ],
-)
-def test_more_tasks_than_thread_blocks(keys, given, slots, schedule, rng, monkeypatch):
-    """Sequences that may differ in length are drawn, others dealt out evenly; short ones do with fewer slots."""
-    known = {}
-    monkeypatch.setattr(decoding, "_launches", known)
-    monkeypatch.setattr(decoding, "multiprocessor_count", lambda _: 3)
-    check(7, 4, 1, 1, keys, **given)
-    (launch,) = known.values()
-    assert launch.kernel.stages == slots and isinstance(launch.kernel.schedule, schedule) and not launch.partial
+@pytest.mark.parametrize("given", [{}, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), dict(starts=[0, 256, 64, 63, 5, 100, 0])])
+@pytest.mark.parametrize("at_once, dim", [(0, 64), (1, 64), (3, 64), (4, 64), (3, 96), (4, 32)])
+def test_more_tasks_than_thread_blocks(at_once, dim, given, rng, monkeypatch):
+    """So many thread blocks of a multiprocessor draw sequences that may differ in length; others are dealt out evenly."""
+    monkeypatch.setattr(decoding, "multiprocessor_count", lambda _: 1)
+    with dealt_by(Deal(at_once=at_once)):
+        check(7, 4, 1, 1, 257, dim, **given)
+        (launch,) = decoding._launches.values()
+    assert launch.kernel.blocks_per_sm == (at_once or 2) and not launch.partial
+    assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_crowds_read_pages(at_once, rng):
+    with dealt_by(Deal(at_once=at_once)):
+        check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16)
+        check_pages(2, 4, 2, 1, 300, [300, 129], 64)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -52,7 +52,7 @@ from tritonkittens.lang.hooks import (
 from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.memory import fence_async, store_read_wait, store_wait
 from tritonkittens.lang.ring import next_slot, phase_before, skip_slots
-from tritonkittens.lang.roles import specialize
+from tritonkittens.lang.roles import start_roles
 from tritonkittens.lang.sending import may_send
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
 from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
@@ -88,7 +88,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
             roles.append((_bystander, (T,)))
             warps.append(idle)
     registers = config.registers()
-    t.call(specialize, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None, True)
+    start_roles(t, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None)
 
 
 @op

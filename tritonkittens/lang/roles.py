@@ -28,14 +28,20 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
 
 
 @op
-def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, published: Any = False) -> Any:
+def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
     """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
 
     `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
     warps of each role; the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers
-    between whole warpgroups. The kernel waits for all roles at the end. `published`: nothing was written since a fence made semaphores
-    visible (`fence_async`); otherwise one does here. Raises `TileError` where the register file cannot hold the roles.
+    between whole warpgroups. The kernel waits for all roles at the end. What was written to shared memory before, they see. Raises
+    `TileError` where the register file cannot hold the roles.
     """
+    publish(t)
+    start_roles(t, roles, warps, registers)
+
+
+def start_roles(t: Trace, roles: Any, warps: Any, registers: Any) -> None:
+    """`specialize` where nothing was written since a fence."""
     t.require_explicit("specialize")
     t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     warps, registers = unwrap(warps), unwrap(registers)
@@ -51,8 +57,6 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, publishe
         raise TileError(f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32")
     if registers is not None:
         check_registers(warps, registers)
-    if not unwrap(published):
-        publish(t)
     functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
     t.call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
 

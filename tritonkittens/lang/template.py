@@ -119,7 +119,7 @@ class lcf:
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
     - `tells_tasks` (`Dynamic`): is a drawn task worked out by the producer alone, or by each role? What is told stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
-    - `consumer_registers`, `producer_registers` a thread (None: by table).
+    - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
     """
 
     consumers: int = 2
@@ -177,24 +177,30 @@ class lcf:
         self._placements: dict[int, Placement] = {}
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
         busy = self.producer_warps + int(bool(self._plan.output)) + self.senders + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
         share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
-        self._options = (("maxnreg", share),) if self.blocks_per_sm > 1 else ()
+        self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
+        # Moving registers between roles costs a block's start half a microsecond: not where an equal share is enough
+        needed = self.needed_registers
+        self.reallocates = bool(self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS))
+        # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
+        self._options = (("maxnreg" if self.reallocates else "maxrregcount", share),) if self.blocks_per_sm > 1 else ()
         if self.cluster_size > 1:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
-        self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
-        # Moving registers between roles costs a block's start half a microsecond: not where an equal share holds the accumulators and what works on them
-        held = sum(tile.rows * tile.cols for _, tile in self._plan.merged or self._plan.accumulators if isinstance(tile, rt)) // GROUP
-        self.reallocates = bool(self.consumer_registers or self.producer_registers or not held or held + WORKING_REGISTERS > min(share, MAX_REGISTERS))
         wanted = self.registers()
         asked = (sum(wanted[:self.consumers]) + wanted[-1] * self._helpers) * GROUP
         if asked > self._pool:
             raise self._error(f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} of {self._pool}, "
                               f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
+
+    @property
+    def needed_registers(self) -> int | None:
+        """Registers that a consumer's thread needs, where that is known: the accumulators that the layout names, and what works on them."""
+        held = sum(tile.rows * tile.cols for _, tile in self._plan.merged or self._plan.accumulators if isinstance(tile, rt)) // GROUP
+        return held + WORKING_REGISTERS if held else None
 
     def _error(self, message: str) -> TileError:
         return TileError(f"{type(self).__name__}{message if message.startswith(('(', '.')) else ': ' + message}")
