@@ -181,8 +181,8 @@ def write(results: dict, file: pathlib.Path) -> None:
     """A row a line."""
     lines = {gpu: ",\n".join(json.dumps(row) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())
-    file.write_text(f'{{"title": "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0)",\n"info": {json.dumps(results["info"])},\n'
-                    f'"rows": {{\n{of_gpus}\n}}}}\n')  # fmt: skip
+    title = "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0)"
+    file.write_text(f'{{"title": "{title}",\n"info": {json.dumps(results["info"])},\n"rows": {{\n{of_gpus}\n}}}}\n')
 
 
 if __name__ == "__main__":

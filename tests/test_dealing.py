@@ -50,7 +50,8 @@ def test_parts_fill_the_device(dim):
     for tasks, keys in ((8, 8192), (8, 65536), (16, 32768), (3, 1 << 20)):
         for device in (H200, H100):
             parts, sharers, at_once = deal_of(tasks, keys, *device, RINGS[dim])
-            assert sharers == 1 and 84 <= tasks * parts < (124 if at_once == 1 else 0.98 * 264), "multiprocessors read, and a second kernel finds room beside them"
+            most = 124 if at_once == 1 else 0.98 * 264
+            assert sharers == 1 and 84 <= tasks * parts < most, "multiprocessors read, and a second kernel finds room beside them"
     few, many = (deal_of(16, 1 << 14, *device, RINGS[64]).parts for device in (H100, H200))
     assert few < many, "fewer thread blocks read as fast as a slower memory gives"
 

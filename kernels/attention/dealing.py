@@ -55,7 +55,7 @@ ROOMS = {
 }
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE),)  # of a cluster
 # µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.8 % longer than the fastest on average
-STEP, A_KEY, A_BYTE, A_COPY = 0.045, 0.0039, 7.4e-6, 0.019  # of a block of keys in a thread block: at least, for each of its keys, its bytes, copies it comes in
+STEP, A_KEY, A_BYTE, A_COPY = 0.045, 0.0039, 7.4e-6, 0.019  # of a block of keys in a thread block: at least, for each key, byte, copy it comes in
 A_COLUMN = 0.0043  # of a multiprocessor, for each key of blocks
 LATENCY, OF_PAGES = 1.02, 0.37  # of memory, and where a page's number is asked for first
 RATE = 0.91  # of memory's bandwidth, where all read
@@ -89,7 +89,7 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def decode(kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, at_once: int = 0) -> AttentionDecode:
-    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; 1 where tasks are shared)?"""
+    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
     knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule)
     page_size = knobs.pop("page_size")
@@ -183,10 +183,8 @@ def possible_deals(tasks: int, keys: int, multiprocessors: int, rings: Rings) ->
     def most(ring: Ring) -> int:
         return max(1, min(-(-keys // ring.keys), MAX_PARTS))
 
-    deals = []
-    for count, ring in rings.of:
-        parts = most(ring) if count == 0 else min(most(ring), max(1, multiprocessors // tasks)) if count == 1 else 1
-        deals += [(ring, Deal(n, 1, count)) for n in range(1, parts + 1)]
+    fitting_once = {1: max(1, multiprocessors // tasks), 3: 1, 4: 1}  # parts, in which crowds have nothing to win
+    deals = [(ring, Deal(parts, 1, count)) for count, ring in rings.of for parts in range(1, min(most(ring), fitting_once.get(count, MAX_PARTS)) + 1)]
     if rings.shared is not None:
         sharers = [n for n in JOINING if n <= most(rings.shared) and COLUMNS * n <= rings.columns and tasks <= cluster_slots(multiprocessors, n)]
         deals += [(rings.shared, Deal(1, n)) for n in sharers]

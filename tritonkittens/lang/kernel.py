@@ -53,9 +53,10 @@ class Kernel:
     of these; parameters annotated `tk.constexpr` take any hashable constant.
 
     Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say
-    who waited; `maxnreg`, registers of a thread at the start, which the compiler may move between roles; `maxrregcount`, of all threads for good (an option of
-    ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`, the kernel
-    may start before the one queued ahead of it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the same time.
+    who waited; `maxnreg`, registers of a thread at the start, which the compiler may move between roles; `maxrregcount`, of every thread
+    for good (an option of ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`,
+    the kernel may start before the one queued ahead of it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the
+    same time.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
