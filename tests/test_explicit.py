@@ -190,6 +190,8 @@ def test_raw_bytes_clusters_marks_and_dependent_launches():
     )
     compiled = cases.marks.compile(tk.gl(meta(32, 4, dtype=torch.int64)), launch_pdl=True, launch_cooperative_grid=True)
     assert compiled.metadata.launch_pdl and compiled.metadata.launch_cooperative_grid
+    several = cases.marks.compile(tk.gl(meta(32, 4, dtype=torch.int64)), minnctapersm=4)
+    assert several.metadata.ptx_options == "--minnctapersm=4" and "setmaxnreg" not in ptx_of(several)
     for mnemonic in ("griddepcontrol.wait", "griddepcontrol.launch_dependents", "%globaltimer", "%smid", "prefetch.global.L2"):
         assert mnemonic in ptx_of(compiled)
 

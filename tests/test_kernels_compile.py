@@ -12,6 +12,7 @@ import torch
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
+from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.gemm import unaligned
 from tritonkittens.kernels.gemm.product import NO_OPERANDS
 from tritonkittens.lang.budget import SHARED_LIMIT
@@ -97,6 +98,23 @@ def test_registers_of_several_thread_blocks(name, registers):
     assert report.reallocation_requested == report.reallocated == moved
     at_once = 2 if name.endswith("d64") else int(name.split("_")[3])
     assert report.registers * 256 * at_once <= 65536 and (not moved or [role.registers for role in report.roles] == registers)
+
+
+class Modest(AttentionDecode):
+    """Says that fewer registers are enough than the compiler would take."""
+
+    needed_registers = 8
+
+
+def test_equal_registers_leave_room_for_all_thread_blocks():
+    q, k, o = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 8, 4, 128), (4, 8, 4096, 128), (4, 8, 1, 4, 128)))
+    taken = {}
+    for at_once in (1, 2):
+        template = Modest(head_dim=128, value_dim=128, cols=64, stages=2, blocks_per_sm=at_once, lengths=False, partial=False, lse=False)
+        report = inspect(template.compile(q, k, k, o, scale=1.0, queries=1))
+        assert not report.reallocation_requested and not report.reallocated
+        taken[at_once] = report.registers
+    assert taken[1] > 128 >= taken[2]
 
 
 @pytest.mark.parametrize("name", ["gemm", "gemm_transposed"])

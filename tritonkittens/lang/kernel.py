@@ -32,7 +32,7 @@ from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map
 from tritonkittens.launch.arguments import ArgType, argument_types, signature_of
 
-OPTIONS = {"num_warps", "debug", "maxnreg", "maxrregcount", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
+OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
 
 
@@ -53,10 +53,10 @@ class Kernel:
     of these; parameters annotated `tk.constexpr` take any hashable constant.
 
     Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say
-    who waited; `maxnreg`, registers of a thread at the start, which the compiler may move between roles; `maxrregcount`, of every thread
-    for good (an option of ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the grid then counts clusters; `launch_pdl`,
-    the kernel may start before the one queued ahead of it ends (`tk.dependency_wait`); `launch_cooperative_grid`, all blocks run at the
-    same time.
+    who waited; `maxnreg`, registers of a thread at the start, which the compiler may move between roles; `minnctapersm`, blocks for which
+    a multiprocessor has registers without moving any (an option of ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the
+    grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of it ends (`tk.dependency_wait`);
+    `launch_cooperative_grid`, all blocks run at the same time.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
@@ -136,8 +136,8 @@ class Kernel:
         # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
         overflow = dict(options).get("debug") == REPORT
         settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
-        if limit := settings.pop("maxrregcount", None):
-            settings["ptx_options"] = " ".join([*filter(None, [knobs.nvidia.ptxas_options]), f"--maxrregcount={limit}"])
+        if blocks := settings.pop("minnctapersm", None):
+            settings["ptx_options"] = " ".join([*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"])
         cluster = settings.pop("cluster_size", 1)
         if cluster > 1 and not 90 <= arch < 120:
             raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is "

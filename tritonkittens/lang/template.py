@@ -187,7 +187,8 @@ class lcf:
         needed = self.needed_registers
         self.reallocates = bool(self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS))
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
-        self._options = (("maxnreg" if self.reallocates else "maxrregcount", share),) if self.blocks_per_sm > 1 else ()
+        mine = ("maxnreg", share) if self.reallocates else ("minnctapersm", self.blocks_per_sm)
+        self._options = (mine,) if self.blocks_per_sm > 1 else ()
         if self.cluster_size > 1:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
         wanted = self.registers()
