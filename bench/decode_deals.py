@@ -125,9 +125,9 @@ def measure(shape: Shape, gpu: Device) -> dict:
 
 def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, Deal, float]]:
     """For each row of this GPU (shape, what the model chooses among the measured deals, how much longer than the fastest it takes)."""
+    device = GPUS[gpu]
     for row in rows:
         shape, taken = Shape(*row["shape"]), {Deal(*deal): time for *deal, time in row["deals"]}
-        device = GPUS[gpu]
         rings = rings_of_deals(shape, device)
         facts = shape.tasks, shape.keys, device.multiprocessors, device.hbm_bytes_per_second
         chosen = min((deal for deal in taken if deal in rings), key=lambda deal: predicted_time(*facts, rings[deal], deal))

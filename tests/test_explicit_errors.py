@@ -6,6 +6,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from tests import cases_explicit as cases
@@ -407,6 +409,16 @@ def roles(X, WARPS: tl.constexpr, REGISTERS: tl.constexpr):
 )
 def test_roles(warps, registers, message):
     assert refusal(roles, tk.gl(meta(64, 64)), warps, registers) == message
+
+
+@triton.jit
+def roles_of_plain_kernel(X):
+    tk.specialize(((idle, (X,)), (idle, (X,))), warps=(4, 4))
+
+
+def test_roles_of_a_kernel_that_is_not_explicit():
+    with pytest.raises(triton.CompilationError, match="specialize: works on explicit tiles only; put @tk.kernel over the @triton.jit function"):
+        triton.compile(ASTSource(roles_of_plain_kernel, {"X": "*fp32"}), target=GPUTarget("cuda", 90, 32))
 
 
 # ---- host side -------------------------------------------------------------------------------------------------------------------

@@ -89,14 +89,13 @@ def test_contract_on_hopper(name):
     assert report.buffer("arrived").slots == template.placement(90).stages
 
 
-@pytest.mark.parametrize("name, registers", [("attention_decode_d64", [128, 128]), ("attention_decode_d64_3_at_once", [136, 24]),
-                                             ("attention_decode_d64_4_at_once", [104, 24])])  # fmt: skip
-def test_registers_of_several_thread_blocks(name, registers):
+@pytest.mark.parametrize("name, at_once, registers", [("attention_decode_d64", 2, [128, 128]), ("attention_decode_d64_3_at_once", 3, [136, 24]),
+                                                      ("attention_decode_d64_4_at_once", 4, [104, 24])])  # fmt: skip
+def test_registers_of_several_thread_blocks(name, at_once, registers):
     """Where an equal share is enough none are moved, by the compiler neither; all thread blocks fit onto a multiprocessor."""
     report = inspect(KERNELS[name]("sm_90a"))
     moved = registers[0] != registers[1]
     assert report.reallocation_requested == report.reallocated == moved
-    at_once = 2 if name.endswith("d64") else int(name.split("_")[3])
     assert report.registers * 256 * at_once <= 65536 and (not moved or [role.registers for role in report.roles] == registers)
 
 

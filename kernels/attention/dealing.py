@@ -12,12 +12,11 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
-from tritonkittens.kernels.attention.decode import GROUP, AttentionDecode, AttentionDecodePaged
-from tritonkittens.lang.budget import REGISTERS
+from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
+from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.template import cluster_slots
 
 MAX_PARTS = 128  # of a sequence
-THREADS = 256  # of a thread block
 OPERANDS = 30  # registers that ptxas wants for an instruction of a product beside those of its result
 COLUMNS = 16  # of results that a thread block of a cluster stores at least
 
@@ -126,7 +125,7 @@ class Ring(NamedTuple):
 class Rings(NamedTuple):
     """By thread blocks of a multiprocessor (see `ROOMS`), and of one of a cluster, whose thread blocks share `columns` of results."""
 
-    of: tuple[tuple[int, Ring], ...] = ((0, Ring()),)
+    of: tuple[tuple[int, Ring], ...]
     shared: Ring | None = None
     columns: int = 0
 
@@ -146,11 +145,10 @@ def rings_of(kind: Kind, whole: bool = True) -> Rings:
 
 def _runs(kernel: AttentionDecode) -> bool:
     """Do its tiles fit into shared memory and into registers, those of each instruction also into what a thread is launched with?"""
-    launched = REGISTERS // (kernel.blocks_per_sm * THREADS) // 8 * 8
     product = ROWS * max(kernel.cols, kernel.value_dim) // GROUP + OPERANDS
     with contextlib.suppress(tk.TileError):
         kernel.placement(90)
-        return product <= launched and kernel.needed_registers <= kernel.registers()[0]
+        return product <= kernel.launch_registers and kernel.needed_registers <= kernel.registers()[0]
     return False
 
 
@@ -164,7 +162,7 @@ class Deal(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def deal_of(tasks: int, keys: int, multiprocessors: int, bandwidth: float, rings: Rings = Rings()) -> Deal:
+def deal_of(tasks: int, keys: int, multiprocessors: int, bandwidth: float, rings: Rings) -> Deal:
     """How to deal out sequences of so many keys: what takes the least time. `bandwidth`: of memory, bytes/s.
 
     Several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8 key heads of dimension 128, µs: 8

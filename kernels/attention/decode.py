@@ -10,10 +10,10 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.forward import AttentionForward, nothing_seen
+from tritonkittens.lang.consumers import GROUP
 from tritonkittens.launch import plain_kernel
 
 ZEROED = tl.constexpr(16)  # keys
-GROUP = 128  # threads
 WORKING_REGISTERS, MASKING_REGISTERS = 56, 16
 
 

@@ -36,13 +36,13 @@ def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None) -> Any:
     between whole warpgroups. The kernel waits for all roles at the end. What was written to shared memory before, they see. Raises
     `TileError` where the register file cannot hold the roles.
     """
+    t.require_explicit("specialize")
     publish(t)
     start_roles(t, roles, warps, registers)
 
 
 def start_roles(t: Trace, roles: Any, warps: Any, registers: Any) -> None:
-    """`specialize` where nothing was written since a fence."""
-    t.require_explicit("specialize")
+    """`specialize` of explicit tiles where nothing was written since a fence."""
     t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
     warps, registers = unwrap(warps), unwrap(registers)
     pairs = [(pair[0], pair[1]) for pair in roles]

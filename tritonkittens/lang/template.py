@@ -181,7 +181,7 @@ class lcf:
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
-        share = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8
+        share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
         # Moving registers between roles costs a block's start 0.1 to 0.5 µs: not where an equal share is enough
         needed = self.needed_registers
@@ -363,7 +363,7 @@ class lcf:
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""
         if not self.reallocates:
-            return (min(self._pool // GROUP // (self.consumers + self._helpers) // 8 * 8, MAX_REGISTERS),) * (self.consumers + 1 + bool(self._plan.output))
+            return (min(self.launch_registers, MAX_REGISTERS),) * (self.consumers + 1 + bool(self._plan.output))
         producer = self.producer_registers or producer_registers(self.consumers)
         fit = (self._pool // GROUP - producer * self._helpers) // self.consumers // 8 * 8
         mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
