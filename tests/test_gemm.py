@@ -7,8 +7,6 @@ import re
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -188,20 +186,11 @@ def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
     assert ptx.count("multicast::cluster") == copies
 
 
-class Streamed(Gemm):
-    @triton.jit
-    def load(ctx, input):
-        A_TILES: tl.constexpr = ctx.config.a_tiles
-        for i in tl.static_range(len(A_TILES)):
-            tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, (ctx.row * len(A_TILES) + i, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived, "evict_first")
-
-
 @pytest.mark.parametrize(("knobs", "of_a", "of_b"), [(dict(cluster=2), 2, 3), (dict(cols=192), 2, 6), (dict(consumers=3, cols=192, cluster=2, panel=32), 6, 5)])
-def test_all_copies_of_a_tile_have_its_policy(knobs, of_a, of_b):
+def test_all_copies_of_b_are_streamed(knobs, of_a, of_b):
     """Also those that blocks make together, and those of columns that are no power of two."""
     x = torch.empty(512, 512, dtype=BF16, device="meta")
-    lines = Streamed(**knobs).compile(x, x, x, arch="sm_90a").asm["ptx"].splitlines()
+    lines = Gemm(passing="evict_first", **knobs).compile(x, x, x, arch="sm_90a").asm["ptx"].splitlines()
     loads = [line for line in lines if "cp.async.bulk.tensor" in line and "mbarrier" in line]
     hinted = ["L2::cache_hint" in line for line in loads]
     assert (hinted.count(False), hinted.count(True)) == (of_a, of_b)

@@ -126,6 +126,17 @@ def test_contract_on_blackwell(name):
     assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
 
 
+def test_what_is_streamed_leaves_l2_first():
+    """B and the results carry a policy, A does not."""
+    ptx = KERNELS["gemm_fp8_turns"]("sm_90a").asm["ptx"]
+    copies = [line for line in ptx.splitlines() if "cp.async.bulk.tensor" in line]
+    loads, stores = ([line for line in copies if kind in line] for kind in ("shared::cta.global.mbarrier", "global.shared::cta.bulk_group"))
+    assert len(loads) + len(stores) == len(copies) and loads and stores
+    assert sum("L2::cache_hint" in line for line in loads) == len(loads) // 2, "of two tiles that arrive together, the one of B"
+    assert all("L2::cache_hint" in line for line in stores)
+    assert "createpolicy.fractional.L2::evict_first" in ptx and "evict_last" not in ptx
+
+
 def test_maxima_run_under_the_product_before_them():
     """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200 8 % at dimension 64."""
     graph = graph_of(KERNELS["attention_d64_short"]("sm_90a"))

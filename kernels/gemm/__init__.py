@@ -22,5 +22,6 @@ inspectable = {
     "gemm": _compiled,
     "gemm_transposed": functools.partial(_compiled, b_stored_nk=True),
     "gemm_cluster": functools.partial(_compiled, cluster=2),
-    "gemm_fp8_turns": functools.partial(_compiled, dtype=torch.float8_e4m3fn, b_stored_nk=True, depth=128, rows=128, cols=128, independent=True, panel=32),
+    "gemm_fp8_turns": functools.partial(_compiled, dtype=torch.float8_e4m3fn, b_stored_nk=True, depth=128, rows=128, cols=128, independent=True, panel=32,
+                                        passing="evict_first"),
 }

@@ -34,6 +34,7 @@ class BlockwiseGemm(tk.lcf):
     batched: bool = False
     c_stored_nm: bool = False
     panel: int | None = None
+    passing: str | None = None
 
     def layout(self):
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
@@ -76,7 +77,7 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def load(ctx, input):
         tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.arrived, ctx.config.passing)
         tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.arrived)
         PANELS: tl.constexpr = ctx.config.panels
         NAMES: tl.constexpr = ctx.config.scales_b

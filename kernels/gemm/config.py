@@ -72,7 +72,8 @@ class Config:
 
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
-    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels.
+    stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
+    results leave L2 before the rows of A that a supergroup reads again.
 
     Raises ValueError for values that no kernel has.
     """
@@ -91,6 +92,7 @@ class Config:
     order: str = "supergroup"
     group: int | None = None
     panel: int | None = None
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
@@ -232,13 +234,16 @@ def _in_panels(problem: Problem) -> list[Config]:
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Consumers that share a tile draw less of a card
     at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and 1.03 sustained; in turns 1.07
     and 0.97). e4m3 16384³ by rows takes an H200 6.81 ms in pairs that share B, 6.75 in turns, 6.71 in turns that compute Cᵀ (torch 6.78) between bursts of the
-    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`)."""
+    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`). Streamed in high
+    supergroups, turns read less of HBM (e4m3 16384³: 5.8 GB instead of 7.8) and so draw less: sustained, e4m3 8192³ by rows takes an H200 1.3 % less, between
+    bursts of others as long as without; an H100 takes 1.4 times as long as in pairs."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail"), Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 8)]
+    found += [replace(turns, schedule="split_tail", group=12, swapped=swapped, streamed=True) for swapped in (False, True)]
     found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results

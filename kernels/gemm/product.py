@@ -442,7 +442,8 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
                  **types: object) -> tk.lcf:
     """The kernel of a configuration."""
     knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
-                 cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None, **types)  # fmt: skip
+                 cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None,
+                 passing="evict_first" if config.streamed else None, **types)  # fmt: skip
     if blockwise:
         plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
         if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:

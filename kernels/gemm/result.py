@@ -61,7 +61,7 @@ def _store_whole(ctx, sums, staging, row):
         tile = finish_tile(ctx, sums[part], staging, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
-    tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm))
+    tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm), ctx.config.passing)
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _store_panels(ctx, sums, staging, row):
             tk.store_read_wait(1)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm))
+        tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), ctx.config.passing)
 
 
 @triton.jit

@@ -28,6 +28,7 @@ class Gemm(tk.lcf):
     pairs of blocks (`bench/results/gemm_variants.json`).
 
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
+    `passing`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -45,6 +46,7 @@ class Gemm(tk.lcf):
     epilogue: Epilogue = Epilogue()
     panel: int | None = None
     staggered: bool = True
+    passing: str | None = None
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
@@ -105,7 +107,7 @@ class Gemm(tk.lcf):
         for i in tl.static_range(len(A_TILES)):
             row = ctx.row * len(A_TILES) + i
             tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived)
+        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived, ctx.config.passing)
 
     @triton.jit
     def load_finish(ctx, staging):

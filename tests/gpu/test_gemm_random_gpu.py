@@ -33,8 +33,8 @@ SORTS = [
     (FP16, True, False, (), ("gate_row", "residual"), None, "stream_k"),
     (FP16, False, False, (2,), ("bias",), "gelu", "one_per_block"),
     (E4M3, False, True, (), (), None, "two consumers"),
-    (E4M3, False, True, (), ("residual",), None, "panels in turns"),
     (E4M3, False, True, (), ("bias",), None, "swapped"),
+    (E4M3, False, True, (), ("residual",), None, "streamed"),
 ]
 
 
