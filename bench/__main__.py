@@ -17,7 +17,7 @@ import torch
 from bench.harness import RESULTS, Suite, compile_part, in_parts, run
 from bench.plots import draw
 
-MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "attention_models")
+MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "decode", "attention_models")
 STANDALONE = {"launch_overhead": "host time of one kernel launch", "simulator": "speed and memory of the simulator (needs no GPU)"}
 
 
@@ -36,6 +36,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="gemm, gemm_fp8, gemm_models, gemm_sustained, attention, attention_backward, attention_sustained: also ours with these fields of "
                              "its configuration; may be given several times")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--random", type=int, metavar="N", help="attention_decode_random: so many shapes (default 48)")
+    parser.add_argument("--seed", type=int, metavar="N", help="attention_decode_random: what they are drawn with (default 0)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes")
     parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="list suites and their cases; measure nothing")
@@ -80,7 +82,8 @@ def alone(name: str, options: argparse.Namespace) -> int:
 def flags(options: argparse.Namespace) -> list[str]:
     """What processes of single suites are told."""
     return [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
-            *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text))]  # fmt: skip
+            *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text)),
+            *(x for name in ("random", "seed") if (n := getattr(options, name)) is not None for x in (f"--{name}", str(n)))]  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

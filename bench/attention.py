@@ -1,5 +1,5 @@
 """Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens, also sustained; of e4m3;
-decoding; packed sequences; errors where operands have outliers; memory."""
+packed sequences; errors where operands have outliers; memory. Decoding: `bench.decode`."""
 from __future__ import annotations
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, with_knobs
+from bench.harness import Case, Suite, Trial, with_knobs
 from bench.peers import Attention, Packed, peers
 
 TOKENS, WIDTH = 16384, 2048
@@ -116,59 +116,6 @@ def sustained_cases(options: argparse.Namespace) -> list[Case]:
     return [sustained(case, what) for what, found in both.items() for case in found if case.facts["S"] in SUSTAINED]
 
 
-# Batch, keys by dimension of the heads, which are as many as Llama-3 8B's (dimension 128) and 1B's (64)
-DECODE = {128: ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192)),
-          64: ((1, 65536), (8, 4096), (34, 1024), (48, 4096), (64, 256), (64, 1024), (64, 8192))}
-HEADS, KV_HEADS = 32, 8
-PAGE_SIZES = (16, 128)  # keys: vLLM's default, and more than a block of the kernel has
-
-
-def ours_decoding(p: Attention) -> Callable[[], torch.Tensor]:
-    from tritonkittens.kernels.attention import attention_decode
-
-    return functools.partial(attention_decode, p.q, p.k, p.v, out=torch.full_like(p.q, float("nan")))
-
-
-def in_pages(x: torch.Tensor, table: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The keys of a cache (batch, heads, keys, D) as a pool (pages, heads, page_size, D), in memory (pages, page_size, heads, D)."""
-    batch, heads, keys, dim = x.shape
-    pool = x.new_zeros(table.numel(), page_size, heads, dim)
-    padded = torch.nn.functional.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, -keys % page_size))
-    pool[table.flatten().long()] = padded.reshape(table.numel(), page_size, heads, dim)
-    return pool.transpose(1, 2)
-
-
-def ours_decoding_pages(p: Attention, page_size: int) -> Callable[[], torch.Tensor]:
-    from tritonkittens.kernels.attention import attention_decode
-
-    batch, _, keys, _ = p.k.shape
-    table = torch.randperm(batch * -(-keys // page_size), device=p.k.device).int().reshape(batch, -1)
-    lengths = torch.full((batch,), keys, dtype=torch.int32, device=p.k.device)
-    k, v = (in_pages(x, table, page_size) for x in (p.k, p.v))
-    return functools.partial(attention_decode, p.q, k, v, lengths=lengths, pages=table, out=torch.full_like(p.q, float("nan")))
-
-
-def copy_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Reading and writing K: as many bytes as reading K and V. What it writes stays in L2: it is timed where that is full of what others wrote, which it writes
-    back instead, so that all bytes count."""
-    target = torch.empty_like(x)
-    return lambda: target.copy_(x)
-
-
-def decode_cases(options: argparse.Namespace) -> list[Case]:
-    def prepare(dim: int, batch: int, keys: int) -> Trial:
-        p = Attention(randn(batch, HEADS, 1, dim), *(randn(batch, KV_HEADS, keys, dim) for _ in range(2)))
-        copied = {"copy of as many bytes": Contender(functools.partial(copy_of, p.k), lambda found: float((found != p.k).any()), "device")}
-        paged = {f"{OURS}, pages of {size}": functools.partial(ours_decoding_pages, p, size) for size in PAGE_SIZES}
-        return Trial({OURS: functools.partial(ours_decoding, p), **paged}, peers("attention", p, options.slow), p.error(rows=1), BOUND, baselines=copied)
-
-    return [
-        Case(f"bf16 decode D {dim} B {b} S {s}", 2 * b * KV_HEADS * s * dim * 2, {"D": dim, "B": b, "S": s, "panel": f"D {dim}, B {b}"},
-             functools.partial(prepare, dim, b, s), kind="reading")
-        for dim, shapes in DECODE.items() for b, s in shapes
-    ]
-
-
 # Shares of the tokens that the sequences of a batch have
 MIXES = {"16 alike": (1,) * 16, "16 of 1 to 16 parts": tuple(range(1, 17)), "1 of half, 32": (32, *(1,) * 32), "128 of 1 to 8 parts": (*range(1, 9),) * 16}
 
@@ -259,7 +206,6 @@ SUITES = (
     Suite("attention_sustained", "attention calls behind one another, each contender at the clock that its own draw leaves it, 16 K tokens", sustained_cases,
           plot=PLOT),
     Suite("attention_fp8", "attention forward of e4m3, peers in bf16, 16 K tokens (a causal score counts half)", functools.partial(cases, fp8=True), plot=PLOT),
-    Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot=PLOT),
     Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),
     Suite("attention_outliers", "attention whose operands have outliers, 16 K tokens (a causal score counts half)", outlier_cases, extend=add_error_ratio),
     Suite("attention_memory", "memory that attention allocates, its results among them", memory_cases, unit="MiB"),

@@ -26,7 +26,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import timing
-from bench.attention import in_pages
+from bench.decode import in_pages
 from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine

@@ -1,24 +1,24 @@
 """The benchmark harness on fake timers and a fake GEMM; the kernel that only a benchmark uses, in the simulator."""
 import argparse
 import functools
+import itertools
 import json
 import math
 import statistics
 import subprocess
 import sys
 import types
-from itertools import count
 
 import pytest
 import torch
 
 import bench.__main__ as cli
-from bench import attention, attention_models, block_order, gemm, harness, hbm, machine, peers, persistence, plots, stages, timing, workers
+from bench import attention, attention_models, block_order, decode, gemm, harness, hbm, machine, peers, persistence, plots, stages, timing, workers
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 from tritonkittens.tune import timing as tune_timing
 
-OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[])
+OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[], random=2, seed=3)
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def fake_gemm(monkeypatch):
 
 def fake_kind(log=None):
     """A kind of timing in which the n-th contender that is prepared takes n, n + 1/8, … milliseconds."""
-    prepared = count(1)
+    prepared = itertools.count(1)
 
     def kind(run):
-        number, rounds = next(prepared), count()
+        number, rounds = next(prepared), itertools.count()
 
         def measure():
             if log is not None:
@@ -518,13 +518,16 @@ def test_packed_attention_reference(causal):
     assert p.starts().tolist() == [0, 5, 35, 47]
 
 
-@pytest.mark.parametrize("suite", attention.SUITES, ids=lambda suite: suite.name)
+@pytest.mark.parametrize("suite", (*attention.SUITES, *decode.SUITES), ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    small = dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, DECODE={64: ((2, 300),)}, HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,), MIXES={"two": (1, 3)},
-                 OUTLIER_LENGTHS=(32,), SUSTAINED=(32,), MEMORY=((1, 4, 2, 40, 64, True),))
-    for name, value in small.items():
-        monkeypatch.setattr(attention, name, value)
+    small = {attention: dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, MIXES={"two": (1, 3)}, OUTLIER_LENGTHS=(32,), SUSTAINED=(32,),
+                             MEMORY=((1, 4, 2, 40, 64, True),)),
+             decode: dict(DECODE={64: ((2, 300),)}, HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,),
+                          DRAWN=dict(heads=((2, 2), (1, 3)), dims=(64, 32), queries=(1, 3), batches=(1, 3), keys=(20, 90), bytes=(1, 1 << 20)))}  # fmt: skip
+    for module, values in small.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
     knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
     for case in suite.cases(argparse.Namespace(**{**vars(OPTIONS), "knobs": knobs})):
         with sim.device():
@@ -532,6 +535,19 @@ def test_attention_suites(suite, monkeypatch):
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"]) and "missing" in row["contenders"]["cudnn"]
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
+
+
+def test_drawn_shapes():
+    """Of a seed always the same, within what they are drawn from, every shape once in a run."""
+    shapes = list(itertools.islice(decode.drawn_shapes(5), 200))
+    assert shapes == list(itertools.islice(decode.drawn_shapes(5), 200)) != list(itertools.islice(decode.drawn_shapes(6), 200))
+    least, most = decode.DRAWN["bytes"]
+    for shape in shapes:
+        assert (shape.kv_heads, shape.group) in decode.DRAWN["heads"] and shape.dim in decode.DRAWN["dims"] and shape.queries in decode.DRAWN["queries"]
+        assert 1 <= shape.batch <= 128 and 128 <= shape.keys <= 1 << 15
+        assert least <= shape.bytes == 2 * shape.batch * shape.kv_heads * shape.keys * shape.dim * 2 <= most
+    cases = decode.random_cases(argparse.Namespace(**{**vars(OPTIONS), "random": 200, "seed": 5}))
+    assert [case.name for case in cases] == [f"bf16 decode {shape}" for shape in dict.fromkeys(shapes)]
 
 
 def test_ratio_of_errors():
@@ -672,8 +688,8 @@ def test_kernels_are_compiled_in_processes_before_they_are_measured(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(subprocess, "Popen", lambda command: done.append(command[3:]) or types.SimpleNamespace(wait=lambda: done.append("waited")))
     monkeypatch.setattr(cli, "run", lambda suite, options: done.append(suite.name) or 0)
-    assert cli.main(["gemm", "--only", "4096", "--workers", "2"]) == 0
-    parts = [["gemm", "--only", "4096", "--compile", str(part), "2"] for part in range(2)]
+    assert cli.main(["gemm", "--only", "4096", "--workers", "2", "--random", "7", "--seed", "0"]) == 0
+    parts = [["gemm", "--only", "4096", "--random", "7", "--seed", "0", "--compile", str(part), "2"] for part in range(2)]
     assert done == [*parts, "waited", "waited", "gemm"]
     compiled = []
     monkeypatch.setattr(cli, "compile_part", lambda suite, options, *part: compiled.append((suite.name, options.only, part)))
