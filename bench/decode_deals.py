@@ -80,7 +80,7 @@ def rings_of_deals(shape: Shape, gpu: Device) -> dict[Deal, Ring]:
 def deals_of(shape: Shape, gpu: Device) -> list[Deal]:
     """Those to compare."""
     parts = [max(1, int(filled * gpu.multiprocessors / shape.tasks)) for filled in FILLED]
-    return [deal for deal in rings_of_deals(shape, gpu) if deal.parts in parts or deal.sharers > 1 or deal.at_once > 1]
+    return [deal for deal in rings_of_deals(shape, gpu) if deal.parts in parts or deal.sharers > 1 or deal.at_once > 1 or deal.even]
 
 
 def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict[str, Callable[[], object]]]:
@@ -146,7 +146,7 @@ def compile_part(part: int, parts: int) -> None:
     kernels, gpu = {}, Device.of()
     for shape in SHAPES:
         for deal in deals_of(shape, gpu):
-            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.at_once, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
+            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.at_once, deal.even, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
     for shape, deal in list(kernels.values())[part::parts]:
         calls_of(shape)[0](deal)()
     torch.cuda.synchronize()
@@ -181,7 +181,7 @@ def write(results: dict, file: pathlib.Path) -> None:
     """A row a line."""
     lines = {gpu: ",\n".join(json.dumps(row) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())
-    title = "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0)"
+    title = "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0, and of newer rows: is the rest split?)"
     file.write_text(f'{{"title": "{title}",\n"info": {json.dumps(results["info"])},\n"rows": {{\n{of_gpus}\n}}}}\n')
 
 

@@ -21,7 +21,8 @@ OF = {  # by thread blocks a multiprocessor
     128: {0: Ring(64, 512, 2, 2), 1: Ring(64, 512, 3, 1)},
 }
 SHARED = {64: Ring(64, 256, 4, 1), 128: Ring(64, 512, 3, 1)}
-RINGS = {dim: Rings(tuple(of.items()), SHARED[dim], dim) for dim, of in OF.items()}
+EVEN = {64: (0, 3), 128: (0,)}
+RINGS = {dim: Rings(tuple(of.items()), SHARED[dim], dim, tuple((count, of[count]) for count in EVEN[dim])) for dim, of in OF.items()}
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
@@ -32,8 +33,8 @@ def test_rings_are_those_of_kernels(dim, page_size):
 
     kind = Kind(torch.bfloat16, dim, dim, page_size=page_size)
     expected = {count: read(ring) for count, ring in OF[dim].items()}
-    assert rings_of(kind) == (tuple(expected.items()), read(SHARED[dim]), dim)
-    assert rings_of(kind, whole=False) == (((0, expected[0]), (1, expected[1])), None, dim), "TMA stores parts alone, which need more room"
+    assert rings_of(kind) == (tuple(expected.items()), read(SHARED[dim]), dim, tuple((count, expected[count]) for count in EVEN[dim]))
+    assert rings_of(kind, whole=False) == (((0, expected[0]), (1, expected[1])), None, dim, ()), "TMA stores parts alone, which need more room"
 
 
 def test_rings_of_other_dimensions():
@@ -49,7 +50,7 @@ def test_parts_fill_the_device(dim):
     assert deal_of(1, 64, *H200, RINGS[dim]).parts == 1, "a single block of keys"
     for tasks, keys in ((8, 8192), (8, 65536), (16, 32768), (3, 1 << 20)):
         for device in (H200, H100):
-            parts, sharers, at_once = deal_of(tasks, keys, *device, RINGS[dim])
+            parts, sharers, at_once, _ = deal_of(tasks, keys, *device, RINGS[dim])
             most = 124 if at_once == 1 else 0.98 * 264
             assert sharers == 1 and 84 <= tasks * parts < most, "multiprocessors read, and a second kernel finds room beside them"
     few, many = (deal_of(16, 1 << 14, *device, RINGS[64]).parts for device in (H100, H200))
@@ -68,6 +69,13 @@ def test_crowds_fill_the_device_once():
     """A few tasks more than two thread blocks a multiprocessor: with three of them there is no second round. Many short ones: four hide each other's ends."""
     assert [deal_of(tasks, 3000, *H200, RINGS[64]).at_once for tasks in (264, 272, 384)] == [0, 3, 3]
     assert deal_of(1024, 137, *H200, RINGS[64]) == Deal(at_once=4)
+
+
+def test_long_tasks_that_not_every_multiprocessor_can_have_are_split():
+    """Beside one or two whole ones on each, where that spares more than finding out takes, and where there is room for parts of each."""
+    shapes = [(64, 272, 4096), (64, 272, 1024), (64, 264, 4096), (64, 360, 4096), (128, 136, 4096), (128, 136, 1024), (128, 272, 4096), (128, 100, 4096)]
+    assert [shape for shape in shapes if deal_of(*shape[1:], *H200, RINGS[shape[0]]).even] == [(64, 272, 4096), (128, 136, 4096)]
+    assert all(deal == Deal(1, 1, deal.at_once, True) for deal in (deal_of(272, 4096, *H200, RINGS[64]), deal_of(136, 4096, *H200, RINGS[128])))
 
 
 def test_copies_and_longer_rings_count():

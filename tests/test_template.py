@@ -224,8 +224,8 @@ def test_which_consumers_end_one_behind_the_other():
 
 def test_schedules_are_plain_values():
     assert tk.SplitK(3) == tk.SplitK(3) != tk.SplitK(4) and len({tk.StreamK(), tk.StreamK(), tk.SplitTail()}) == 2
-    schedules = (tk.Persistent(), tk.Dynamic(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.StreamK())
-    assert len({Stream(schedule=schedule).cache_key for schedule in schedules}) == 7
+    schedules = (tk.Persistent(), tk.Dynamic(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.SplitRest(), tk.StreamK())
+    assert len({Stream(schedule=schedule).cache_key for schedule in schedules}) == 8
     assert len({Stream(order=order).cache_key for order in (tk.RowMajor(), tk.Supergroup(2), tk.Supergroup(3))}) == 3
     with pytest.raises(AttributeError):
         tk.SplitK(3).parts = 4
@@ -268,7 +268,7 @@ def test_impossible_output_stages(stages):
         Prefix(output_stages=stages)
 
 
-@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
+@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()], ids=str)
 def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
     with refused(f"Prefix(schedule={schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"):
         Prefix(schedule=schedule)
@@ -648,7 +648,7 @@ def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
     Prefix().compile(*stream_tensors(Prefix()), tasks=2)
 
 
-@pytest.mark.parametrize("schedule", [tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()], ids=str)
+@pytest.mark.parametrize("schedule", [tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()], ids=str)
 def test_schedules_that_must_know_how_many_tasks_there_are(schedule):
     template = Stream(schedule=schedule)
     with refused(f"Stream(schedule={schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make"):

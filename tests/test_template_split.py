@@ -13,7 +13,7 @@ from tests.util import refused
 
 
 def test_split_tasks_need_accumulators_to_sum_up():
-    for schedule in (tk.SplitK(2), tk.SplitTail(), tk.StreamK(), tk.ClusterSplitK(2)):
+    for schedule in (tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK(), tk.ClusterSplitK(2)):
         with refused(f"Copy(schedule={schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout"):
             Copy(schedule=schedule)
     Copy(schedule=tk.SplitK(1))  # is not split

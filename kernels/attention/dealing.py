@@ -14,7 +14,7 @@ from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.lang.consumers import GROUP
-from tritonkittens.lang.template import cluster_slots
+from tritonkittens.lang.template import cluster_slots, split_rest
 
 MAX_PARTS = 128  # of a sequence
 OPERANDS = 30  # registers that ptxas wants for an instruction of a product beside those of its result
@@ -52,6 +52,7 @@ ROOMS = {
     3: (Room(3, (64,), 2, UNDER_WAY, few_bytes=0),),
     4: (Room(4, (32,), 3, UNDER_WAY_OF_ONE),),
 }
+EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE),)  # of a cluster
 # µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.8 % longer than the fastest on average
 STEP, A_KEY, A_BYTE, A_COPY = 0.045, 0.0039, 7.4e-6, 0.019  # of a block of keys in a thread block: at least, for each key, byte, copy it comes in
@@ -63,6 +64,7 @@ SMOOTH = 8  # what takes as long as another thing makes the whole longer: the no
 COMBINING, PART = 2.4, 0.018  # a second kernel, and for each part
 JOINING = {2: 1.11, 4: 2.2}  # by the blocks of a cluster (of eight: 5)
 BEGINNING = {1: 0, 2: 0.5, 3: 0.5, 4: 0.6}  # by thread blocks that begin on a multiprocessor
+EVEN = 0.5  # by thread blocks that find out which part of which task is theirs, of tasks that not every multiprocessor can have
 ALONE, ENDING = 0.02, 0.42  # one asks for more before it begins; nothing hides how it ends a task before the next
 # The second kernel is launched while the first works, and comes into the room that it leaves: where it (nearly) fills multiprocessors, once or twice, it waits
 NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.52, 0.98, 1.3
@@ -87,9 +89,12 @@ class Kind(NamedTuple):
 
 
 @functools.lru_cache(maxsize=512)
-def decode(kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, at_once: int = 0) -> AttentionDecode:
-    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)?"""
-    schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.Persistent()
+def decode(
+    kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, at_once: int = 0, even: bool = False,
+) -> AttentionDecode:  # fmt: skip
+    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)? Are tasks that
+    not every multiprocessor can have split (`SplitRest`)?"""
+    schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.SplitRest() if even else tk.Persistent()
     knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule)
     page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
@@ -123,11 +128,13 @@ class Ring(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """By thread blocks of a multiprocessor (see `ROOMS`), and of one of a cluster, whose thread blocks share `columns` of results."""
+    """By thread blocks of a multiprocessor (see `ROOMS`), and of one of a cluster, whose thread blocks share `columns` of results; those of kernels that split
+    tasks which not every multiprocessor can have."""
 
     of: tuple[tuple[int, Ring], ...]
     shared: Ring | None = None
     columns: int = 0
+    even: tuple[tuple[int, Ring], ...] = ()
 
 
 def rings_of(kind: Kind, whole: bool = True) -> Rings:
@@ -139,8 +146,10 @@ def rings_of(kind: Kind, whole: bool = True) -> Rings:
 
     kernels = {count: decode(kind, partial=count < 2, at_once=count) for count in ROOMS if whole or count < 2}
     of = tuple((count, ring_of(kernel)) for count, kernel in kernels.items() if count < 2 or _runs(kernel))
+    even = {count: decode(kind, partial=False, at_once=count, even=True) for count in EVENED if whole}
     halves = kind.value_dim >= 2 * COLUMNS and kind.value_dim == power_of_two(kind.value_dim)  # of a tile of another width half the columns may lie in several
-    return Rings(of, ring_of(decode(kind, partial=False, sharers=2)) if whole and halves else None, kind.value_dim)
+    shared = ring_of(decode(kind, partial=False, sharers=2)) if whole and halves else None
+    return Rings(of, shared, kind.value_dim, tuple((count, ring_of(kernel)) for count, kernel in even.items() if _runs(kernel)))
 
 
 def _runs(kernel: AttentionDecode) -> bool:
@@ -154,11 +163,12 @@ def _runs(kernel: AttentionDecode) -> bool:
 
 class Deal(NamedTuple):
     """How sequences are dealt out: to so many tasks each, a task to so many thread blocks of a cluster; how many thread blocks has a multiprocessor (see
-    `ROOMS`)?"""
+    `ROOMS`), and are tasks split that not every multiprocessor can have?"""
 
     parts: int = 1
     sharers: int = 1
     at_once: int = 0
+    even: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -169,7 +179,8 @@ def deal_of(tasks: int, keys: int, multiprocessors: int, bandwidth: float, rings
     sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.5; in pages of 16,
     of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 16,384 in 11, 13, 16, 17, 33 parts 25.4, 24.3, 24.4, 25.7, 26.7, alone in 13 23.8; in pages of 16 in 13
     27.3, alone 25.5. Of dimension 64, one of 65,536 keys in 13, 16, 27, 33 parts 42.7, 39.8, 38.8, 40.5, alone in 13, 16 39.1, 38.7; 36 of 3,000 keys by two,
-    three thread blocks a multiprocessor 62.3, 56.7; 128 of 137 keys by two, three, four 18.5, 18.6, 15.6 (`bench/results/attention_variants.json`).
+    three thread blocks a multiprocessor 62.3, 56.7; 128 of 137 keys by two, three, four 18.5, 18.6, 15.6; 34 of 4,096, of 16,384 by three 72.4, 265, with the
+    tasks split that not every multiprocessor can have (`even`) 71.1, 259 (`bench/results/attention_variants.json`).
     """
     deals = possible_deals(tasks, keys, multiprocessors, rings)
     return min(deals, key=lambda dealt: predicted_time(tasks, keys, multiprocessors, bandwidth, *dealt))[1]
@@ -186,19 +197,26 @@ def possible_deals(tasks: int, keys: int, multiprocessors: int, rings: Rings) ->
     if rings.shared is not None:
         sharers = [n for n in JOINING if n <= most(rings.shared) and COLUMNS * n <= rings.columns and tasks <= cluster_slots(multiprocessors, n)]
         deals += [(rings.shared, Deal(1, n)) for n in sharers]
+    if 0 < tasks % multiprocessors < tasks:  # all multiprocessors have whole tasks, some one more
+        pieces = split_rest(tasks, multiprocessors)[1]
+        deals += [(ring, Deal(1, 1, count, True)) for count, ring in rings.even if 1 < pieces <= most(ring) and tasks <= multiprocessors * ring.at_once]
     return deals
 
 
 def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring, deal: Deal) -> float:
     """µs, but for what all deals take."""
-    parts, sharers, at_once = deal
+    parts, sharers, at_once, even = deal
     blocks = -(-keys // ring.keys)
     slots = multiprocessors * ring.at_once if sharers == 1 else cluster_slots(multiprocessors, sharers)
     rounds = -(-tasks * parts // slots)
     steps = rounds * (-(-blocks // (parts * sharers)) + 1) * ring.time  # one more: nothing hides a task's last
     thread_blocks, total = -(-tasks * parts // rounds) * sharers, tasks * keys * ring.key_bytes
     filled = thread_blocks / multiprocessors
-    uneven = math.ceil(filled) / filled - 1 if filled > 1 else 0
+    fullest: float = math.ceil(filled)
+    if even:
+        whole, pieces = split_rest(tasks, multiprocessors)
+        fullest = whole / multiprocessors + 1 / pieces
+    uneven = fullest / filled - 1 if filled > 1 else 0
     limits = (
         steps,
         total / (RATE * bandwidth * 1e-6) * (1 + UNEVEN * uneven),
@@ -207,6 +225,8 @@ def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float
     )
     together = sum(time**SMOOTH for time in limits) ** (1 / SMOOTH)
     beginning = ALONE + ENDING * (rounds - 1) if at_once == 1 else BEGINNING[math.ceil(filled)]
+    if even:
+        beginning += EVEN
     return together + beginning + (_combining(tasks * parts / multiprocessors, parts, ring.at_once) if parts > 1 else JOINING.get(sharers, 0))
 
 

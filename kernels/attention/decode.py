@@ -34,8 +34,8 @@ def _hidden(ctx, s):
 
 class AttentionDecode(AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all, or of `row_tiles` of a key head where they are too many; a
-    sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False), which the blocks of a cluster may share
-    (`ClusterSplitK`). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
+    sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False), which blocks may share (of a cluster:
+    `ClusterSplitK`; others: `SplitRest`). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
 
     Q: (B, tiles, rows, head_dim), tiles = H_kv · row_tiles, rows = heads of a tile · queries, at most 64; K, V: (B, H_kv, S, …); with `lengths`, lengths: (B,)
     int32, keys of each sequence, otherwise all S; with `starts`, which needs `causal`, starts: (B,) int32, the first key that is seen; O: (B, tiles, parts,
@@ -91,7 +91,7 @@ class AttentionDecode(AttentionForward):
         o = tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim // self.sharers)
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
-        merged = dict(o=tk.rt(tk.fp32, self.rows, self.value_dim), lse=tk.rv(tk.fp32, self.rows)) if self.sharers > 1 else {}
+        merged = dict(o=tk.rt(tk.fp32, self.rows, self.value_dim), lse=tk.rv(tk.fp32, self.rows)) if self.sharers > 1 or self.splits else {}
         return tk.layout(globals=dict(Q=q, K=k, V=v, **bounds, **results), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
                          merged=merged, args=(*self.numbers, "queries"))
 
@@ -141,7 +141,7 @@ class AttentionDecode(AttentionForward):
     @triton.jit
     def finish(ctx, state, staging):
         SHARERS: tl.constexpr = ctx.config.sharers
-        found = state if SHARERS > 1 else ctx.config.part(ctx, state)
+        found = state if ctx.config.merges else ctx.config.part(ctx, state)
         tk.store(staging.O, found.o)
         tk.fence_async()
         tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, ctx.part if SHARERS > 1 else 0))

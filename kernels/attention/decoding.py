@@ -88,7 +88,7 @@ class Launch:
         else:
             deal = deal_of(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
         self.partial = deal.parts > 1 or not whole
-        kernel = decode(kind, partial=self.partial, lse=return_lse or self.partial, sharers=deal.sharers, at_once=deal.at_once)
+        kernel = decode(kind, partial=self.partial, lse=return_lse or self.partial, sharers=deal.sharers, at_once=deal.at_once, even=deal.even)
         # Where all sequences are as long, blocks get equally many: 64 × 1,024 keys of dimension 64 take 36.5 µs on the H200, drawn 36.9; 64 × 8,192 of 128 take
         # 478, drawn 485
         uneven = lengths is not None or starts is not None

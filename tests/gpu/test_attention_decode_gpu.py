@@ -11,6 +11,7 @@ from tests.util import DEVICE, dealt_by, in_pages, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
 from tritonkittens.kernels.attention.dealing import Deal
+from tritonkittens.launch import multiprocessor_count
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -214,9 +215,36 @@ def test_more_tasks_than_thread_blocks(at_once, dim, given, rng, monkeypatch):
     assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4])
-def test_crowds_read_pages(at_once, rng):
-    with dealt_by(Deal(at_once=at_once)):
+def multiprocessors():
+    return multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1)
+
+
+@pytest.mark.simulated(multiprocessors=2)
+@pytest.mark.parametrize("given", [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 599, 64, 63, 5, 100, 0])])
+@pytest.mark.parametrize("at_once, dim, queries", [(0, 128, 1), (3, 64, 1), (3, 96, 2)])
+def test_tasks_that_not_every_multiprocessor_can_have_are_split(at_once, dim, queries, given, rng):
+    """Each in as many parts as there are multiprocessors for; also where it has fewer blocks of keys than parts."""
+    tasks = multiprocessors() * (1 if at_once == 0 else 2) + 1
+    for keys in (600, 64):
+        of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}  # the last one is split
+        with dealt_by(Deal(at_once=at_once, even=True)):
+            check(tasks, 2, 1, queries, keys, dim, **of_all)
+            (launch,) = decoding._launches.values()
+        assert isinstance(launch.kernel.schedule, tk.SplitRest) and not launch.partial
+
+
+@pytest.mark.simulated(multiprocessors=2)
+def test_parts_of_tasks_are_merged_alike_in_every_run(rng):
+    tasks = multiprocessors() + 1
+    q, k, v = randn(tasks, 4, 1, 64), randn(tasks, 1, 700, 64), randn(tasks, 1, 700, 64)
+    with dealt_by(Deal(even=True)):
+        first, *others = (attention_decode(q, k, v).clone() for _ in range(on_gpu_or_simulated(200, 3)))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("deal", [Deal(at_once=1), Deal(at_once=3), Deal(at_once=4), Deal(even=True)])
+def test_crowds_read_pages(deal, rng):
+    with dealt_by(deal):
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16)
         check_pages(2, 4, 2, 1, 300, [300, 129], 64)
 

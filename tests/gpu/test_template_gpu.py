@@ -321,7 +321,7 @@ def test_stream_k_of_no_iterations(rng, monkeypatch):
         check_stream(CountedStream(consumers=1, schedule=tk.StreamK()), [0] * tasks, None, rng)
 
 
-SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.Dynamic(), tk.SplitK(2), tk.SplitTail(), tk.StreamK()]
+SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.Dynamic(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -8,6 +8,7 @@ from tests.cases_split import Extremes, Product
 from tests.streaming import integers
 from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
 from tritonkittens import sim
+from tritonkittens.lang.template import MOST_REST_PARTS
 from tritonkittens.launch import multiprocessor_count
 from tritonkittens.launch import workspace as make_workspace
 from tritonkittens.testing import has_gpu
@@ -15,13 +16,14 @@ from tritonkittens.testing import has_gpu
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=6)]
 
 GUARD = 64  # rows before and behind the result that nothing may write to
-SPLITS = [tk.SplitK(3), tk.SplitTail(), tk.StreamK()]
+SPLITS = [tk.SplitK(3), tk.SplitTail(), tk.SplitRest(), tk.StreamK()]
 IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [
     dict(consumers=1, order=tk.RowMajor()),
     dict(consumers=2, order=tk.Supergroup(2), schedule=tk.SplitK(3), residual=True),
     dict(consumers=2, order=tk.ColumnMajor(), schedule=tk.StreamK(), cluster=2, residual=True),
     dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2),
+    dict(consumers=2, order=tk.LongestFirst(), schedule=tk.SplitRest(), blocks_per_sm=2, stages=2),
     dict(consumers=1, order=tk.Supergroup(3), schedule=tk.OnePerBlock(), cluster=4, stages=2),
     dict(consumers=2, order=tk.Supergroup(8), independent=True, schedule=tk.StreamK(), stages=3),
     dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2),
@@ -62,10 +64,10 @@ def test_products(knobs, rng):
 
 
 @pytest.mark.parametrize("consumers", [1, 2])
-@pytest.mark.parametrize("schedule", [tk.Persistent(), *IN_CLUSTERS], ids=str)
+@pytest.mark.parametrize("schedule", [tk.Persistent(), *IN_CLUSTERS, tk.SplitK(2), *SPLITS], ids=str)
 def test_parts_are_merged_by_hooks(schedule, consumers, rng):
-    """Also of a task of fewer iterations than a cluster has blocks."""
-    template = Extremes(schedule=schedule, consumers=consumers)
+    """Also of a task of fewer iterations than it has parts."""
+    template = Extremes(schedule=schedule, consumers=consumers, blocks_per_sm=2 if schedule == tk.SplitRest() else 1, stages=3)
     for rows, cols in ((64, 64 * 7), (64 * 5, 64 * 3), (64 * 9, 64)):
         x = torch.from_numpy(rng.standard_normal((rows, cols))).to(DEVICE, torch.bfloat16)
         largest, least = poison(torch.empty(rows, 64, device=DEVICE)), poison(torch.empty(rows, device=DEVICE))
@@ -171,3 +173,6 @@ def test_the_grid_has_no_more_blocks_than_there_is_work(rng):
     for schedule, of_few, of_many in ((tk.Persistent(), 1, slots), (tk.OnePerBlock(), 1, 2 * slots), (tk.SplitK(3), 3, slots), (tk.SplitTail(), slots, slots)):
         template = Product(consumers=1, schedule=schedule)
         assert (template.blocks(slots, *few), template.blocks(slots, *many)) == (of_few, of_many), schedule
+    beside = Product(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2)
+    some = [[(64 * n, 8), (8, 64), (64 * n, 64)] for n in (slots - 1, slots, slots + 1)]
+    assert [beside.blocks(2 * slots, *shapes) for shapes in some] == [slots - 1, slots, slots + min(slots, MOST_REST_PARTS)]

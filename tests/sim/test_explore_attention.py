@@ -105,7 +105,7 @@ def test_bytes(config, queries, keys, rng):
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
-@pytest.mark.parametrize("deal", [Deal(1), Deal(2), Deal(1, 2), Deal(1, 4)])
+@pytest.mark.parametrize("deal", [Deal(1), Deal(2), Deal(1, 2), Deal(1, 4), Deal(even=True)])
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_decode(page_size, deal, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))

@@ -50,6 +50,7 @@ CASES = [
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True, stages=2), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
     (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2), LENGTHS),
@@ -172,3 +173,11 @@ def test_merged_parts(rng):
     x, largest, least = torch.randn(128, 192).bfloat16(), poison(torch.empty(128, 64)), poison(torch.empty(128))
     sim.explore(lambda: Extremes(schedule=tk.ClusterSplitK(2), consumers=1, stages=2)(x, largest, least, blocks=1), schedules=20)
     assert torch.equal(largest, x.float().reshape(128, 3, 64).amax(1)) and torch.equal(least, x.float().amin(1))
+
+
+@pytest.mark.parametrize("schedule", [tk.SplitK(3), tk.SplitRest()], ids=str)
+def test_parts_merged_by_who_comes_last(schedule, rng):
+    x, largest, least = torch.randn(192, 320).bfloat16(), poison(torch.empty(192, 64)), poison(torch.empty(192))
+    template = Extremes(schedule=schedule, consumers=1, stages=2, blocks_per_sm=2)
+    sim.explore(lambda: template(x, largest, least), schedules=20, multiprocessors=2)
+    assert torch.equal(largest, x.float().reshape(192, 5, 64).amax(1)) and torch.equal(least, x.float().amin(1))

@@ -131,6 +131,7 @@ from tritonkittens.lang.schedule import (
     RowMajor,
     Schedule,
     SplitK,
+    SplitRest,
     SplitTail,
     StreamK,
     Supergroup,

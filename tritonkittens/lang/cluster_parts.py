@@ -17,8 +17,7 @@ from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.consumers import WARPS
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.mma import mma_wait
-from tritonkittens.lang.partials import settled
+from tritonkittens.lang.partials import joined, own_part
 from tritonkittens.lang.reductions import row_max
 from tritonkittens.lang.shared import allocate_pieces
 from tritonkittens.lang.sync import arrive, expect, new_semaphores, role_thread, wait
@@ -32,20 +31,16 @@ STEP = ptx_cluster.QUAD_STEP  # those of a consumer
 SPREAD = 16  # columns that a vector's values are sent in: the fewest of a tile, of which every thread has some, whatever the layout
 
 
-def _sent(plan: Any) -> tuple[tuple[str, Any], ...]:
-    return plan.merged or plan.accumulators
-
-
 def slice_bytes(plan: Any, sharers: int) -> int:
     """Bytes of what a consumer sends to one other block."""
-    return sum(tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4 for _, tile in _sent(plan))
+    return sum(tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4 for _, tile in joined(plan))
 
 
 def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
     """Bytes of the mailboxes of a block. Raises `TileError` for tiles whose columns cannot be dealt to so many blocks."""
     if sharers == 1:
         return 0
-    for n, tile in _sent(plan):
+    for n, tile in joined(plan):
         what = f"{name}: {'what is merged' if plan.merged else 'accumulator'} {n!r}, {tile!r}"
         if tile.dtype != tl.float32:
             raise TileError(f"{what}, must be of fp32")
@@ -72,18 +67,10 @@ def _as_tile(t: Trace, x: Any) -> Any:
 
 
 @op
-def _own_part(t: Trace, ctx: Any, state: Any) -> Any:
-    """What this block has of a task, with all products waited for: its accumulators, or what hook `part` returns, which must be what the layout declares."""
-    config = unwrap(ctx.config)
-    if not config._plan.merged:
-        return t.call(settled, ctx, state)
-    part = t.call(type(config).part, ctx, state)
-    declared = {n: (tile.rows, tile.cols) if isinstance(tile, rt) else (tile.length,) for n, tile in config._plan.merged}
-    values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
-    if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
-        have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in values.items()) or f"{part!r}"
-        raise TileError(f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not {have}")
-    return struct(**{n: x if len(shape_of(x := values[n])) == 2 else t.call(row_max, _as_tile(t, x)) for n in declared})  # vectors in the layout of those read
+def _sent_part(t: Trace, ctx: Any, state: Any) -> Any:
+    """What this block has of a task, its vectors in the layout of those that are read."""
+    part = t.call(own_part, ctx, state)
+    return struct(**{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()})
 
 
 @op
@@ -160,7 +147,7 @@ def _number(sender, receiver):
 def join_in_cluster(ctx, state, memory, turn, more):
     """This block's columns of what all blocks' parts come to (fp32, in registers), and the vectors of it. `more`: does another task follow?"""
     SHARERS: tl.constexpr = ctx.config.sharers
-    part = _own_part(ctx, state)
+    part = _sent_part(ctx, state)
     if turn == 0:
         ptx_cluster.wait()  # every block has made its semaphores
     _expect_parts(ctx, memory)

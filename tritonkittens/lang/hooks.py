@@ -15,7 +15,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait
 from tritonkittens.lang.opaque import opaque_zero
-from tritonkittens.lang.partials import settled, sum_up
+from tritonkittens.lang.partials import join_parts, own_part
 from tritonkittens.lang.sending import await_last_sent, check_calls
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, sync, wait
 from tritonkittens.lang.template_memory import KEPT, in_slot, kept_tiles, slot_tiles, staging_tiles
@@ -451,7 +451,7 @@ def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
 @triton.jit
 def _finish_if_last(ctx, state, memory):
     """Finish a task that blocks share, where this one is the last of them."""
-    state, last = sum_up(ctx, settled(ctx, state))
+    state, last = join_parts(ctx, own_part(ctx, state))
     if last:
         _call_finish(ctx, state, memory)
 

@@ -1,10 +1,12 @@
-"""Summing up a task that several blocks share: each writes its accumulators to global memory, and the last to come adds them up and finishes the task.
+"""Joining the parts of a task that several blocks share: each writes its accumulators to global memory, and the last to come adds them up and finishes the
+task; or hooks `part` and `merge` say what a part comes to, and two of them together.
 
-Nobody waits, so nothing can hang; the sum is taken in the order of the parts, whoever comes last, so the result is always the same. The counters are zero
+Nobody waits, so nothing can hang; they are joined in the order of the parts, whoever comes last, so the result is always the same. The counters are zero
 before a launch and zero again after it. Source: Osama et al. (2023), "Stream-K", section 4 ("fix-up"), with a ticket instead of waiting for the others.
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import triton
@@ -15,13 +17,23 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.memory import load
 from tritonkittens.lang.mma import mma_wait
 from tritonkittens.lang.sync import sync
-from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of, struct
+from tritonkittens.lang.types import rt, unwrap
+from tritonkittens.lang.values import apply_pieces, assemble, axes_of, pieces_of, shape_of, struct
+
+
+def joined(plan: Any) -> tuple[tuple[str, Any], ...]:
+    """Names and types of what a part of a task comes to: tiles, and vectors too where hooks merge them."""
+    return plan.merged or plan.accumulators
 
 
 def elements(plan: Any) -> int:
-    """fp32 numbers of the accumulators of one consumer."""
-    return sum(tile.rows * tile.cols for _, tile in plan.accumulators)
+    """fp32 numbers of what a consumer has of a part."""
+    return sum(math.prod(extents(kind)) for _, kind in joined(plan))
+
+
+def extents(kind: Any) -> tuple[int, ...]:
+    """Of a register tile or vector."""
+    return (kind.rows, kind.cols) if isinstance(kind, rt) else (kind.length,)
 
 
 @op
@@ -34,6 +46,21 @@ def settled(t: Trace, ctx: Any, state: Any) -> Any:
         raise TileError(f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are summed up by their "
                         f"accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it has {have}")
     return struct(**tiles)
+
+
+@op
+def own_part(t: Trace, ctx: Any, state: Any) -> Any:
+    """What this consumer has of a task, with all products waited for: its accumulators, or what hook `part` returns, which must be what the layout declares."""
+    config = unwrap(ctx.config)
+    if not config._plan.merged:
+        return t.call(settled, ctx, state)
+    part = t.call(type(config).part, ctx, state)
+    declared = {n: extents(kind) for n, kind in config._plan.merged}
+    values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
+    if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
+        have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in values.items()) or f"{part!r}"
+        raise TileError(f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not {have}")
+    return struct(**{n: values[n] for n in declared})
 
 
 def _order(t: Trace, piece: Any) -> list[int]:
@@ -52,7 +79,9 @@ def _order(t: Trace, piece: Any) -> list[int]:
 
 
 def _by_thread(t: Trace, piece: Any) -> Any:
-    """A piece as a vector in the order of its registers: no register moves, and memory is accessed in whole lines, whatever the layout."""
+    """A piece as a vector in the order of its registers: no register moves, and memory is accessed in whole lines, whatever the layout. A vector is one."""
+    if len(piece.shape) == 1:
+        return piece
     order = _order(t, piece)
     bits = t.method(t.method(piece, "reshape", [2] * len(order)), "permute", order)
     return t.method(bits, "reshape", [2 ** len(order)])
@@ -60,6 +89,8 @@ def _by_thread(t: Trace, piece: Any) -> Any:
 
 def _as_before(t: Trace, vector: Any, piece: Any) -> Any:
     """The inverse of `_by_thread`, laid out as `piece`."""
+    if len(piece.shape) == 1:
+        return vector
     order = _order(t, piece)
     bits = t.method(t.method(vector, "reshape", [2] * len(order)), "permute", [order.index(i) for i in range(len(order))])
     return t.call(gl.convert_layout, t.method(bits, "reshape", piece.shape), piece.type.layout, assert_trivial=True)
@@ -88,23 +119,27 @@ def _put(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
 
 
 @op
-def _plus(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
-    """The state plus what lies in a slot."""
+def _read(t: Trace, ctx: Any, slot: Any, like: Any) -> Any:
+    """What lies in a slot, laid out as `like`."""
     out, base = {}, _place(t, ctx, slot)
-    for name, tile in state.fields.items():
-        sums = []
-        for piece in pieces_of(tile):
+    for name, x in like.fields.items():
+        pieces = []
+        for piece in pieces_of(x):
             vector = _by_thread(t, piece)
-            vector = t.method(vector, "__add__", t.call(gl.load, _pointers(t, base, vector)))
-            sums.append(_as_before(t, vector, piece))
+            pieces.append(_as_before(t, t.call(gl.load, _pointers(t, base, vector)), piece))
             base = t.method(base, "__add__", vector.numel)
-        out[name] = assemble(axes_of(tile), sums)
+        out[name] = assemble(axes_of(x), pieces)
     return struct(**out)
 
 
 @op
-def _zeros(t: Trace, state: Any) -> Any:
-    return struct(**{n: assemble(axes_of(v), [t.full(tuple(p.shape), 0.0, tl.float32, p.type.layout) for p in pieces_of(v)]) for n, v in state.fields.items()})
+def _join(t: Trace, ctx: Any, state: Any, theirs: Any) -> Any:
+    """Two parts, or what has been joined and the part behind it: merged by the hook, or added. Laid out as `state`."""
+    config = unwrap(ctx.config)
+    if not config._plan.merged:
+        return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n]) for n, x in state.fields.items()})
+    both = t.call(type(config).merge, ctx, state, theirs)
+    return struct(**{n: apply_pieces(t, lambda new, old: t.convert(new, old.type.layout), both.fields[n], x) for n, x in state.fields.items()})
 
 
 @triton.jit
@@ -115,8 +150,8 @@ def _slot_of(ctx, part):
 
 
 @triton.jit
-def sum_up(ctx, state):
-    """(state, is it the whole sum?)."""
+def join_parts(ctx, state):
+    """(what all parts of the task come to, is it all of them?)."""
     last = ctx.parts == 1
     if ctx.parts > 1:
         _put(ctx, _slot_of(ctx, ctx.part), state)
@@ -127,16 +162,15 @@ def sum_up(ctx, state):
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
             PARTS: tl.constexpr = ctx.config.fixed_parts
-            if PARTS == 2:  # of two summands the order says nothing: mine need not be read again
-                state = _plus(ctx, _slot_of(ctx, 1 - ctx.part), state)
+            if PARTS == 2 and not ctx.config.merges:  # of two summands the order says nothing: mine need not be read again
+                state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:
-                state = _zeros(state)
+                state = _read(ctx, _slot_of(ctx, 0), state)
                 if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
-                    for part in tl.static_range(PARTS):
-                        state = _plus(ctx, _slot_of(ctx, part), state)
+                    for part in tl.static_range(1, PARTS):
+                        state = _join(ctx, state, _read(ctx, _slot_of(ctx, part), state))
                 else:
-                    for part in range(ctx.parts):
-                        state = _plus(ctx, _slot_of(ctx, part), state)
+                    for part in range(1, ctx.parts):
+                        state = _join(ctx, state, _read(ctx, _slot_of(ctx, part), state))
             tl.store(counter, 0)
     return state, last
-

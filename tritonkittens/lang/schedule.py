@@ -44,7 +44,8 @@ class Dynamic(Schedule):
 @dataclass(frozen=True)
 class SplitK(Schedule):
     """Every task's iterations in `parts` equal parts, each worked on like a task, for launches of few tasks. The parts' accumulators are summed in fp32 in a
-    fixed order by whichever part comes last, so that results do not change from run to run.
+    fixed order by whichever part comes last, so that results do not change from run to run. With hooks `part` and `merge` it is what they make of the state,
+    rather than sums of accumulators.
     """
 
     parts: int = 2
@@ -75,6 +76,14 @@ class SplitTail(Schedule):
     """Whole tasks while they fill the device; each of the last, incomplete round in as many equal parts (see `SplitK`) as the device has room for.
 
     Blocks that work at the same time are at the same depth of neighbouring tiles and share them in L2, which stream-K's are not.
+    """
+
+
+@dataclass(frozen=True)
+class SplitRest(SplitTail):
+    """One round that leaves all multiprocessors equally much to do: equally many whole tasks on each, and the rest, fewer than there are multiprocessors, in
+    as many equal parts each (see `SplitK`) as there are multiprocessors for, beside the whole ones: `blocks_per_sm` must leave them room. For tasks bound by
+    memory, which the blocks of a multiprocessor read at the same time.
     """
 
 

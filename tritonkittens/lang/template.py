@@ -26,7 +26,7 @@ from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitRest, SplitTail, StreamK
 from tritonkittens.lang.template_memory import TENSOR_MEMORY
 from tritonkittens.lang.types import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
@@ -36,7 +36,7 @@ MAX_REGISTERS = 255  # of a thread
 WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
-MOST_TAIL_PARTS = 4
+MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
 CUTTING = 4096  # bytes that the compiler takes of a consumer to cut the columns of an accumulator
 CLUSTERED = 0.92  # of a device's multiprocessors that clusters of more than two blocks fill
 _new = tuple.__new__
@@ -70,8 +70,9 @@ class lcf:
     - `start(ctx)` → state (consumer, once a task), a `tk.struct`; without it the state is empty;
     - `compute(ctx, state, input)` → state (consumer, once an iteration);
     - `part(ctx, state)` → a `tk.struct` of what the layout names in `merged`, and `merge(ctx, mine, theirs)` → another (consumer, behind the iterations of a
-      task that the blocks of a cluster share, `ClusterSplitK`): what a part of a task comes to, and two of them together. `finish` gets what all come to, each
-      block its columns, its own part first, then the others' in their order. Without these hooks accumulators are added;
+      task, where the schedule splits tasks): what a part of a task comes to, and two of them together. `finish` gets what all come to, in the order of the
+      parts; of blocks of a cluster (`ClusterSplitK`) each gets its columns, its own part first, then the others' in their order. Without these hooks
+      accumulators are added;
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
@@ -116,7 +117,8 @@ class lcf:
       tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `StreamK()`;
+    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`,
+      `StreamK()`;
     - `tells_tasks` (`Dynamic`): is a drawn task worked out by the producer alone, or by each role? What is told stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
@@ -173,6 +175,7 @@ class lcf:
         self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
         self._check_plan()
+        self.merges = bool(self._plan.merged)
         self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
         self._calls: dict[tuple, Call] = {}
@@ -263,7 +266,7 @@ class lcf:
             raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
         if missing := [name for name in ("part", "merge") if plan.merged and not hasattr(type(self), name)]:
             raise self._error(f"its layout has what is merged of parts of a task, but hook {missing[0]!r} is missing")
-        if (self.splits or self.sharers > 1 and not plan.merged) and not plan.accumulators:
+        if (self.splits or self.sharers > 1) and not (plan.merged or plan.accumulators):
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         if bool(plan.output) != isinstance(self, lcsf):
@@ -303,12 +306,18 @@ class lcf:
         if isinstance(self.schedule, Dynamic):
             return min(tasks, slots)
         if isinstance(self.schedule, SplitTail):
-            whole, parts = split_tail(tasks, slots)
+            whole, parts = self.split(tasks, slots)
             return min(slots, whole + (tasks - whole) * parts)
         if isinstance(self.schedule, SplitK):
             tasks *= self.schedule.parts
         rounds = max(1, -(-tasks // slots))
         return -(-tasks // rounds)
+
+    def split(self, tasks: int, slots: int) -> tuple[int, int]:
+        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once (`SplitTail`, `SplitRest`)."""
+        if isinstance(self.schedule, SplitRest):
+            return split_rest(tasks, max(1, slots // self.blocks_per_sm))
+        return split_tail(tasks, slots)
 
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
@@ -465,6 +474,13 @@ def split_tail(tasks: int, slots: int) -> tuple[int, int]:
     return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
 
 
+def split_rest(tasks: int, multiprocessors: int) -> tuple[int, int]:
+    """(tasks that are done whole, as many on every multiprocessor; parts of each of the others, at most `MOST_REST_PARTS`, so that no multiprocessor gets more
+    than one)."""
+    whole = tasks // multiprocessors * multiprocessors
+    return whole, max(1, min(MOST_REST_PARTS, multiprocessors // max(1, tasks - whole)))
+
+
 class Call:
     """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as possible."""
 
@@ -493,7 +509,7 @@ class Call:
                 self.numbers = (0, tasks)
                 parts = template.schedule.parts * tasks
             elif isinstance(template.schedule, SplitTail):
-                whole, each = split_tail(tasks, slots)
+                whole, each = template.split(tasks, slots)
                 self.numbers = (whole, tasks, each)
                 parts = (tasks - whole) * each
             else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
