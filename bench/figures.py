@@ -20,6 +20,7 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
     "attention_sustained": ("attention at the power limit, both ways", FLASH),
     "attention_decode": ("attention of one query against a cache", "best of cuDNN, FlashAttention-2, -3 and -4"),
+    "attention_decode_random": ("attention of few queries against a cache, random shapes", "best of cuDNN and FlashAttention-2"),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }

@@ -60,8 +60,8 @@ class layout:
       the beginning of each);
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
-    - `merged`: what hook `part` returns, of fp32: of tiles (`rt`) each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, vectors (`rv`,
-      a value for every row) it gets whole;
+    - `merged`: what hook `part` returns, of fp32: tiles (`rt`), of which each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, and
+      vectors (`rv`, a value for every row), which it gets whole;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
     - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout.
