@@ -51,7 +51,7 @@ def serving():
         attention_fp8(*(x.to(E4M3) for x in (q, k, v)), causal=True)
         q, lengths = randn(2, 4, 1, dim), [300, 70]
         attention_decode(q, k, v)
-        for deal in (Deal(), Deal(2), Deal(1, 2), Deal(1, 4)):
+        for deal in (Deal(), Deal(2), Deal(1, 2), Deal(1, 4), Deal(even=True)):
             with dealt_by(deal):
                 attention_decode(q, k, v)
         for page_size in (16, 48):
