@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from bench.attention import BOUND
 from bench.gemm import OURS, randn
 from bench.harness import Case, Contender, Suite, Trial
 from bench.peers import Attention, peers
+from tritonkittens.kernels.attention.dealing import Kind, row_tiles_of
 
 # Batch, keys by dimension of the heads, which are as many as Llama-3 8B's (dimension 128) and 1B's (64)
 DECODE = {128: ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192)),
@@ -69,22 +71,32 @@ def decode_cases(options: argparse.Namespace) -> list[Case]:
 
 
 class Shape(NamedTuple):
-    """Of a call: heads of keys and of queries for each, dimension, sequences, keys, queries."""
+    """Of keys and values, and of queries; page_size None: not in pages."""
 
-    kv_heads: int
-    group: int
     dim: int
+    page_size: int | None
     batch: int
     keys: int
-    queries: int
+    kv_heads: int = 8
+    group: int = 4
+    queries: int = 1
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(torch.bfloat16, self.dim, self.dim, lengths=self.page_size is not None, page_size=self.page_size, row_tiles=self.row_tiles)
+
+    @property
+    def row_tiles(self) -> int:
+        return row_tiles_of(self.group, self.queries)[0]
+
+    @property
+    def tasks(self) -> int:
+        return self.batch * self.kv_heads * self.row_tiles
 
     @property
     def bytes(self) -> int:
         """Of K and V."""
         return 2 * self.batch * self.kv_heads * self.keys * self.dim * 2
-
-    def __str__(self) -> str:
-        return f"D {self.dim} B {self.batch} S {self.keys} H {self.kv_heads * self.group} of keys {self.kv_heads} Q {self.queries}"
 
 
 # What shapes are drawn from: as often as it is there
@@ -104,9 +116,13 @@ def drawn_shapes(seed: int) -> Iterator[Shape]:
 
     while True:
         heads, dim, queries = draw.choice(DRAWN["heads"]), draw.choice(DRAWN["dims"]), draw.choice(DRAWN["queries"])
-        shape = Shape(*heads, dim, extent(*DRAWN["batches"]), extent(*DRAWN["keys"]), queries)
+        shape = Shape(dim, None, extent(*DRAWN["batches"]), extent(*DRAWN["keys"]), *heads, queries)
         if DRAWN["bytes"][0] <= shape.bytes <= DRAWN["bytes"][1]:
             yield shape
+
+
+def label(shape: Shape) -> str:
+    return f"D {shape.dim} B {shape.batch} S {shape.keys} H {shape.kv_heads * shape.group} of keys {shape.kv_heads} Q {shape.queries}"
 
 
 def random_cases(options: argparse.Namespace) -> list[Case]:
@@ -118,8 +134,10 @@ def random_cases(options: argparse.Namespace) -> list[Case]:
         theirs = {name: factory for name, factory in peers("attention", p, options.slow).items() if name in SDPA}
         return Trial({OURS: functools.partial(ours_decoding, p)}, theirs, p.error(rows=1), BOUND)
 
-    shapes = list(dict.fromkeys(shape for shape, _ in zip(drawn_shapes(options.seed or 0), range(options.random or SHAPES), strict=False)))
-    return [Case(f"bf16 decode {shape}", shape.bytes, shape._asdict(), functools.partial(prepare, shape), kind="reading") for shape in shapes]
+    return [
+        Case(f"bf16 decode {label(shape)}", shape.bytes, shape._asdict(), functools.partial(prepare, shape), kind="reading")
+        for shape in dict.fromkeys(itertools.islice(drawn_shapes(options.seed or 0), options.random or SHAPES))
+    ]
 
 
 SUITES = (

@@ -20,18 +20,17 @@ import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import timing
-from bench.decode import in_pages
+from bench.decode import Shape, in_pages
 from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine
 from tritonkittens.kernels.attention import attention_decode, decoding
-from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, possible_deals, predicted_time, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Deal, Ring, possible_deals, predicted_time, rings_of
 from tritonkittens.tune import Device
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "attention_decode_deals.json"
@@ -39,32 +38,6 @@ GPUS = {name: Device.named(name) for name in ("H200", "H100")}
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-attention 2": SDPBackend.FLASH_ATTENTION}
 ROUNDS, CALLS = 5, 40
 FILLED = (0.25, 0.33, 0.5, 0.66, 0.8, 0.97, 1.3, 1.6, 1.9, 3.0)  # times that thread blocks fill the multiprocessors
-
-
-class Shape(NamedTuple):
-    """Of keys and values, and of queries; page_size None: not in pages."""
-
-    dim: int
-    page_size: int | None
-    batch: int
-    keys: int
-    kv_heads: int = 8
-    group: int = 4
-    queries: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        return Kind(torch.bfloat16, self.dim, self.dim, lengths=self.page_size is not None, page_size=self.page_size, row_tiles=self.row_tiles)
-
-    @property
-    def row_tiles(self) -> int:
-        return row_tiles_of(self.group, self.queries)[0]
-
-    @property
-    def tasks(self) -> int:
-        return self.batch * self.kv_heads * self.row_tiles
-
-
 SIZES = ((1, 1024), (1, 4096), (1, 16384), (1, 65536), (2, 1024), (2, 4096), (2, 32768), (4, 512), (4, 4096), (4, 16384), (8, 512), (8, 1024), (8, 4096),
          (16, 512), (16, 1024), (16, 4096), (32, 512), (32, 2048), (64, 256), (64, 1024), (3, 5000), (5, 9000), (25, 3000), (34, 1024), (36, 3000), (40, 137),
          (48, 4096), (67, 1024), (100, 700), (128, 137), (128, 256))  # fmt: skip

@@ -547,7 +547,7 @@ def test_drawn_shapes():
         assert 1 <= shape.batch <= 128 and 128 <= shape.keys <= 1 << 15
         assert least <= shape.bytes == 2 * shape.batch * shape.kv_heads * shape.keys * shape.dim * 2 <= most
     cases = decode.random_cases(argparse.Namespace(**{**vars(OPTIONS), "random": 200, "seed": 5}))
-    assert [case.name for case in cases] == [f"bf16 decode {shape}" for shape in dict.fromkeys(shapes)]
+    assert [case.name for case in cases] == [f"bf16 decode {decode.label(shape)}" for shape in dict.fromkeys(shapes)]
 
 
 def test_ratio_of_errors():

@@ -17,7 +17,7 @@ import tritonkittens.lang as tk
 from tests.cases_split import Walk
 from tests.util import poison
 from tritonkittens import sim
-from tritonkittens.lang.template import MOST_REST_PARTS, MOST_TAIL_PARTS
+from tritonkittens.lang.schedule import MOST_REST_PARTS, MOST_TAIL_PARTS
 
 # Every schedule in one kernel: row i of `out` is (supergroup, longest first, stream-K) of task i.
 PROGRAM = """
@@ -234,32 +234,30 @@ def test_split_k_makes_equal_parts(simulated, lengths, slots, parts):
         assert blocks == [(part * len(lengths) + task) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
 
 
-@few
-@given(lengths=LENGTHS, slots=SLOTS)
-def test_split_tail_splits_only_the_last_round(simulated, lengths, slots):
+def check_split_last(schedule, lengths, slots, most):
+    """Whole tasks for all slots, and each of the others in as many equal parts as there is room for, up to a limit, each by another block."""
     whole = len(lengths) // slots * slots
-    for task, blocks in enumerate(walk(tk.SplitTail(), lengths, slots)):
+    for task, blocks in enumerate(walk(schedule, lengths, slots)):
         if task < whole:
             assert set(blocks) <= {task % slots}
         else:
-            parts = min(MOST_TAIL_PARTS if whole else slots, slots // (len(lengths) - whole))
+            parts = min(most, slots // (len(lengths) - whole))
             sizes = [n for _, n in runs(blocks)]
-            assert len(sizes) == min(parts, len(blocks)), "as many parts as there is room for, behind whole rounds up to a limit, each by another block"
+            assert len(sizes) == min(parts, len(blocks))
             assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+@few
+@given(lengths=LENGTHS, slots=SLOTS)
+def test_split_tail_splits_only_the_last_round(simulated, lengths, slots):
+    """Up to a limit behind whole rounds only."""
+    check_split_last(tk.SplitTail(), lengths, slots, MOST_TAIL_PARTS if len(lengths) >= slots else slots)
 
 
 @few
 @given(lengths=LENGTHS, slots=SLOTS)
 def test_split_rest_leaves_equally_many_tasks_whole(simulated, lengths, slots):
-    whole = len(lengths) // slots * slots
-    for task, blocks in enumerate(walk(tk.SplitRest(), lengths, slots)):
-        if task < whole:
-            assert set(blocks) <= {task % slots}
-        else:
-            parts = min(MOST_REST_PARTS, slots // (len(lengths) - whole))
-            sizes = [n for _, n in runs(blocks)]
-            assert len(sizes) == min(parts, len(blocks)), "no multiprocessor gets more than a part of the rest"
-            assert not sizes or max(sizes) - min(sizes) <= 1
+    check_split_last(tk.SplitRest(), lengths, slots, MOST_REST_PARTS)
 
 
 @few

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tritonkittens.kernels.attention import decoding
 from tritonkittens.lang import TileError
+from tritonkittens.launch import multiprocessor_count
 from tritonkittens.testing import has_gpu
 
 
@@ -59,6 +60,11 @@ def synchronize():
 def on_gpu_or_simulated(gpu, simulated):
     """A size or count for a GPU, and the smaller one for the simulator."""
     return gpu if DEVICE == "cuda" else simulated
+
+
+def multiprocessors():
+    """Of the GPU, or of the simulated device."""
+    return multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1)
 
 
 def in_types(cases, first, *others):

@@ -14,7 +14,7 @@ from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.lang.consumers import GROUP
-from tritonkittens.lang.template import cluster_slots, split_rest
+from tritonkittens.lang.template import cluster_slots
 
 MAX_PARTS = 128  # of a sequence
 OPERANDS = 30  # registers that ptxas wants for an instruction of a product beside those of its result
@@ -198,7 +198,7 @@ def possible_deals(tasks: int, keys: int, multiprocessors: int, rings: Rings) ->
         sharers = [n for n in JOINING if n <= most(rings.shared) and COLUMNS * n <= rings.columns and tasks <= cluster_slots(multiprocessors, n)]
         deals += [(rings.shared, Deal(1, n)) for n in sharers]
     if 0 < tasks % multiprocessors < tasks:  # all multiprocessors have whole tasks, some one more
-        pieces = split_rest(tasks, multiprocessors)[1]
+        pieces = tk.SplitRest().split(tasks, multiprocessors)[1]
         deals += [(ring, Deal(1, 1, count, True)) for count, ring in rings.even if 1 < pieces <= most(ring) and tasks <= multiprocessors * ring.at_once]
     return deals
 
@@ -214,7 +214,7 @@ def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float
     filled = thread_blocks / multiprocessors
     fullest: float = math.ceil(filled)
     if even:
-        whole, pieces = split_rest(tasks, multiprocessors)
+        whole, pieces = tk.SplitRest().split(tasks, multiprocessors)
         fullest = whole / multiprocessors + 1 / pieces
     uneven = fullest / filled - 1 if filled > 1 else 0
     limits = (

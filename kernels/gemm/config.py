@@ -16,7 +16,7 @@ from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.gemm.template import is_one_product
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
 from tritonkittens.lang.schedule import supergroup_rows
-from tritonkittens.lang.template import cluster_slots, split_tail
+from tritonkittens.lang.template import cluster_slots
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS, SWIZZLE_LINE
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
@@ -363,7 +363,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
         turns = -(-tasks * parts // slots)
         rounds = turns / parts
     elif config.schedule == "split_tail":
-        whole, parts = split_tail(tasks, slots)
+        whole, parts = tk.SplitTail().split(tasks, slots)
         rounds = whole // slots + (1 / parts if tasks > whole else 0)
         parts = parts if tasks > whole else 1
     elif config.schedule == "stream_k":

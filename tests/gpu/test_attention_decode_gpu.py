@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import DEVICE, dealt_by, in_pages, on_gpu_or_simulated, poison
+from tests.util import DEVICE, dealt_by, in_pages, multiprocessors, on_gpu_or_simulated, poison
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
 from tritonkittens.kernels.attention.dealing import Deal
-from tritonkittens.launch import multiprocessor_count
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -213,10 +212,6 @@ def test_more_tasks_than_thread_blocks(at_once, dim, given, rng, monkeypatch):
         (launch,) = decoding._launches.values()
     assert launch.kernel.blocks_per_sm == (at_once or 2) and not launch.partial
     assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
-
-
-def multiprocessors():
-    return multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1)
 
 
 @pytest.mark.simulated(multiprocessors=2)

@@ -325,8 +325,8 @@ def test_fp8_scales(rng, a_shape, b_shape):
     multiply(a, b, KINDS["swapped"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
 
 
-BLOCKWISE = [Config(consumers=consumers, cols=cols, depth=128, cluster=cluster, streamed=cols == 128)
-             for consumers, cols, cluster in ((1, 128, 1), (1, 256, 1), (2, 256, 2))]
+BLOCKWISE = [Config(consumers=consumers, cols=cols, depth=128, cluster=cluster, streamed=streamed)
+             for consumers, cols, cluster, streamed in ((1, 128, 1, False), (1, 256, 1, False), (2, 256, 2, False), (1, 128, 1, True))]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 136, 400), (130, 264, 144), (64, 256, 96), (1, 130, 260)])

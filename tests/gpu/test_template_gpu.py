@@ -28,8 +28,7 @@ from tests.streaming import (
     prefixes,
     reference,
 )
-from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
-from tritonkittens.launch import multiprocessor_count
+from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.sim import SimulationError
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -218,7 +217,7 @@ FEATURES = [
 
 def slots(template):
     """Blocks (clusters) of the template that run at once."""
-    return max(1, multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1) * template.blocks_per_sm // template.cluster)
+    return max(1, multiprocessors() * template.blocks_per_sm // template.cluster)
 
 
 def check_stream(template, lengths, blocks, rng):

@@ -6,10 +6,9 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.streaming import integers
-from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
+from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, synchronize
 from tritonkittens import sim
-from tritonkittens.lang.template import MOST_REST_PARTS
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.lang.schedule import MOST_REST_PARTS
 from tritonkittens.launch import workspace as make_workspace
 from tritonkittens.testing import has_gpu
 
@@ -167,7 +166,7 @@ def test_workspaces_grow_and_are_reused():
 
 
 def test_the_grid_has_no_more_blocks_than_there_is_work(rng):
-    slots = multiprocessor_count(torch.cuda.current_device() if DEVICE == "cuda" else -1)
+    slots = multiprocessors()
     few = [(64, 8), (64, 8), (64, 8)]
     many = [(64 * 2 * slots, 8), (8, 64), (64 * 2 * slots, 64)]
     for schedule, of_few, of_many in ((tk.Persistent(), 1, slots), (tk.OnePerBlock(), 1, 2 * slots), (tk.SplitK(3), 3, slots), (tk.SplitTail(), slots, slots)):

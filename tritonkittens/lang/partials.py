@@ -17,7 +17,7 @@ from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.memory import load
 from tritonkittens.lang.mma import mma_wait
 from tritonkittens.lang.sync import sync
-from tritonkittens.lang.types import rt, unwrap
+from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, pieces_of, shape_of, struct
 
 
@@ -28,19 +28,14 @@ def joined(plan: Any) -> tuple[tuple[str, Any], ...]:
 
 def elements(plan: Any) -> int:
     """fp32 numbers of what a consumer has of a part."""
-    return sum(math.prod(extents(kind)) for _, kind in joined(plan))
-
-
-def extents(kind: Any) -> tuple[int, ...]:
-    """Of a register tile or vector."""
-    return (kind.rows, kind.cols) if isinstance(kind, rt) else (kind.length,)
+    return sum(math.prod(kind.shape) for _, kind in joined(plan))
 
 
 @op
 def settled(t: Trace, ctx: Any, state: Any) -> Any:
     """The state with all products waited for, its tiles in registers; they must be the accumulators that the layout declares."""
     tiles = {n: t.call(load, t.call(mma_wait, v)) for n, v in state.fields.items()}
-    declared = {n: (tile.rows, tile.cols) for n, tile in unwrap(ctx.config)._plan.accumulators}
+    declared = {n: tile.shape for n, tile in unwrap(ctx.config)._plan.accumulators}
     if {n: shape_of(v) for n, v in tiles.items()} != declared or any(v.dtype != tl.float32 for v in tiles.values()):
         have = ", ".join(f"{n} {list(shape_of(v))}" for n, v in tiles.items())
         raise TileError(f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are summed up by their "
@@ -55,7 +50,7 @@ def own_part(t: Trace, ctx: Any, state: Any) -> Any:
     if not config._plan.merged:
         return t.call(settled, ctx, state)
     part = t.call(type(config).part, ctx, state)
-    declared = {n: extents(kind) for n, kind in config._plan.merged}
+    declared = {n: kind.shape for n, kind in config._plan.merged}
     values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
     if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
         have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in values.items()) or f"{part!r}"

@@ -14,6 +14,8 @@ from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
 
+MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
+
 
 class Knob:
     """Base of the plain immutable values (frozen dataclasses) that a template may have as knobs, beside numbers, strings and tile types."""
@@ -78,6 +80,12 @@ class SplitTail(Schedule):
     Blocks that work at the same time are at the same depth of neighbouring tiles and share them in L2, which stream-K's are not.
     """
 
+    def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
+        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. Behind whole rounds `MOST_TAIL_PARTS` at most: the last of
+        a task's parts reads them all, which takes longer than more of them spare (GEMM 8192³ on the H200: a tail of 4 tasks)."""
+        whole = tasks // slots * slots
+        return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
+
 
 @dataclass(frozen=True)
 class SplitRest(SplitTail):
@@ -85,6 +93,12 @@ class SplitRest(SplitTail):
     as many equal parts each (see `SplitK`) as there are multiprocessors for, beside the whole ones: `blocks_per_sm` must leave them room. For tasks bound by
     memory, which the blocks of a multiprocessor read at the same time.
     """
+
+    def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
+        """The same: as many whole tasks on every multiprocessor, and at most `MOST_REST_PARTS`, so that none gets more than one."""
+        multiprocessors = max(1, slots // blocks_per_sm)
+        whole = tasks // multiprocessors * multiprocessors
+        return whole, max(1, min(MOST_REST_PARTS, multiprocessors // max(1, tasks - whole)))
 
 
 @dataclass(frozen=True)

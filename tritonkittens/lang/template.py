@@ -26,7 +26,7 @@ from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
-from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitRest, SplitTail, StreamK
+from tritonkittens.lang.schedule import ClusterSplitK, Dynamic, Knob, OnePerBlock, Order, Persistent, RowMajor, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.template_memory import TENSOR_MEMORY
 from tritonkittens.lang.types import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
@@ -36,7 +36,6 @@ MAX_REGISTERS = 255  # of a thread
 WORKING_REGISTERS = 96  # addresses, a tile on its way to memory
 MAX_CALLS = 4096  # shapes that a template remembers
 UNKNOWN_TASKS = 1 << 30
-MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
 CUTTING = 4096  # bytes that the compiler takes of a consumer to cut the columns of an accumulator
 CLUSTERED = 0.92  # of a device's multiprocessors that clusters of more than two blocks fill
 _new = tuple.__new__
@@ -117,8 +116,7 @@ class lcf:
       tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`,
-      `StreamK()`;
+    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`, `StreamK()`;
     - `tells_tasks` (`Dynamic`): is a drawn task worked out by the producer alone, or by each role? What is told stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
@@ -306,18 +304,12 @@ class lcf:
         if isinstance(self.schedule, Dynamic):
             return min(tasks, slots)
         if isinstance(self.schedule, SplitTail):
-            whole, parts = self.split(tasks, slots)
+            whole, parts = self.schedule.split(tasks, slots, self.blocks_per_sm)
             return min(slots, whole + (tasks - whole) * parts)
         if isinstance(self.schedule, SplitK):
             tasks *= self.schedule.parts
         rounds = max(1, -(-tasks // slots))
         return -(-tasks // rounds)
-
-    def split(self, tasks: int, slots: int) -> tuple[int, int]:
-        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once (`SplitTail`, `SplitRest`)."""
-        if isinstance(self.schedule, SplitRest):
-            return split_rest(tasks, max(1, slots // self.blocks_per_sm))
-        return split_tail(tasks, slots)
 
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
@@ -467,20 +459,6 @@ def cluster_slots(multiprocessors: int, size: int) -> int:
     return int(multiprocessors * (CLUSTERED if size > 2 else 1)) // size
 
 
-def split_tail(tasks: int, slots: int) -> tuple[int, int]:
-    """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. Behind whole rounds `MOST_TAIL_PARTS` at most: the last of a
-    task's parts reads them all, which takes longer than more of them spare (GEMM 8192³ on the H200: a tail of 4 tasks)."""
-    whole = tasks // slots * slots
-    return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
-
-
-def split_rest(tasks: int, multiprocessors: int) -> tuple[int, int]:
-    """(tasks that are done whole, as many on every multiprocessor; parts of each of the others, at most `MOST_REST_PARTS`, so that no multiprocessor gets more
-    than one)."""
-    whole = tasks // multiprocessors * multiprocessors
-    return whole, max(1, min(MOST_REST_PARTS, multiprocessors // max(1, tasks - whole)))
-
-
 class Call:
     """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as possible."""
 
@@ -509,7 +487,7 @@ class Call:
                 self.numbers = (0, tasks)
                 parts = template.schedule.parts * tasks
             elif isinstance(template.schedule, SplitTail):
-                whole, each = template.split(tasks, slots)
+                whole, each = template.schedule.split(tasks, slots, template.blocks_per_sm)
                 self.numbers = (whole, tasks, each)
                 parts = (tasks - whole) * each
             else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
