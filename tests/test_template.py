@@ -241,6 +241,11 @@ def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for
             Copy(schedule=tk.Dynamic(), **knobs)
     with refused("Prefix(schedule=Dynamic()): only an lcf template draws its tasks"):
         Prefix(schedule=tk.Dynamic())
+    for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(independent=True)):
+        wrong = {"schedule": tk.Persistent(), "independent": False, **knobs}
+        with refused(f"Copy(single=True, schedule={wrong['schedule']!r}, independent={wrong['independent']}): a block of one task neither draws it nor enters it "
+                     "in the middle, and its consumers share it; that needs another schedule and independent=False"):
+            Copy(single=True, **knobs)
     with refused("Copy(staggered=True, ordered=True): consumers that alternate end together"):
         Copy(staggered=True, ordered=True)
     with refused("SharingStream(staggered=True): consumers that write exchange tiles for each other end together"):
@@ -648,10 +653,12 @@ def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
     Prefix().compile(*stream_tensors(Prefix()), tasks=2)
 
 
-@pytest.mark.parametrize("schedule", [tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()], ids=str)
-def test_schedules_that_must_know_how_many_tasks_there_are(schedule):
-    template = Stream(schedule=schedule)
-    with refused(f"Stream(schedule={schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make"):
+@pytest.mark.parametrize("knobs", [dict(schedule=schedule) for schedule in (tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK())]
+                         + [dict(single=True, schedule=tk.Persistent())], ids=str)  # fmt: skip
+def test_schedules_that_must_know_how_many_tasks_there_are(knobs):
+    template = Stream(**knobs)
+    said = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
+    with refused(f"Stream({said}): write method 'tasks', which says how many tasks tensors of given shapes make"):
         template.compile(*stream_tensors(template), tasks=2)
 
 
@@ -678,6 +685,7 @@ def test_the_state_of_split_tasks_is_their_accumulators():
     (CountedStream, dict(consumers=4, independent=True, weighted=False, schedule=tk.StreamK(), blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16)),
     (Stream, dict(cluster=2, consumer_registers=120, order=tk.Supergroup(4))),
     (Prefix, dict(consumers=1)),
+    (Stream, dict(single=True)),
 ])  # fmt: skip
 def test_explain_says_what_was_chosen(cls, knobs):
     template = cls(**knobs)
@@ -692,6 +700,7 @@ def test_explain_says_what_was_chosen(cls, knobs):
     assert f"registers {mine} a consumer thread ({why}" in text and f"{others} of the other roles; {template.blocks_per_sm} block(s) an SM" in text
     assert f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.independent else 'one task together'}" in text
     assert repr(template.schedule) in text and repr(template.order) in text
+    assert ("no loop over tasks" in text) == template.single
     assert ("clusters of 2 blocks load X together" in text) == (template.cluster == 2)
     assert template.explain(100).splitlines()[0] == f"{cls.__name__} on sm_100"
 

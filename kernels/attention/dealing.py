@@ -91,11 +91,12 @@ class Kind(NamedTuple):
 @functools.lru_cache(maxsize=512)
 def decode(
     kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, at_once: int = 0, even: bool = False,
+    single: bool = False,
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)? Are tasks that
-    not every multiprocessor can have split (`SplitRest`)?"""
+    not every multiprocessor can have split (`SplitRest`)? Has each block one task (or part of one) at most?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.SplitRest() if even else tk.Persistent()
-    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule)
+    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule, single=single)
     page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     options = [option for room in (SHARED if sharers > 1 else ROOMS[at_once]) for option in room.options(kind.key_bytes)]

@@ -101,7 +101,8 @@ class AttentionDecode(AttentionForward):
 
     @triton.jit
     def setup(ctx):
-        tiles, parts = tk.extent(ctx.globals.K, 1) * ctx.config.row_tiles, tk.extent(ctx.globals.O, 2)
+        tiles = tk.extent(ctx.globals.K, 1) * ctx.config.row_tiles
+        parts = tk.extent(ctx.globals.O, 2) if ctx.config.partial else 1  # a constant where it can be one: blocks begin 3 divisions earlier
         batch_tile, part = tk.unravel(ctx.task, parts)
         batch, tile = tk.unravel(batch_tile, tiles)
         more = batch < tk.extent(ctx.globals.Q, 0)

@@ -253,7 +253,34 @@ def test_features(cls, knobs, rng):
         check_stream(template, (lengths * full)[:tasks], None, rng)
     many = [*lengths, *rng.choice(lengths, on_gpu_or_simulated(60, 6)).tolist()]
     for blocks in (1, 2):
-        check_stream(template, many, blocks, rng)
+        if template.single:
+            with pytest.raises(tk.TileError, match=rf"{cls.__name__}: {len(many)} tasks, or parts of tasks, for {blocks} blocks; each has one at most"):
+                check_stream(template, many, blocks, rng)
+        else:
+            check_stream(template, many, blocks, rng)
+
+
+@pytest.mark.simulated(multiprocessors=6)
+@pytest.mark.parametrize(("cls", "knobs"), [
+    (CountedStream, dict(consumers=2, residual=True, stages=2)),
+    (CountedStream, dict(consumers=1, cluster=2, extra=64)),
+    (TrailingStream, dict(consumers=2, stages=2)),
+    (Prefix, dict(consumers=2, stages=2, output_stages=2)),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitK(3), stages=2)),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitTail())),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2)),
+], ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(f"{k}_{v}" for k, v in x.items()))  # fmt: skip
+def test_one_task_a_block(cls, knobs, rng):
+    """Kernels without the loop over tasks: as many tasks, and parts of them, as there are blocks, and no more."""
+    template = cls(**knobs, single=True)
+    stages, full = template.placement(90).stages, slots(template)
+    lengths = [stages, 0, 1, stages + 1, 2, 9]
+    parts = template.schedule.parts if isinstance(template.schedule, tk.SplitK) else 1
+    for tasks in (1, 2, full // parts):
+        check_stream(template, (lengths * full)[:tasks], None, rng)
+    if not isinstance(template.schedule, tk.SplitTail):
+        with pytest.raises(tk.TileError, match=r"blocks; each has one at most \(single=True, or OnePerBlock\(\)\)"):
+            check_stream(template, [1] * (full // parts + 1), None, rng)
 
 
 @pytest.mark.simulated(multiprocessors=3)

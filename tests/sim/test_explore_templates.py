@@ -70,6 +70,9 @@ CASES = [
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
     (PipelinedStream, dict(consumers=2, independent=True, weighted=False, residual=True, stages=2), LONG),
     (CountedStream, dict(consumers=2, residual=True, stages=2), LONG),
+    (CountedStream, dict(consumers=2, residual=True, stages=2, single=True), (3, 0)),
+    (TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
+    (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
 ]
 
 

@@ -58,7 +58,7 @@ from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
 from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
 from tritonkittens.lang.tiles import scheduling_barrier
 from tritonkittens.lang.types import split, unwrap
-from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_of
+from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
 EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
@@ -186,7 +186,7 @@ def _heard_work(ctx, A, memory, nth):
 def _next_work(ctx, A, unit, work):
     """The same behind a unit."""
     following = next_unit(ctx, A, unit, work)
-    return following, work_of(ctx, A, following)
+    return following, work_behind(ctx, A, work, following)
 
 
 @triton.jit
@@ -201,7 +201,7 @@ def _leave_input(ctx, A, memory, following, work, WORKER: tl.constexpr, T: tl.co
     DRAWS: tl.constexpr = _facts(T)[11]
     if HAS_SCRATCH:
         arrive(memory.scratch_finished[WORKER], per="warp")
-    behind = work if DRAWS else work_of(ctx, A, following)
+    behind = work if DRAWS else work_behind(ctx, A, work, following)
     if TEAMS > 1:
         if behind.valid:
             call_next(WORKER, T)
@@ -229,12 +229,16 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
     if work.valid:
         whole = extended(ctx, work)
         own = own_rings(memory, T)
-        _load_for_task(whole, own, 0)
-        for i in range(_early_count(work, T)):
+        count = _early_count(work, T)
+        for i in range(count):
             load_input(at_iteration(whole, work.begin + i), own, i)
+            if i == 0:
+                _load_for_task(whole, own, 0)
             if TRAILING:
                 if i > 0:
                     load_trailing(at_iteration(whole, work.begin + i - 1), own, i - 1)
+        if count == 0:
+            _load_for_task(whole, own, 0)
 
 
 @triton.jit
@@ -363,7 +367,7 @@ def _held_at(ctx, A, following, work, T: tl.constexpr):
     STAGGERS: tl.constexpr = _facts(T)[14]
     STAGES: tl.constexpr = _facts(T)[0]
     if STAGGERS:
-        return tl.where((work.count >= LONG_TASK * STAGES) & work_of(ctx, A, following).valid, work.count - (STAGES - 1), 0)
+        return tl.where((work.count >= LONG_TASK * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
     else:
         return 0
 

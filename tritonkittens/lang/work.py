@@ -105,6 +105,15 @@ def _iterations_of(part, parts, iterations):
 
 
 @triton.jit
+def _iterations_of_unit(part, parts, iterations):
+    """The same where most units are whole tasks, whose blocks need not divide (see `_tail_part`)."""
+    begin, count = part, iterations
+    if parts > 1:
+        begin, count = _iterations_of(part, parts, iterations)
+    return begin, count
+
+
+@triton.jit
 def _steps(tasks, whole, iterations):
     return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too: somebody must finish it
 
@@ -112,12 +121,15 @@ def _steps(tasks, whole, iterations):
 @triton.jit
 def _tail_part(unit, whole, tasks, parts):
     """(task, parts, part, first slot, valid) of a unit: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
-    by side work on neighbouring tiles at the same depth, and L2 answers them together."""
-    is_part = unit >= whole
-    tail = tl.maximum(unit - whole, 0)
-    split = tl.maximum(tasks - whole, 1)
-    part = tl.where(is_part, tail // split, 0)
-    return tl.where(is_part, whole + tail % split, unit), tl.where(is_part, parts, 1), part, tail % split * parts, part < parts
+    by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
+    is a whole one, nothing."""
+    task, shared, part, slot = unit, 1, 0, 0
+    if unit >= whole:
+        tail, split = unit - whole, tl.maximum(tasks - whole, 1)
+        part = tail // split
+        nth = tail - part * split
+        task, shared, slot = whole + nth, parts, nth * parts
+    return task, shared, part, slot, part < parts
 
 
 @op
@@ -154,6 +166,8 @@ def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
 def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
     """The number of this block's unit behind `unit`, whose `work` says how much of a shared task it was."""
     config = unwrap(ctx.config)
+    if config.single:
+        return unit
     if isinstance(config.schedule, StreamK):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
@@ -173,7 +187,7 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
         whole, tasks, *each = extra(ctx.config, A)[2:]
         index, parts, part, slot, valid = t.call(_tail_part, unit, whole, tasks, t.scalar(schedule.parts) if isinstance(schedule, SplitK) else each[0])
         info = _setup(t, ctx, index)
-        begin, count = t.call(_iterations_of, part, parts, info.iterations)
+        begin, count = t.call(_iterations_of_unit, part, parts, info.iterations)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
         return struct(**{**info.fields, "valid": t.method(info.valid, "__and__", valid), "task": index, **shared})
     info = _setup(t, ctx, unit)
@@ -181,6 +195,15 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
     if isinstance(schedule, ClusterSplitK):
         begin, count = t.call(_iterations_of, ctx.part, t.scalar(schedule.parts), info.iterations)
     return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
+
+
+@op
+def work_behind(t: Trace, ctx: Any, A: Any, work: Any, following: Any) -> Any:
+    """What unit number `following` is, behind the one of this `work`: none, where a block has one at most. The compiler then leaves the loop out, and nobody
+    divides behind a task's last iteration."""
+    if unwrap(ctx.config).single:
+        return struct(**{**work.fields, "valid": t.method(t.scalar(0), "to", tl.int1)})
+    return t.call(work_of, ctx, A, following)
 
 
 @op
