@@ -243,8 +243,8 @@ def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for
         Prefix(schedule=tk.Dynamic())
     for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(independent=True)):
         wrong = {"schedule": tk.Persistent(), "independent": False, **knobs}
-        with refused(f"Copy(single=True, schedule={wrong['schedule']!r}, independent={wrong['independent']}): a block of one task neither draws it nor enters it "
-                     "in the middle, and its consumers share it; that needs another schedule and independent=False"):
+        with refused(f"Copy(single=True, schedule={wrong['schedule']!r}, independent={wrong['independent']}): a block of one task neither draws it nor enters "
+                     "it in the middle, and its consumers share it; that needs another schedule and independent=False"):
             Copy(single=True, **knobs)
     with refused("Copy(staggered=True, ordered=True): consumers that alternate end together"):
         Copy(staggered=True, ordered=True)
