@@ -30,7 +30,7 @@ from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine
 from tritonkittens.kernels.attention import attention_decode, decoding
-from tritonkittens.kernels.attention.dealing import Deal, Ring, possible_deals, predicted_time, rings_of
+from tritonkittens.kernels.attention.dealing import Deal, Ring, kernel_of, possible_deals, predicted_time, rings_of
 from tritonkittens.tune import Device
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "attention_decode_deals.json"
@@ -119,7 +119,7 @@ def compile_part(part: int, parts: int) -> None:
     kernels, gpu = {}, Device.of()
     for shape in SHAPES:
         for deal in deals_of(shape, gpu):
-            kernels.setdefault((shape.kind, deal.parts > 1, deal.sharers, deal.at_once, deal.even, shape.tasks > 2 * gpu.multiprocessors), (shape, deal))
+            kernels.setdefault(kernel_of(shape.kind, deal, shape.tasks, gpu.multiprocessors), (shape, deal))
     for shape, deal in list(kernels.values())[part::parts]:
         calls_of(shape)[0](deal)()
     torch.cuda.synchronize()

@@ -99,6 +99,12 @@ def test_registers_of_several_thread_blocks(name, at_once, registers):
     assert report.registers * 256 * at_once <= 65536 and (not moved or [role.registers for role in report.roles] == registers)
 
 
+def test_where_each_block_has_one_task_it_neither_loops_nor_divides_for_the_next():
+    looping, single = (inspect(KERNELS[f"attention_decode_d64_{name}"]("sm_90a")) for name in ("3_at_once", "single"))
+    assert 0 < single.counts["I2F"] < looping.counts["I2F"] and len(single.loops) == len(looping.loops)
+    assert single.counts["UTMASTG"] == looping.counts["UTMASTG"] and single.counts["HGMMA"] == looping.counts["HGMMA"]
+
+
 class Modest(AttentionDecode):
     """Says that fewer registers are enough than the compiler would take."""
 

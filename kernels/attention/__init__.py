@@ -45,11 +45,11 @@ def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
 
-def _decode(arch: str, dim: int = 128, sized: bool = False, at_once: int = 0, even: bool = False) -> object:
+def _decode(arch: str, dim: int = 128, sized: bool = False, at_once: int = 0, even: bool = False, single: bool = False) -> object:
     keys, counts = torch.empty(4, 8, 4096, dim, dtype=torch.bfloat16, device="meta"), (4, 8, 1 if at_once else 2, 4)
     parts, sums, lengths = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (
         ((*counts, dim), torch.bfloat16 if at_once else torch.float32), (counts, torch.float32), ((4,), torch.int32)))  # fmt: skip
-    template = decode(Kind(torch.bfloat16, dim, dim, lengths=sized), partial=at_once == 0, at_once=at_once, even=even)
+    template = decode(Kind(torch.bfloat16, dim, dim, lengths=sized), partial=at_once == 0, at_once=at_once, even=even, single=single)
     return template.compile(keys[:, :, :4], keys, keys, *((lengths,) if sized else ()), parts, sums, scale=1.0, queries=1, arch=arch)
 
 
@@ -84,7 +84,8 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_decode_lengths_d128": functools.partial(_decode, sized=True),
     "attention_decode_d64": functools.partial(_decode, dim=64),
     **{f"attention_decode_d64_{at_once}_at_once": functools.partial(_decode, dim=64, at_once=at_once) for at_once in (3, 4)},
-    "attention_decode_d64_even": functools.partial(_decode, dim=64, at_once=3, even=True),
+    "attention_decode_d64_single": functools.partial(_decode, dim=64, at_once=3, single=True),
+    "attention_decode_d64_even": functools.partial(_decode, dim=64, at_once=3, even=True, single=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
     "attention_backward_d64_gathering": functools.partial(_backward, dim=64, causal=False, part=0, gathers=True),
     "attention_backward_d128_gathering": functools.partial(_backward, dim=128, causal=False, part=0, gathers=True),

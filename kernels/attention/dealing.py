@@ -54,20 +54,20 @@ ROOMS = {
 }
 EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE),)  # of a cluster
-# µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.8 % longer than the fastest on average
-STEP, A_KEY, A_BYTE, A_COPY = 0.045, 0.0039, 7.4e-6, 0.019  # of a block of keys in a thread block: at least, for each key, byte, copy it comes in
-A_COLUMN = 0.0043  # of a multiprocessor, for each key of blocks
-LATENCY, OF_PAGES = 1.02, 0.37  # of memory, and where a page's number is asked for first
-RATE = 0.91  # of memory's bandwidth, where all read
-UNEVEN = 0.03  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
-SMOOTH = 8  # what takes as long as another thing makes the whole longer: the norm in which they add
-COMBINING, PART = 2.4, 0.018  # a second kernel, and for each part
-JOINING = {2: 1.11, 4: 2.2}  # by the blocks of a cluster (of eight: 5)
-BEGINNING = {1: 0, 2: 0.5, 3: 0.5, 4: 0.6}  # by thread blocks that begin on a multiprocessor
-EVEN = 0.5  # by thread blocks that find out which part of which task is theirs, of tasks that not every multiprocessor can have
-ALONE, ENDING = 0.02, 0.42  # one asks for more before it begins; nothing hides how it ends a task before the next
+# µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.5 and 0.7 % longer than the fastest on average
+STEP, A_KEY, A_BYTE = 0.0454, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
+A_COLUMN = 0.0056  # of a multiprocessor, for each key of blocks
+LATENCY, OF_PAGES = 0.97, 0.43  # of memory, and where a page's number is asked for first
+RATE = 0.903  # of memory's bandwidth, where all read
+UNEVEN = 0.032  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
+SMOOTH = 7.1  # what takes as long as another thing makes the whole longer: the norm in which they add
+COMBINING, PART = 2.27, 0.0151  # a second kernel, and for each part
+JOINING = {2: 1.22, 4: 2.01}  # by the blocks of a cluster (of eight: 5)
+BEGINNING = {1: 0, 2: 0.51, 3: 0.14, 4: 0.05}  # by thread blocks that begin on a multiprocessor
+EVEN = 0.32  # by thread blocks that find out which part of which task is theirs, of tasks that not every multiprocessor can have
+ALONE, ENDING = 0.041, 0.42  # one asks for more before it begins; nothing hides how it ends a task before the next
 # The second kernel is launched while the first works, and comes into the room that it leaves: where it (nearly) fills multiprocessors, once or twice, it waits
-NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.52, 0.98, 1.3
+NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.44, 0.98, 0.97
 
 
 class Kind(NamedTuple):
@@ -104,14 +104,13 @@ def decode(
 
 
 class Ring(NamedTuple):
-    """What a thread block reads: so many keys at a time, of so many bytes of K and V each, in so many copies (0: not in pages); slots; thread blocks a
-    multiprocessor."""
+    """What a thread block reads: so many keys at a time, of so many bytes of K and V each; slots; thread blocks a multiprocessor; are keys in pages?"""
 
     keys: int = 64
     key_bytes: int = 512
     slots: int = 2
     at_once: int = 2
-    copies: int = 0
+    in_pages: bool = False
 
     @property
     def bytes(self) -> int:
@@ -120,12 +119,12 @@ class Ring(NamedTuple):
     @property
     def time(self) -> float:
         """µs of a block of keys, in a thread block that nothing keeps waiting."""
-        return STEP + A_KEY * self.keys + A_BYTE * self.bytes + (A_COPY * self.copies if self.copies > 1 else 0)
+        return STEP + A_KEY * self.keys + A_BYTE * self.bytes
 
     @property
     def rate(self) -> float:
         """Bytes a µs that a thread block asks memory for."""
-        return self.slots * self.bytes / (LATENCY + (OF_PAGES if self.copies else 0))
+        return self.slots * self.bytes / (LATENCY + (OF_PAGES if self.in_pages else 0))
 
 
 class Rings(NamedTuple):
@@ -142,8 +141,7 @@ def rings_of(kind: Kind, whole: bool = True) -> Rings:
     """Results that are not `whole` TMA cannot store: then all are parts, which need more room, and no cluster shares a task."""
 
     def ring_of(kernel: AttentionDecode) -> Ring:
-        copies = 0 if kind.page_size is None else -(-kernel.cols // kind.page_size)
-        return Ring(kernel.cols, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, copies)
+        return Ring(kernel.cols, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None)
 
     kernels = {count: decode(kind, partial=count < 2, at_once=count) for count in ROOMS if whole or count < 2}
     of = tuple((count, ring_of(kernel)) for count, kernel in kernels.items() if count < 2 or _runs(kernel))
@@ -170,6 +168,26 @@ class Deal(NamedTuple):
     sharers: int = 1
     at_once: int = 0
     even: bool = False
+
+
+def kernel_of(kind: Kind, deal: Deal, tasks: int, multiprocessors: int, lse: bool = False, whole: bool = True) -> AttentionDecode:
+    """The kernel that does so many tasks, each a sequence of a head of keys, dealt out so; see `rings_of` for results that are not `whole`."""
+    partial = deal.parts > 1 or not whole
+    dealt = functools.partial(decode, kind, partial, lse or partial, sharers=deal.sharers, at_once=deal.at_once, even=deal.even)
+    kernel = dealt()
+    if _runs_at_once(kernel, tasks * deal.parts, multiprocessors):
+        return dealt(single=True)
+    # Where all sequences are as long, blocks get equally many: 64 × 1,024 keys of dimension 64 take 36.5 µs on the H200, drawn 36.9; 64 × 8,192 of 128 take
+    # 478, drawn 485
+    uneven = (kind.lengths or kind.starts) and not partial and deal.sharers == 1
+    return decode(kind, partial, lse, drawn=True, at_once=deal.at_once) if uneven else kernel
+
+
+def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> bool:
+    """Is there a thread block for every task, and every part of one?"""
+    slots = cluster_slots(multiprocessors, kernel.cluster_size) * kernel.blocks_per_sm
+    whole, parts = kernel.schedule.split(tasks, slots, kernel.blocks_per_sm) if isinstance(kernel.schedule, tk.SplitTail) else (tasks, 1)
+    return whole + (tasks - whole) * parts <= slots
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,19 +1,17 @@
 """`attention_decode` for PyTorch tensors: checks, what is known of a kind of calls, the launches."""
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, allocator, as_addressable, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
-from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, decode, rings_of, row_tiles_of
-from tritonkittens.kernels.attention.decode import AttentionDecode, combine
+from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.decode import combine
 from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
-from tritonkittens.lang.template import Call, cluster_slots
+from tritonkittens.lang.template import Call
 from tritonkittens.launch import multiprocessor_count, simulated_facts
 from tritonkittens.tune.cost import memory_bandwidth
 
@@ -89,16 +87,8 @@ class Launch:
             deal = Deal(parts)
         else:
             deal = deal_of(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
-        self.partial = deal.parts > 1 or not whole
-        dealt = functools.partial(decode, kind, self.partial, return_lse or self.partial, sharers=deal.sharers, at_once=deal.at_once, even=deal.even)
-        kernel = dealt()
-        if _runs_at_once(kernel, batch * tiles * deal.parts, multiprocessors):
-            kernel = dealt(single=True)
-        elif (lengths is not None or starts is not None) and not self.partial and deal.sharers == 1:
-            # Where all sequences are as long, blocks get equally many: 64 × 1,024 keys of dimension 64 take 36.5 µs on the H200, drawn 36.9; 64 × 8,192 of 128
-            # take 478, drawn 485
-            kernel = decode(kind, partial=False, lse=return_lse, drawn=True, at_once=deal.at_once)
-        self.kernel, self.numbers, self.return_lse = kernel, dict(scores.numbers(False), queries=queries), return_lse
+        kernel = kernel_of(kind, deal, batch * tiles, multiprocessors, return_lse, whole)
+        self.kernel, self.partial, self.numbers, self.return_lse = kernel, kernel.partial, dict(scores.numbers(False), queries=queries), return_lse
         self.bound: Call | None = None  # the kernel for tensors of these shapes
         self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, deal.parts, rows)
         self.as_they_are = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
@@ -130,13 +120,6 @@ class Launch:
         if self.partial:
             self.combine(some, sums, result, sums if lse is None else lse, *result.stride(), *self.constants)
         return result if lse is None else (result, lse)
-
-
-def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> bool:
-    """Is there a thread block for every task, and every part of one?"""
-    slots = cluster_slots(multiprocessors, kernel.cluster_size) * kernel.blocks_per_sm
-    whole, parts = kernel.schedule.split(tasks, slots, kernel.blocks_per_sm) if isinstance(kernel.schedule, tk.SplitTail) else (tasks, 1)
-    return whole + (tasks - whole) * parts <= slots
 
 
 _launches: dict[tuple, Launch] = {}
