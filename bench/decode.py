@@ -19,7 +19,7 @@ from tritonkittens.kernels.attention.dealing import Kind, row_tiles_of
 
 # Batch, keys by dimension of the heads, which are as many as Llama-3 8B's (dimension 128) and 1B's (64)
 DECODE = {128: ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192)),
-          64: ((1, 65536), (8, 4096), (34, 1024), (48, 4096), (64, 256), (64, 1024), (64, 8192))}
+          64: ((1, 65536), (8, 4096), (33, 1024), (34, 512), (34, 1024), (35, 2048), (48, 4096), (64, 256), (64, 1024), (64, 8192))}
 HEADS, KV_HEADS = 32, 8
 PAGE_SIZES = (16, 128)  # keys: vLLM's default, and more than a block of the kernel has
 
