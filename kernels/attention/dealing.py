@@ -55,19 +55,19 @@ ROOMS = {
 EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE),)  # of a cluster
 # µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.5 and 0.7 % longer than the fastest on average
-STEP, A_KEY, A_BYTE = 0.0454, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
-A_COLUMN = 0.0056  # of a multiprocessor, for each key of blocks
-LATENCY, OF_PAGES = 0.97, 0.43  # of memory, and where a page's number is asked for first
+STEP, A_KEY, A_BYTE = 0.0297, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
+A_BLOCK, A_COLUMN = 0.0089, 0.00538  # of a multiprocessor, for each block of keys, and each key of it
+LATENCY, OF_PAGES = 0.966, 0.395  # of memory, and where a page's number is asked for first
 RATE = 0.903  # of memory's bandwidth, where all read
-UNEVEN = 0.032  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
-SMOOTH = 7.1  # what takes as long as another thing makes the whole longer: the norm in which they add
-COMBINING, PART = 2.27, 0.0151  # a second kernel, and for each part
-JOINING = {2: 1.22, 4: 2.01}  # by the blocks of a cluster (of eight: 5)
-BEGINNING = {1: 0, 2: 0.51, 3: 0.14, 4: 0.05}  # by thread blocks that begin on a multiprocessor
-EVEN = 0.32  # by thread blocks that find out which part of which task is theirs, of tasks that not every multiprocessor can have
-ALONE, ENDING = 0.041, 0.42  # one asks for more before it begins; nothing hides how it ends a task before the next
+UNEVEN = 0.0354  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
+SMOOTH = 6.82  # what takes as long as another thing makes the whole longer: the norm in which they add
+COMBINING, PART = 2.286, 0.014  # a second kernel, and for each part
+JOINING = {2: 1.17, 4: 2.0}  # by the blocks of a cluster (of eight: 5)
+BEGINNING = {1: 0, 2: 0.42, 3: 0.18, 4: 0.19}  # by thread blocks that begin on a multiprocessor
+EVEN = 0.352  # by thread blocks that find out which part of which task is theirs, of tasks that not every multiprocessor can have
+ALONE, ENDING = 0.038, 0.31  # one asks for more before it begins; nothing hides how it ends a task before the next
 # The second kernel is launched while the first works, and comes into the room that it leaves: where it (nearly) fills multiprocessors, once or twice, it waits
-NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.44, 0.98, 0.97
+NEARLY, NEARLY_FULL, FULL, ALL_FULL = 0.93, 0.39, 0.98, 0.974
 
 
 class Kind(NamedTuple):
@@ -240,7 +240,7 @@ def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float
         steps,
         total / (RATE * bandwidth * 1e-6) * (1 + UNEVEN * uneven),
         total / (thread_blocks * ring.rate),
-        tasks * blocks * ring.keys * A_COLUMN / multiprocessors,
+        tasks * blocks * (A_BLOCK + A_COLUMN * ring.keys) / multiprocessors,
     )
     together = sum(time**SMOOTH for time in limits) ** (1 / SMOOTH)
     beginning = ALONE + ENDING * (rounds - 1) if at_once == 1 else BEGINNING[math.ceil(filled)]
