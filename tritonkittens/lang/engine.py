@@ -232,7 +232,7 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
         count = _early_count(work, T)
         for i in range(count):
             load_input(at_iteration(whole, work.begin + i), own, i)
-            if i == 0:
+            if i == 0:  # behind what takes longest to come: 0.1 to 0.3 µs of decoding with attention, whose keys no cache has (H200)
                 _load_for_task(whole, own, 0)
             if TRAILING:
                 if i > 0:
