@@ -152,7 +152,7 @@ def test_first_without_drain():
 def test_unknown_knobs():
     known = "blocks_per_sm, cluster, consumer_registers, consumers, following_stages, independent, order, ordered, " \
             "producer_registers, producer_warps, schedule"
-    with refused(f"Copy(consumer=2): no such knob; it has {known}, stages"):
+    with refused(f"Copy(consumer=2): no such knob; it has {known}, single, stages"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
         with refused(f"Copy({name}=None): no such knob"):
