@@ -186,8 +186,7 @@ def kernel_of(kind: Kind, deal: Deal, tasks: int, multiprocessors: int, lse: boo
 def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> bool:
     """Is there a thread block for every task, and every part of one?"""
     slots = cluster_slots(multiprocessors, kernel.cluster_size) * kernel.blocks_per_sm
-    whole, parts = kernel.schedule.split(tasks, slots, kernel.blocks_per_sm) if isinstance(kernel.schedule, tk.SplitTail) else (tasks, 1)
-    return whole + (tasks - whole) * parts <= slots
+    return kernel.schedule.units(tasks, slots, kernel.blocks_per_sm) <= slots
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,6 +25,10 @@ class Knob:
 class Schedule(Knob):
     """Base of the schedules: how the tasks of a launch are dealt to its blocks."""
 
+    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+        """How many tasks, or parts of tasks where the schedule fixes these, there are to do where `slots` blocks run at once."""
+        return tasks
+
 
 @dataclass(frozen=True)
 class OnePerBlock(Schedule):
@@ -56,6 +60,9 @@ class SplitK(Schedule):
         if not isinstance(self.parts, int) or not 1 <= self.parts <= 64:
             raise TileError(f"SplitK(parts={self.parts!r}): must be 1 to 64")
 
+    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+        return tasks * self.parts
+
 
 @dataclass(frozen=True)
 class ClusterSplitK(Schedule):
@@ -85,6 +92,10 @@ class SplitTail(Schedule):
         a task's parts reads them all, which takes longer than more of them spare (GEMM 8192³ on the H200: a tail of 4 tasks)."""
         whole = tasks // slots * slots
         return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
+
+    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+        whole, parts = self.split(tasks, slots, blocks_per_sm)
+        return whole + (tasks - whole) * parts
 
 
 @dataclass(frozen=True)

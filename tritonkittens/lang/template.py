@@ -314,12 +314,8 @@ class lcf:
         return -(-units // rounds)
 
     def units(self, slots: int, *shapes: Any) -> int:
-        """How many tasks, or parts of tasks where the schedule fixes these, blocks have to do that have so many `slots`."""
-        tasks = self.tasks(*shapes)
-        if isinstance(self.schedule, SplitTail):
-            whole, parts = self.schedule.split(tasks, slots, self.blocks_per_sm)
-            return whole + (tasks - whole) * parts
-        return tasks * self.schedule.parts if isinstance(self.schedule, SplitK) else tasks
+        """How many tasks, or parts of tasks where the schedule fixes these, tensors of these shapes make for so many `slots`."""
+        return self.schedule.units(self.tasks(*shapes), slots, self.blocks_per_sm)
 
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]

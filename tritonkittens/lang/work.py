@@ -99,17 +99,11 @@ def _stream_part(unit, block, blocks, whole, tasks, iterations, steps):
 
 @triton.jit
 def _iterations_of(part, parts, iterations):
-    """(first, number) of the iterations of a part."""
-    begin = part * iterations // parts
-    return begin, (part + 1) * iterations // parts - begin
-
-
-@triton.jit
-def _iterations_of_unit(part, parts, iterations):
-    """The same where most units are whole tasks, whose blocks need not divide (see `_tail_part`)."""
-    begin, count = part, iterations
+    """(first, number) of the iterations of a part. The block of a whole task does not divide (see `_tail_part`)."""
+    begin, count = 0, iterations
     if parts > 1:
-        begin, count = _iterations_of(part, parts, iterations)
+        begin = part * iterations // parts
+        count = (part + 1) * iterations // parts - begin
     return begin, count
 
 
@@ -187,7 +181,7 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
         whole, tasks, *each = extra(ctx.config, A)[2:]
         index, parts, part, slot, valid = t.call(_tail_part, unit, whole, tasks, t.scalar(schedule.parts) if isinstance(schedule, SplitK) else each[0])
         info = _setup(t, ctx, index)
-        begin, count = t.call(_iterations_of_unit, part, parts, info.iterations)
+        begin, count = t.call(_iterations_of, part, parts, info.iterations)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
         return struct(**{**info.fields, "valid": t.method(info.valid, "__and__", valid), "task": index, **shared})
     info = _setup(t, ctx, unit)
