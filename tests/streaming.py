@@ -224,6 +224,40 @@ class TrailingStream(Stream):
         return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
+class LocatedStream(TrailingStream):
+    """The same where the tiles of iteration i are number P[task, i] of the task's."""
+
+    def layout(self):
+        plan = super().layout()
+        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None})
+
+    @triton.jit
+    def locate(ctx):
+        return tk.load_scalar(ctx.globals.P, (ctx.task, ctx.iter))
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.located, 0), input.arrived)
+
+    @triton.jit
+    def load_trailing(ctx, trailing):
+        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.located * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+
+
+def add_located(template, x, e, s, lengths, blocks):
+    """Y of a `LocatedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
+    tasks, steps = len(lengths), x.shape[1] // template.rows
+    places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
+
+    def moved(tiles):
+        in_order = tiles.unflatten(1, (steps, -1))
+        return torch.empty_like(in_order).index_put_((torch.arange(tasks, device=x.device)[:, None], places), in_order).flatten(1, 2)
+
+    y = torch.full((tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device)
+    template(moved(x), moved(e), s, y, lengths, places.int(), tasks=tasks, blocks=blocks)
+    return y
+
+
 class SharingStream(PipelinedStream):
     """The same with all consumers' weights in one common tile, what a consumer adds of E handed to it by its neighbour, and the sum kept in a working tile."""
 

@@ -106,6 +106,13 @@ def test_where_each_block_has_one_task_it_neither_loops_nor_divides_for_the_next
     assert single.counts["UTMASTG"] == looping.counts["UTMASTG"] and single.mma == looping.mma
 
 
+def test_decoding_has_one_loop_and_fences_only_where_threads_write():
+    """No loop for blocks that mask, which only a sequence's last may; where V is zeroed behind a sequence's end, in the loop and behind it, a fence each."""
+    assert len(inspect(KERNELS["attention_decode_d64_even"]("sm_90a")).loops) == 1
+    fences = {name: KERNELS[name]("sm_90a").asm["ptx"].count("fence.proxy.async") for name in ("attention_decode_d128", "attention_decode_lengths_d128")}
+    assert fences["attention_decode_lengths_d128"] == fences["attention_decode_d128"] + 2
+
+
 class Modest(AttentionDecode):
     """Says that fewer registers are enough than the compiler would take."""
 

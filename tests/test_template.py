@@ -88,8 +88,8 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, fetch, start, first, drain, " \
-            "send, sent, follow, tally"
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, locate, fetch, start, first, " \
+            "drain, send, sent, follow, tally"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -284,7 +284,8 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, fetch, start, finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, locate, fetch, start, "
+                 "finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 

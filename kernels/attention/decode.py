@@ -79,7 +79,7 @@ class AttentionDecode(AttentionForward):
                 for i in tl.static_range(ctx.config.cols // ZEROED):  # some keys at a time: registers hold the sums and the weights
                     if behind < (i + 1) * ZEROED:
                         part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
-                        v = tk.load(part, layout="memory")
+                        v = tk.load(part, layout="memory", fenced=True)
                         tk.store(part, tk.where(tk.lt(tk.iota(v, 0), behind - i * ZEROED), v, 0.0))
                 tk.fence_async()
                 tk.sync()
@@ -113,9 +113,9 @@ class AttentionDecode(AttentionForward):
         begin, end = first + part * blocks // parts, first + (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
-        edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-        return tk.task(end - begin, when=more, edges=edges, batch=batch, kv_batch=batch, head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1,
-                       share=part, keys=keys, start=start, masked=masked, whole=whole)
+        # In place, so that 1 stays a constant: of a part of a task the compiler does not see that no iteration is left to a loop for edges
+        return tk.task(end - begin, when=more, edges=1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None, batch=batch, kv_batch=batch,
+                       head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1, share=part, keys=keys, start=start, masked=masked, whole=whole)
 
     @triton.jit
     def start(ctx):
@@ -163,11 +163,10 @@ def _page(ctx, copy):
 
 @triton.jit
 def _load_pages(ctx, tiles, to, source, width):
-    """A block of `source`, keys of so many columns, by copies of pages. Each page number is asked for when its copy's turn comes: all of them before the first
-    copy took the H200 5 % longer (pages of 16, 8 sequences of 4,096 keys)."""
+    """A block of `source`, keys of so many columns, by copies of pages."""
     ROWS: tl.constexpr = ctx.config.copied
     for i in tl.static_range(ctx.config.cols // ROWS):
-        page, part = _page(ctx, i)
+        page, part = ctx.located[i]
         tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (page, ctx.kv_head, part, 0), tiles.arrived, cache_policy=ctx.config.cache_policy)
 
 
@@ -190,6 +189,14 @@ class AttentionDecodePaged(AttentionDecode):
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
         return replace(plan, globals=dict(plan.globals) | dict(K=k, V=v, pages=None))
+
+    @triton.jit
+    def locate(ctx):
+        """(page, part of it) of each copy of this iteration's block."""
+        found = ()
+        for i in tl.static_range(ctx.config.cols // ctx.config.copied):
+            found = found + (_page(ctx, i),)
+        return found
 
     @triton.jit
     def load(ctx, input):

@@ -12,6 +12,7 @@ from tests.streaming import (
     CountedStream,
     DeferringStream,
     FollowedStream,
+    LocatedStream,
     PipelinedStream,
     PlainSendingStream,
     Prefix,
@@ -20,6 +21,7 @@ from tests.streaming import (
     Stream,
     TrailingStream,
     add_followed,
+    add_located,
     add_sent,
     all_sent,
     all_sent_of_tasks,
@@ -363,3 +365,12 @@ def test_more_blocks_than_the_device_holds(rng):
     for schedule in (tk.StreamK(), tk.SplitTail()):
         template = CountedStream(consumers=1, schedule=schedule)
         check_stream(template, [4] * 3, 4 * slots(template), rng)
+
+
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=2, stages=2, schedule=tk.Dynamic()),
+                                   dict(consumers=1, cluster=2, stages=3)], ids=str)  # fmt: skip
+def test_tiles_that_the_producer_locates(knobs, rng):
+    template = LocatedStream(**knobs)
+    tensors = operands(template, [int(n) for n in rng.integers(0, 9, 40)], rng, DEVICE)
+    expected = prefixes(template, *tensors)[:, -1].reshape(-1, template.cols).float()
+    assert torch.equal(add_located(template, *tensors, blocks=None).cpu(), expected)

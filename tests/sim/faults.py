@@ -116,7 +116,7 @@ def ring_consumer(Y, tiles, arrived, finished, iterations, CONSUMER: tl.constexp
             pass
         else:
             tk.consumer_wait(ring, arrived)  # reports: too_many_bytes, expect_on_other_stage, extra_iteration, expect_forgotten, lapped_consumer
-        acc += tk.load(tiles[ring.index], like=acc)
+        acc += tk.load(tiles[ring.index], like=acc, fenced=BUG == "fence_promised")
         if BUG == "wait_after_use":
             tk.consumer_wait(ring, arrived)
         if BUG == "unfenced_release":
@@ -194,6 +194,7 @@ fault("lapped_consumer", "phase-wrap", ring_sum, ring_inputs(2, 1, 12), also=("r
 fault("wait_after_use", "race", ring_sum, ring_inputs(2, 3, 4), seed=17, line="copy_into_slot")
 fault("no_wait", "race", ring_sum, ring_inputs(1, 2, 2), seed=7, line="copy_into_slot")
 fault("unfenced_release", "missing-fence", ring_sum, ring_inputs(2, 3, 7), line="copy_into_slot")
+fault("fence_promised", "missing-fence", ring_sum, ring_inputs(2, 3, 7), line="copy_into_slot")
 fault("lost_last_iteration", "unfinished", ring_sum, ring_inputs(1, 5, 6), line="copy_into_slot")
 fault("extra_iteration", "deadlock", ring_sum, ring_inputs(1, 5, 4))
 

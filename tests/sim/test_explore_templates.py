@@ -11,6 +11,7 @@ from tests.streaming import (
     EdgedStream,
     FollowedStream,
     HandingStream,
+    LocatedStream,
     PipelinedEdgedStream,
     PipelinedStream,
     PlainSendingStream,
@@ -20,6 +21,7 @@ from tests.streaming import (
     TrailingStream,
     WatchedStream,
     add_followed,
+    add_located,
     add_sent,
     all_sent,
     all_sent_of_tasks,
@@ -90,6 +92,18 @@ def test_streams(cls, knobs, lengths, rng):
     y = poison(torch.empty(expected.shape))
     sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
     assert torch.equal(y, expected.float())
+
+
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=2, cluster=2),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic())],
+                         ids=str)
+def test_tiles_that_the_producer_locates(knobs, rng):
+    template = LocatedStream(**knobs)
+    x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
+    found = []
+    sim.explore(lambda: found.append(add_located(template, x, e, s, lengths, 2)), schedules=20)
+    expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
+    assert all(torch.equal(y, expected) for y in found)
 
 
 def test_deferred_tiles_that_first_does_not_wait_for(rng):

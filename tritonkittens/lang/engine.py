@@ -27,6 +27,7 @@ from tritonkittens.lang.hooks import (
     call_fetch,
     call_first,
     call_follow,
+    call_locate,
     call_prefetch,
     call_send,
     call_start,
@@ -236,13 +237,13 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
         if not LAST:
             _load_for_task(whole, own, 0)
         for i in range(count):
-            load_input(at_iteration(whole, work.begin + i), own, i)
+            load_input(call_locate(at_iteration(whole, work.begin + i)), own, i)
             if LAST:
                 if i == 0:
                     _load_for_task(whole, own, 0)
             if TRAILING:
                 if i > 0:
-                    load_trailing(at_iteration(whole, work.begin + i - 1), own, i - 1)
+                    load_trailing(call_locate(at_iteration(whole, work.begin + i - 1)), own, i - 1)
         if LAST:
             if count == 0:
                 _load_for_task(whole, own, 0)
@@ -304,15 +305,17 @@ def _producer(G, A, memory, T: tl.constexpr):
                 if i == SAFE:
                     wait(memory.staging_free[0], (turn & 1) ^ 1)
                     arrive(memory.staging_free[0], per="warp")
+            here = call_locate(at_iteration(whole, work.begin + i))
             wait(memory.finished[slot], (phases >> slot) & 1)
-            load_input(at_iteration(whole, work.begin + i), memory, slot)
+            load_input(here, memory, slot)
             if HAS_SCRATCH or HAS_KEPT:
                 if (i == tl.where(work.count >= 2 * STAGES, BEFORE_LAST, 0)) and (turn > 0 or EARLY == 0):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
+                    before = call_locate(at_iteration(whole, work.begin + i - 1))
                     wait(memory.trailing_finished[previous], phase_before(phases, previous))
-                    load_trailing(at_iteration(whole, work.begin + i - 1), memory, previous)
+                    load_trailing(before, memory, previous)
                 previous = slot
             slot, phases = next_slot(slot, phases, STAGES)
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
@@ -320,8 +323,9 @@ def _producer(G, A, memory, T: tl.constexpr):
                     load_finish(whole, memory, turn)
         if TRAILING:
             if work.count > 0:
+                before = call_locate(at_iteration(whole, work.begin + work.count - 1))
                 wait(memory.trailing_finished[previous], phase_before(phases, previous))
-                load_trailing(at_iteration(whole, work.begin + work.count - 1), memory, previous)
+                load_trailing(before, memory, previous)
         if PRELOAD:
             if work.count == 0:
                 load_finish(whole, memory, turn)

@@ -186,11 +186,14 @@ def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any =
 
 
 @op
-def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None) -> Any:
+def load(
+    t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None, fenced: Any = False,
+) -> Any:  # fmt: skip
     """A register tile from where it lives.
 
-    A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, other ways of handing it back need
-    `fence_async` first.
+    A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, by a fence in each of them; other
+    ways of handing it back need `fence_async` first. `fenced`: the caller does that himself, behind this read, so that they need not: worth it where reads are
+    in a branch that is seldom taken.
 
     - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory"), `like` (another register tile) or a type, such as
       `tk.row_vec(tk.rt(tk.fp32, 64, 128))` for a vector, says how registers hold it;
@@ -199,7 +202,8 @@ def load(t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.
       also vectors.
     """
     if isinstance(src, shared):
-        return load_shared(t, src, unwrap(layout), make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like))
+        like = make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like)
+        return load_shared(t, src, unwrap(layout), like, bool(unwrap(fenced)))
     if isinstance(src, tensor_tile):
         return load_tensor_memory(t, src)
     if axes_of(src):

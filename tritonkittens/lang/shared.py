@@ -224,9 +224,9 @@ def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
     raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
 
 
-def load_shared(t: Trace, src: shared, layout: Any, like: Any) -> Any:
-    """Registers from shared memory, each piece in the layout asked for."""
-    bill().reads_shared += 1
+def load_shared(t: Trace, src: shared, layout: Any, like: Any, fenced: bool = False) -> Any:
+    """Registers from shared memory, each piece in the layout asked for. `fenced`: a fence of the caller orders the reads before copies into that memory."""
+    bill().reads_shared += not fenced
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
     if src.together:

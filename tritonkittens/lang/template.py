@@ -61,6 +61,8 @@ class lcf:
     - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
     - `prefetch(ctx)` (producer, when it begins with a task): what L2 may fetch (`tk.prefetch`) of tiles that shared memory has no room for yet, while the task
       before ends;
+    - `locate(ctx)` → any value (producer, once an iteration for each of `load` and `load_trailing`, before it waits for the slot), `ctx.located` of these: what
+      they would have to read from global memory, such as where tiles are, has then come when the slot is free;
     - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
     - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
       `staging.arrived`, while the task is computed;
@@ -142,13 +144,13 @@ class lcf:
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "fetch", "start", "first", "drain", "send", "sent",
-        "follow", "tally", "part", "merge",
+        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "locate", "fetch", "start", "first", "drain", "send",
+        "sent", "follow", "tally", "part", "merge",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
-        "prefetch": ("ctx",), "fetch": ("ctx",),
+        "prefetch": ("ctx",), "locate": ("ctx",), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
@@ -447,7 +449,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "locate", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:

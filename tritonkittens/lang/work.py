@@ -15,14 +15,15 @@ from tritonkittens.lang.values import numbers_of, struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "edge"}
+            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "located", "edge"}
 
 
 @op
 def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them, which better are constants
     where they are the same in every task. A false `when` ends the loop over tasks. `edges`: how many iterations, from the first on, differ from the others (in
-    attention: mask), where that is known, a number of the task or the constant 0 or 1; see `ctx.edge` of `lcf`."""
+    attention: mask), where that is known, a number of the task or the constant 0 or 1, written in place, for a variable is a number of the task; see `ctx.edge`
+    of `lcf`."""
     if unwrap(when) is None:
         raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
     clash = set(coordinates) & RESERVED
