@@ -187,12 +187,17 @@ class TrailingStream(Stream):
         return X[0]
 
     @triton.jit
+    def _number(ctx):
+        """Of this iteration's tiles, among those of the task."""
+        return ctx.iter
+
+    @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.config._number(ctx), 0), input.arrived)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.config._number(ctx) * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
 
     @triton.jit
     def start(ctx):
@@ -236,12 +241,8 @@ class LocatedStream(TrailingStream):
         return tk.load_scalar(ctx.globals.P, (ctx.task, ctx.iter))
 
     @triton.jit
-    def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.located, 0), input.arrived)
-
-    @triton.jit
-    def load_trailing(ctx, trailing):
-        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.located * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+    def _number(ctx):
+        return ctx.located
 
 
 def add_located(template, x, e, s, lengths, blocks):
