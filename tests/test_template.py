@@ -177,6 +177,23 @@ def test_impossible_producer_warps(warps):
         Copy(producer_warps=warps)
 
 
+@pytest.mark.parametrize("knobs", [dict(trailing_producer=1), dict(trailing_producer=None), dict(trailing_producer=True, cluster=2)])
+def test_impossible_trailing_producers(knobs):
+    shown = f"trailing_producer={knobs['trailing_producer']!r}, cluster={knobs.get('cluster', 1)}"
+    with refused(f"TrailingStream({shown}): must be False, or True where blocks load alone"):
+        TrailingStream(**knobs)
+
+
+def test_a_trailing_producer_without_trailing_tiles():
+    with refused("Copy(trailing_producer=True): its layout has no trailing tiles"):
+        Copy(trailing_producer=True)
+
+
+def test_a_trailing_producer_is_explained():
+    told = "a warp of its own loads trailing tiles"
+    assert told in TrailingStream(trailing_producer=True).explain() and told not in TrailingStream().explain()
+
+
 def test_a_role_has_a_power_of_two_of_warps():
     with refused("Copy(producer_warps=3): must be 1, 2 or 4 warps"):
         Copy(producer_warps=3)

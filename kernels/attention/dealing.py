@@ -26,7 +26,7 @@ class Room(NamedTuple):
     long however small they are; slots, and bytes under way of all thread blocks, at most.
 
     With more under way a start is longer, and heads, whose keys lie beside each other in pages, drift apart. At dimension 64 the H200 reads 64 sequences of
-    1,024 keys in 37.1 µs with three slots, 38.5 with six; 8 of 4,096 by clusters in 22.9 with four, 23.4 with six; at 128, in pages of 16, in 39.1 with three,
+    1,024 keys in 37.1 µs with three slots, 38.5 with six; 7 of 4,096 by clusters in 20.0 µs with 128 keys a slot, 20.8 with 64; at 128, in pages of 16, in 39.1 with three,
     40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with three, 71.9 with four, 74.7 with two. Three thread blocks
     with two slots each read 36 sequences of 3,000 keys, 288 tasks, in 56.7 µs, with three in 60.5 (`bench/results/attention_variants.json`).
     """
@@ -53,7 +53,7 @@ ROOMS = {
     4: (Room(4, (32,), 3, UNDER_WAY_OF_ONE),),
 }
 EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
-SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE),)  # of a cluster
+SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE, few_bytes=256),)  # of a cluster
 # µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.5 and 0.7 % longer than the fastest on average
 STEP, A_KEY, A_BYTE = 0.0297, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
 A_BLOCK, A_COLUMN = 0.0089, 0.00538  # of a multiprocessor, for each block of keys, and each key of it

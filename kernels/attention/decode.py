@@ -191,6 +191,12 @@ class AttentionDecodePaged(AttentionDecode):
         """Keys of a copy."""
         return math.gcd(self.cols, self.page_size)
 
+    @property
+    def trailing_producer(self) -> bool:  # type: ignore[override]
+        """Where a block takes several copies, a producer of its own for V: one warp alone would be as long about all as memory is. 16 sequences of 4,096 keys of
+        dimension 64 in pages of 16: 39.0 µs, 37.9 so; 16 of 1,024 15.5, 15.1 (H200). Where it takes one, the order in which it asks for both is worth more."""
+        return self.copied < self.cols
+
     def layout(self):
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)

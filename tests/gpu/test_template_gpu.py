@@ -207,6 +207,10 @@ FEATURES = [
     (TrailingStream, dict(**ALONE, consumers=2, residual=True)),
     (TrailingStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),
     (TrailingStream, dict(consumers=2, out=tk.bf16, dtype=tk.bf16, cols=128, extra=128, weighted=False)),
+    (TrailingStream, dict(consumers=2, stages=2, trailing_producer=True)),
+    (TrailingStream, dict(consumers=2, stages=3, schedule=tk.Dynamic(), trailing_producer=True)),
+    (TrailingStream, dict(consumers=2, cols=128, weighted=False, trailing_producer=True)),
+    (TrailingStream, dict(**ALONE, consumers=2, residual=True, trailing_producer=True)),
     (DeferringStream, dict(consumers=2, stages=3, residual=True)),
     (DeferringStream, dict(consumers=1, stages=2, early=False, cols=128)),
     (DeferringStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
@@ -367,7 +371,8 @@ def test_more_blocks_than_the_device_holds(rng):
         check_stream(template, [4] * 3, 4 * slots(template), rng)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=2, stages=2, schedule=tk.Dynamic()),
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=3, trailing_producer=True),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic()),
                                    dict(consumers=1, cluster=2, stages=3)], ids=str)  # fmt: skip
 def test_tiles_that_the_producer_locates(knobs, rng):
     template = LocatedStream(**knobs)

@@ -74,6 +74,14 @@ CASES = [
     (CountedStream, dict(consumers=2, residual=True, stages=2), LONG),
     (CountedStream, dict(consumers=2, residual=True, stages=2, single=True), (3, 0)),
     (TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
+    *((TrailingStream, dict(trailing_producer=True, **knobs), LENGTHS) for knobs in (
+        dict(consumers=2, stages=2),
+        dict(consumers=1, stages=3, schedule=tk.Dynamic()),
+        dict(consumers=2, stages=2, ordered=True, early=False, extra=128),
+        dict(consumers=3, independent=True, weighted=False, stages=2, residual=True),
+        dict(consumers=2, cols=128, weighted=False),  # results over the ring
+    )),
+    (TrailingStream, dict(consumers=2, stages=2, trailing_producer=True, single=True), (4, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
 ]
 
@@ -94,7 +102,8 @@ def test_streams(cls, knobs, lengths, rng):
     assert torch.equal(y, expected.float())
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=2, cluster=2),
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=3, trailing_producer=True),
+                                   dict(consumers=1, stages=2, cluster=2),
                                    dict(consumers=2, stages=2, schedule=tk.Dynamic())],
                          ids=str)
 def test_tiles_that_the_producer_locates(knobs, rng):

@@ -34,7 +34,7 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * SLOTS.value), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    hearers = T.consumers * WARPS + T.senders + T.follows
+    hearers = T.consumers * WARPS + T.senders + T.follows + T.trailing_producer
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 

@@ -62,6 +62,7 @@ from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
+EARLY_SLOTS_BESIDE_TRAILING = 1  # which another producer asks for: decoding from pages of 16 keys takes up to 1 % longer with two (H200)
 EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
 # Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
 # of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
@@ -75,6 +76,9 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     roles: list[tuple[Any, tuple]] = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
     roles.append((_producer, (G, A, memory, T)))
     warps = [*(WARPS,) * config.consumers, config.producer_warps]
+    if config.trailing_producer:
+        roles.append((_trailing_producer, (G, A, memory, T)))
+        warps.append(1)
     if config._plan.output:
         roles.append((_storer, (G, A, memory, T)))
         warps.append(1)
@@ -136,17 +140,18 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
-    first, tallies, staggers) as constants.
+    first, tallies, staggers, has a trailing producer) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    early = 0 if T.draws else min(EARLY_SLOTS if T.cluster == 1 else EARLY_SLOTS_OF_CLUSTER, placed.safe_stages, placed.stages - bool(plan.preload))
+    most = EARLY_SLOTS_OF_CLUSTER if T.cluster > 1 else EARLY_SLOTS_BESIDE_TRAILING if T.trailing_producer else EARLY_SLOTS
+    early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
-             T.staggers(t.arch))
+             T.staggers(t.arch), T.trailing_producer)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -266,6 +271,14 @@ def _load_for_task(ctx, memory, turn):
 
 
 @triton.jit
+def _await_staging(memory, turn):
+    """Once a task, before the slots that staging tiles lie over are filled: the stores of the task before have read them. Each producer says that it has seen
+    so, for the next phase."""
+    wait(memory.staging_free[0], (turn & 1) ^ 1)
+    arrive(memory.staging_free[0], per="warp")
+
+
+@triton.jit
 def _producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     SAFE: tl.constexpr = _facts(T)[1]
@@ -274,7 +287,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     HAS_KEPT: tl.constexpr = _facts(T)[10]
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
-    TRAILING: tl.constexpr = _facts(T)[9]
+    TRAILING: tl.constexpr = _facts(T)[9] and not _facts(T)[15]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
     # Consumers give the tiles of a task back behind all slots of the ring but the last (those with units of their own, long before). In short tasks they wait
@@ -303,8 +316,7 @@ def _producer(G, A, memory, T: tl.constexpr):
         for i in range(begun, work.count):
             if OVER_RING:
                 if i == SAFE:
-                    wait(memory.staging_free[0], (turn & 1) ^ 1)
-                    arrive(memory.staging_free[0], per="warp")
+                    _await_staging(memory, turn)
             here = call_locate(at_iteration(whole, work.begin + i))
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(here, memory, slot)
@@ -331,8 +343,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                 load_finish(whole, memory, turn)
         if OVER_RING:
             if work.count <= SAFE:
-                wait(memory.staging_free[0], (turn & 1) ^ 1)
-                arrive(memory.staging_free[0], per="warp")
+                _await_staging(memory, turn)
         if DRAWS:  # the ring is full: there is nothing to load before the answer is here
             unit, work = _drawn_work(ctx, A, memory, turn + DRAWN)
         else:
@@ -343,6 +354,40 @@ def _producer(G, A, memory, T: tl.constexpr):
         draw_no_more(ctx)
     _opened(T)
     _leave(memory, phases, T)
+
+
+@triton.jit
+def _trailing_producer(G, A, memory, T: tl.constexpr):
+    """Loads the trailing tiles where the producer loads only the others."""
+    STAGES: tl.constexpr = _facts(T)[0]
+    SAFE: tl.constexpr = _facts(T)[1]
+    OVER_RING: tl.constexpr = _facts(T)[2]
+    DRAWS: tl.constexpr = _facts(T)[11]
+    DRAWN: tl.constexpr = _facts(T)[12]
+    slot = 0
+    phases = -1  # one parity bit a slot: a fresh semaphore counts as released
+    turn = 0
+    _open(T)
+    ctx = new_context(G, A, T)
+    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    while work.valid:
+        whole = extended(ctx, work)
+        if OVER_RING:
+            slot = 0
+        for i in range(work.count):
+            if OVER_RING:
+                if i == SAFE:
+                    _await_staging(memory, turn)
+            here = call_locate(at_iteration(whole, work.begin + i))
+            wait(memory.trailing_finished[slot], (phases >> slot) & 1)
+            load_trailing(here, memory, slot)
+            slot, phases = next_slot(slot, phases, STAGES)
+        if OVER_RING:
+            if work.count <= SAFE:
+                _await_staging(memory, turn)
+        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
+        turn += 1
+    _opened(T)
 
 
 @triton.jit

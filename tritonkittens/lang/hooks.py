@@ -467,7 +467,7 @@ def _finish_if_last(ctx, state, memory):
 def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
     """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
-    `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of the producer, which has then seen the completion
+    `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion
     of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another
     task? Blocks that share tasks wait for that to send it their sums.
     """

@@ -116,6 +116,7 @@ class lcf:
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
       that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
       tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
+    - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`, `StreamK()`;
@@ -128,6 +129,7 @@ class lcf:
 
     consumers: int = 2
     producer_warps: int = 1
+    trailing_producer: bool = False
     following_stages: int = 1
     independent: bool = False
     stages: int | None = None
@@ -184,7 +186,7 @@ class lcf:
         self._placements: dict[int, Placement] = {}
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = self.producer_warps + int(bool(self._plan.output)) + self.senders + self.follows
+        busy = self.producer_warps + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -224,6 +226,8 @@ class lcf:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
             raise self._error(f"(cluster={self.cluster!r}): must be one of {', '.join(map(str, CLUSTER_SIZES[:-1]))} blocks")
+        if not isinstance(self.trailing_producer, bool) or (self.trailing_producer and self.cluster > 1):
+            raise self._error(f"(trailing_producer={self.trailing_producer!r}, cluster={self.cluster}): must be False, or True where blocks load alone")
         for name, kind in (("schedule", Schedule), ("order", Order)):
             if not isinstance(getattr(self, name), kind):
                 raise self._error(f"({name}={getattr(self, name)!r}): must be a tk.{kind.__name__}")
@@ -263,6 +267,8 @@ class lcf:
             raise self._error("hook 'send' sends working tiles; its layout has none")
         if self.sends and self.pipelined and not hasattr(type(self), "first"):
             raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
+        if self.trailing_producer and not plan.trailing:
+            raise self._error("(trailing_producer=True): its layout has no trailing tiles")
         if plan.trailing and not self.pipelined:
             raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
         if plan.deferred and not hasattr(type(self), "first"):
@@ -395,6 +401,8 @@ class lcf:
         share = "a task each" if self.independent else "one task together"
         once = ", no loop over tasks" if self.single else ""
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}{once}")
+        if self.trailing_producer:
+            lines.append("  a warp of its own loads trailing tiles")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
         if self.follows:
