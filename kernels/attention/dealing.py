@@ -26,9 +26,9 @@ class Room(NamedTuple):
     long however small they are; slots, and bytes under way of all thread blocks, at most.
 
     With more under way a start is longer, and heads, whose keys lie beside each other in pages, drift apart. At dimension 64 the H200 reads 64 sequences of
-    1,024 keys in 37.1 µs with three slots, 38.5 with six; 7 of 4,096 by clusters in 20.0 µs with 128 keys a slot, 20.8 with 64; at 128, 8 of 4,096 in pages of 16
-    in 39.1 with three, 40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with three, 71.9 with four, 74.7 with two.
-    Three thread blocks with two slots each read 36 sequences of 3,000 keys, 288 tasks, in 56.7 µs, with three in 60.5
+    1,024 keys in 37.1 µs with three slots, 38.5 with six; 7 of 4,096 by clusters in 20.0 µs with 128 keys a slot, 20.8 with 64; at 128, 8 of 4,096 in pages
+    of 16 in 39.1 with three, 40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with three, 71.9 with four, 74.7
+    with two. Three thread blocks with two slots each read 36 sequences of 3,000 keys, 288 tasks, in 56.7 µs, with three in 60.5
     (`bench/results/attention_variants.json`).
     """
 
