@@ -174,9 +174,9 @@ def _load_pages(ctx, tiles, to, source, width):
 
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
-    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 1.01 where
-    K and V are contiguous, 0.98 in pages of 128, 0.97 in pages of 16 that lie anywhere; of dimension 64 at 0.96, 0.91, 0.87. Source: PagedAttention (Kwon et
-    al., 2023).
+    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 0.99 to
+    1.01 (by card) where K and V are contiguous, 0.96 to 0.98 in pages of 128, 0.95 to 0.98 in pages of 16 that lie anywhere; of dimension 64 at 0.94 to 0.97,
+    0.89 to 0.93, 0.87 to 0.91. Source: PagedAttention (Kwon et al., 2023).
 
     Page numbers are asked for before a slot is waited for (`locate`). Worth, at dimension 64, in pages of 16, 0.9 % of 8 × 4,096 keys, 1.8 % of 34 × 1,024,
     2.9 % of 34 × 4,096, elsewhere little; 8 × 4,096 of 128 loses 1 %, for the first copy waits for the numbers of all.
