@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.decode_deals import GPUS, RESULTS, Shape, deals_of, regrets, report, write
-from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, Rings, deal_of, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, Rings, deal_of, decode, rings_of, row_tiles_of
 
 
 def test_tiles_have_equally_many_heads():
@@ -20,7 +20,7 @@ OF = {  # by thread blocks a multiprocessor
     64: {0: Ring(64, 256, 3, 2), 1: Ring(128, 256, 3, 1), 3: Ring(64, 256, 2, 3), 4: Ring(32, 256, 3, 4)},
     128: {0: Ring(64, 512, 2, 2), 1: Ring(64, 512, 3, 1)},
 }
-SHARED = {64: Ring(64, 256, 4, 1), 128: Ring(64, 512, 3, 1)}
+SHARED = {64: Ring(128, 256, 3, 1), 128: Ring(64, 512, 3, 1)}
 EVEN = {64: (0, 3), 128: (0,)}
 RINGS = {dim: Rings(tuple(of.items()), SHARED[dim], dim, tuple((count, of[count]) for count in EVEN[dim])) for dim, of in OF.items()}
 
@@ -42,6 +42,14 @@ def test_rings_of_other_dimensions():
         16: [0, 1, 3, 4], 96: [0, 1, 3], 192: [0, 1], 256: [0, 1]
     }  # fmt: skip
     assert [n for n in range(16, 257, 16) if rings_of(Kind(torch.bfloat16, 64, n)).shared] == [32, 64, 128, 256], "halves are tiles, of at least 16 columns"
+
+
+@pytest.mark.parametrize("page_size, copies", [(None, 1), (16, 4), (48, 4), (32, 2), (64, 1), (128, 1)])
+def test_values_have_a_producer_where_a_block_takes_several_copies(page_size, copies):
+    for sharers, blocks in ((1, 1), (2, 2)):  # those of clusters have twice as many keys
+        told = decode(Kind(torch.bfloat16, 64, 64, page_size=page_size), partial=False, sharers=sharers).explain()
+        several = page_size is not None and (copies > 1 or page_size < 64 * blocks)
+        assert ("a warp of its own loads trailing tiles" in told) == several
 
 
 @pytest.mark.parametrize("dim", RINGS)
