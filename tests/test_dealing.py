@@ -44,11 +44,12 @@ def test_rings_of_other_dimensions():
     assert [n for n in range(16, 257, 16) if rings_of(Kind(torch.bfloat16, 64, n)).shared] == [32, 64, 128, 256], "halves are tiles, of at least 16 columns"
 
 
-@pytest.mark.parametrize("page_size, copies", [(None, 1), (16, 4), (48, 4), (32, 2), (64, 1), (128, 1)])
-def test_values_have_a_producer_where_a_block_takes_several_copies(page_size, copies):
-    for sharers, blocks in ((1, 1), (2, 2)):  # those of clusters have twice as many keys
+@pytest.mark.parametrize("page_size, alone, in_cluster", [(None, False, False), (16, True, True), (48, True, True), (32, True, True), (64, False, True),
+                                                          (128, False, False)])  # fmt: skip
+def test_values_have_a_producer_where_a_block_takes_several_copies(page_size, alone, in_cluster):
+    """Blocks of 64 keys, in clusters of 128."""
+    for sharers, several in ((1, alone), (2, in_cluster)):
         told = decode(Kind(torch.bfloat16, 64, 64, page_size=page_size), partial=False, sharers=sharers).explain()
-        several = page_size is not None and (copies > 1 or page_size < 64 * blocks)
         assert ("a warp of its own loads trailing tiles" in told) == several
 
 
