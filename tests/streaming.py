@@ -229,24 +229,30 @@ class TrailingStream(Stream):
         return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
-class LocatedStream(TrailingStream):
-    """The same where the tiles of iteration i are number P[task, i] of the task's."""
+class ListedStream(TrailingStream):
+    """The same where the tiles of iteration i are the number of the task's that `entries` numbers in P add up to."""
+
+    entries: int = 1
 
     def layout(self):
         plan = super().layout()
-        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None})
+        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, entries=self.entries)
 
     @triton.jit
-    def locate(ctx):
-        return tk.load_scalar(ctx.globals.P, (ctx.task, ctx.iter))
+    def entry(ctx, n):
+        return tk.pointer_to(ctx.globals.P, (ctx.task, tl.minimum(ctx.iter * ctx.config.entries + n, tk.extent(ctx.globals.P, 1) - 1)))
 
     @triton.jit
     def _number(ctx):
-        return ctx.located
+        ENTRIES: tl.constexpr = ctx.config.entries
+        total = ctx.entries[0]
+        for k in tl.static_range(1, ENTRIES):
+            total += ctx.entries[k]
+        return total
 
 
-def add_located(template, x, e, s, lengths, blocks):
-    """Y of a `LocatedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
+def add_listed(template, x, e, s, lengths, blocks):
+    """Y of a `ListedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
     tasks, steps = len(lengths), x.shape[1] // template.rows
     places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
 
@@ -254,8 +260,10 @@ def add_located(template, x, e, s, lengths, blocks):
         in_order = tiles.unflatten(1, (steps, -1))
         return torch.empty_like(in_order).index_put_((torch.arange(tasks, device=x.device)[:, None], places), in_order).flatten(1, 2)
 
+    numbers = torch.randint(-99, 99, (tasks, steps, template.entries), device=x.device)
+    numbers[..., -1] += places - numbers.sum(-1)
     y = torch.full((tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device)
-    template(moved(x), moved(e), s, y, lengths, places.int(), tasks=tasks, blocks=blocks)
+    template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), tasks=tasks, blocks=blocks)
     return y
 
 

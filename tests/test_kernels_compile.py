@@ -12,10 +12,12 @@ import torch
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
+from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.gemm import unaligned
 from tritonkittens.kernels.gemm.product import NO_OPERANDS
 from tritonkittens.lang.budget import SHARED_LIMIT
+from tritonkittens.lang.layout import SYSTEM
 
 KERNELS = registry()
 HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")
@@ -111,6 +113,17 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
     assert len(inspect(KERNELS["attention_decode_d64_even"]("sm_90a")).loops) == 1
     fences = {name: KERNELS[name]("sm_90a").asm["ptx"].count("fence.proxy.async") for name in ("attention_decode_d128", "attention_decode_lengths_d128")}
     assert fences["attention_decode_lengths_d128"] == fences["attention_decode_d128"] + 2
+
+
+@pytest.mark.parametrize(("dim", "at_once"), [(64, 0), (64, 1), (64, 3), (64, 4), (128, 0), (128, 1)])
+def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
+    """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
+    kernel = decode(Kind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
+    shapes = dict(Q=(4, 8, 4, dim), K=(99, 8, 16, dim), V=(99, 8, 16, dim), O=(4, 8, 1, 4, dim), L=(4, 8, 1, 4), lengths=(4,), pages=(4, 9))
+    types = dict(O=torch.float32 if kernel.partial else torch.bfloat16, L=torch.float32, lengths=torch.int32, pages=torch.int32)
+    tensors = [torch.empty(shapes[n], dtype=types.get(n, torch.bfloat16), device="meta") for n in kernel.tensors]
+    compiled = kernel.compile(*tensors, scale=1.0, queries=1)
+    assert (compiled.metadata.shared + SYSTEM) * kernel.blocks_per_sm <= SHARED_LIMIT[90] + SYSTEM
 
 
 class Modest(AttentionDecode):

@@ -16,6 +16,7 @@ from tests.streaming import (
     CountedStream,
     DeferringStream,
     HandingStream,
+    ListedStream,
     PipelinedStream,
     Prefix,
     SharingStream,
@@ -88,7 +89,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, locate, fetch, start, first, " \
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, entry, fetch, start, first, " \
             "drain, send, sent, follow, tally"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
@@ -192,6 +193,43 @@ def test_a_trailing_producer_without_trailing_tiles():
 def test_a_trailing_producer_is_explained():
     told = "a warp of its own loads trailing tiles"
     assert told in TrailingStream(trailing_producer=True).explain() and told not in TrailingStream().explain()
+
+
+@pytest.mark.parametrize("entries", [-1, 17, 2.0, None])
+def test_impossible_entries(entries):
+    with refused(f"ListedStream: its layout has entries={entries!r}; an iteration has 0 to 16"):
+        type("ListedStream", (ListedStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=entries)})()
+
+
+def test_entries_and_their_hook_go_together():
+    with refused("ListedStream: hook 'entry' is for a layout with entries"):
+        ListedStream(entries=0)
+    with refused("TrailingStream: its layout has entries, but hook 'entry' is missing"):
+        type("TrailingStream", (TrailingStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=1)})()
+    with refused("ListedStream(producer_warps=2): a producer of one warp reads entries ahead"):
+        ListedStream(producer_warps=2)
+
+
+def test_entries_are_explained():
+    assert "  5 entries of tables an iteration, read ahead, 32 at a time" in ListedStream(entries=5).explain()
+    assert "entries" not in TrailingStream().explain()
+
+
+@triton.jit
+def _no_pointers(ctx, n):
+    return n
+
+
+@triton.jit
+def _one_pointer(ctx, n):
+    return tk.pointer_to(ctx.globals.P, (ctx.task, ctx.iter))
+
+
+@pytest.mark.parametrize("hook", [_no_pointers, _one_pointer])
+def test_an_entry_that_is_no_pointer_for_each_number(hook):
+    x, e, s, y = (meta(*shape, dtype=torch.float32) for shape in ((2, 192, 64), (2, 192, 64), (128, 64), (128, 64)))
+    with refused("Wrong.entry must return pointers to int32, one for each of its numbers, got "):
+        type("Wrong", (ListedStream,), {"entry": hook})(consumers=1).compile(x, e, s, y, meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32), tasks=2)
 
 
 def test_a_role_has_a_power_of_two_of_warps():
@@ -301,7 +339,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, locate, fetch, start, "
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, entry, fetch, start, "
                  "finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 

@@ -12,7 +12,7 @@ from tests.streaming import (
     CountedStream,
     DeferringStream,
     FollowedStream,
-    LocatedStream,
+    ListedStream,
     PipelinedStream,
     PlainSendingStream,
     Prefix,
@@ -21,7 +21,7 @@ from tests.streaming import (
     Stream,
     TrailingStream,
     add_followed,
-    add_located,
+    add_listed,
     add_sent,
     all_sent,
     all_sent_of_tasks,
@@ -371,11 +371,14 @@ def test_more_blocks_than_the_device_holds(rng):
         check_stream(template, [4] * 3, 4 * slots(template), rng)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=3, trailing_producer=True),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic()),
-                                   dict(consumers=1, cluster=2, stages=3)], ids=str)  # fmt: skip
-def test_tiles_that_the_producer_locates(knobs, rng):
-    template = LocatedStream(**knobs)
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, entries=16),
+                                   dict(consumers=1, stages=3, trailing_producer=True, entries=9),
+                                   dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
+                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), entries=16),
+                                   dict(consumers=1, cluster=2, stages=3, entries=5)], ids=str)  # fmt: skip
+def test_entries_of_tables(knobs, rng):
+    template = ListedStream(**knobs)
     tensors = operands(template, [int(n) for n in rng.integers(0, 9, 40)], rng, DEVICE)
     expected = prefixes(template, *tensors)[:, -1].reshape(-1, template.cols).float()
-    assert torch.equal(add_located(template, *tensors, blocks=None).cpu(), expected)
+    assert torch.equal(add_listed(template, *tensors, blocks=None).cpu(), expected)

@@ -11,7 +11,7 @@ from tests.streaming import (
     EdgedStream,
     FollowedStream,
     HandingStream,
-    LocatedStream,
+    ListedStream,
     PipelinedEdgedStream,
     PipelinedStream,
     PlainSendingStream,
@@ -21,7 +21,7 @@ from tests.streaming import (
     TrailingStream,
     WatchedStream,
     add_followed,
-    add_located,
+    add_listed,
     add_sent,
     all_sent,
     all_sent_of_tasks,
@@ -102,15 +102,17 @@ def test_streams(cls, knobs, lengths, rng):
     assert torch.equal(y, expected.float())
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3), dict(consumers=1, stages=3, trailing_producer=True),
-                                   dict(consumers=1, stages=2, cluster=2),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic())],
-                         ids=str)
-def test_tiles_that_the_producer_locates(knobs, rng):
-    template = LocatedStream(**knobs)
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, entries=16), dict(consumers=1, stages=2, cluster=2, entries=5),
+                                   dict(consumers=1, stages=3, trailing_producer=True, entries=9),
+                                   dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
+                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), entries=16)],
+                         ids=str)  # fmt: skip
+def test_entries_of_tables(knobs, rng):
+    template = ListedStream(**knobs)
     x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_located(template, x, e, s, lengths, 2)), schedules=20)
+    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.single else 2)), schedules=20)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
     assert all(torch.equal(y, expected) for y in found)
 

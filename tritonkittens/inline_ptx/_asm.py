@@ -128,14 +128,14 @@ def issued(instructions, issuer, sm, declarations=""):
     """PTX that lets the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope registers and labels).
 
     "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads whose %tid.x is a multiple of
-    128, "cta" the thread whose %tid.x is 0. `instructions` is one string or a tuple of single instructions, each without a predicate of
-    its own; `declarations` is PTX that every thread executes before. `sm` is the compute capability: below 90 there is no elect.sync, and
-    lane 0 stands in.
+    128, "cta" the thread whose %tid.x is 0, "first" one lane of the block's first warp, by elect.sync, so that ptxas puts no loop over threads around what has
+    uniform operands. `instructions` is one string or a tuple of single instructions, each without a predicate of its own; `declarations` is PTX that every
+    thread executes before. `sm` is the compute capability: below 90 there is no elect.sync, and lane 0 stands in.
     """
-    if issuer not in ("thread", "warp", "warpgroup", "cta"):
+    if issuer not in ("thread", "warp", "warpgroup", "cta", "first"):
         raise OperandError(
             f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the threads "
-            "with %tid.x % 128 == 0) or 'cta' (the thread with %tid.x == 0)"
+            "with %tid.x % 128 == 0), 'cta' (the thread with %tid.x == 0) or 'first' (one lane of the first warp)"
         )
     lines = (instructions,) if isinstance(instructions, str) else tuple(instructions)
     choose = {
@@ -147,6 +147,11 @@ def issued(instructions, issuer, sm, declarations=""):
         ),
         "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 issue, lane, 0; ",
         "cta": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; ",
+        "first": (
+            ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; setp.lt.and.u32 issue, lane, 32, elected; "
+            if sm >= 90
+            else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; "
+        ),
     }[issuer]
     guard = "" if issuer == "thread" else "@issue "
     body = " ".join(f"{guard}{line}" for line in lines)

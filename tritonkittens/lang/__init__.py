@@ -73,6 +73,7 @@ from tritonkittens.lang.memory import (
     load_bytes_async,
     load_into,
     load_scalar,
+    pointer_to,
     prefetch,
     scatter_rows,
     store,

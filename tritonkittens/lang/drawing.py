@@ -1,7 +1,12 @@
-"""Tasks that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's
-other roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
+"""Tasks that one role tells the others of a block.
+
+Those that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's other
+roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
 With a follower, which may wait for other blocks, they draw their first task, too: whoever has a task then runs, and so does, or has done, whoever has a smaller
 number. Else a block begins with the task of its own number, without a wait.
+
+Where `tells_tasks`, also a task that a block begins with, if it was worked out for what is loaded before the roles begin: what hook `setup` reads from memory
+each of them would wait for again, behind those copies.
 
 The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
 dynamic persistent tile scheduler.
@@ -38,6 +43,13 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
+def new_first(t: Trace) -> dict[str, Any]:
+    """What the roles are told of the task that their block begins with."""
+    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS), None, "numbers of the first task")
+    numbers._set_name(t.builder, "first")
+    return {"first": numbers}
+
+
 @op
 def numbered(t: Trace, number: Any) -> Any:
     """The number of a task, of which those who hear of it work out the task."""
@@ -47,6 +59,11 @@ def numbered(t: Trace, number: Any) -> Any:
 @op
 def _place(t: Trace, memory: Any, slot: Any) -> Any:
     return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(slot, "__mul__", 4 * NUMBERS))
+
+
+@op
+def _place_of_first(t: Trace, memory: Any) -> Any:
+    return t.call(ptx_shared.address, memory.first.pieces[0])
 
 
 @op
@@ -93,6 +110,18 @@ def hear(memory, task, nth):
     ptx_barrier.syncwarp()  # one lane arrives for all, which must have read
     arrive(memory.heard[slot], per="warp")
     return heard
+
+
+@triton.jit
+def tell_first(memory, task):
+    """Tell the roles, which have not begun, the block's first task."""
+    _write(_place_of_first(memory), task)
+
+
+@triton.jit
+def hear_first(memory, task):
+    """What was told: a task of the same fields as `task`, whose numbers nobody needs."""
+    return _read(_place_of_first(memory), task)
 
 
 @triton.jit

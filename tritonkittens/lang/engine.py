@@ -16,7 +16,8 @@ from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang.consumers import WARPS, await_previous, call_next, open_turns
-from tritonkittens.lang.drawing import TALLIES, draw, draw_no_more, hear, numbered, tell
+from tritonkittens.lang.drawing import TALLIES, draw, draw_no_more, hear, hear_first, numbered, tell, tell_first
+from tritonkittens.lang.entries import ask_entries, await_entries, iterations_of_window, window_of, with_entries
 from tritonkittens.lang.globals import rank_of
 from tritonkittens.lang.hooks import (
     addressed_anew,
@@ -27,7 +28,6 @@ from tritonkittens.lang.hooks import (
     call_fetch,
     call_first,
     call_follow,
-    call_locate,
     call_prefetch,
     call_send,
     call_start,
@@ -62,7 +62,6 @@ from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
-EARLY_SLOTS_BESIDE_TRAILING = 1  # which another producer asks for: decoding from pages of 16 keys takes up to 1 % longer with two (H200)
 EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
 # Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
 # of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
@@ -140,18 +139,18 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
-    first, tallies, staggers, has a trailing producer) as constants.
+    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    most = EARLY_SLOTS_OF_CLUSTER if T.cluster > 1 else EARLY_SLOTS_BESIDE_TRAILING if T.trailing_producer else EARLY_SLOTS
+    most = EARLY_SLOTS_OF_CLUSTER if T.cluster > 1 else EARLY_SLOTS
     early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
-             T.staggers(t.arch), T.trailing_producer)
+             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -189,10 +188,31 @@ def _heard_work(ctx, A, memory, nth):
 
 
 @triton.jit
+def _told_work(ctx, A, memory, T: tl.constexpr):
+    """The same that a role begins with which draws none."""
+    DRAWN: tl.constexpr = _facts(T)[12]
+    TOLD: tl.constexpr = _facts(T)[16]
+    if DRAWN:
+        return _heard_work(ctx, A, memory, 0)
+    elif TOLD:
+        return first_unit(ctx, A), hear_first(memory, some_work(ctx, A))
+    else:
+        return _first_work(ctx, A)
+
+
+@triton.jit
 def _next_work(ctx, A, unit, work):
     """The same behind a unit."""
     following = next_unit(ctx, A, unit, work)
     return following, work_behind(ctx, A, work, following)
+
+
+@triton.jit
+def _told_next(ctx, A, memory, unit, work, turn, T: tl.constexpr):
+    """The same behind a role's unit number `turn`, where it draws none."""
+    DRAWS: tl.constexpr = _facts(T)[11]
+    DRAWN: tl.constexpr = _facts(T)[12]
+    return _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
 
 
 @triton.jit
@@ -228,6 +248,59 @@ def _early_count(work, T: tl.constexpr):
 
 
 @triton.jit
+def _iteration(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
+    """The context of a unit's iteration number `i` for a producer."""
+    WINDOW: tl.constexpr = _facts(T)[17]
+    here = at_iteration(whole, whole.begin + i)
+    if WINDOW > 0:
+        return with_entries(here, memory, window_of(i // WINDOW, PRODUCER), i % WINDOW)
+    else:
+        return here
+
+
+@triton.jit
+def _ask_window(whole, memory, number, PRODUCER: tl.constexpr, T: tl.constexpr):
+    """Ask for the entries of a unit's window, where there is one."""
+    WINDOW: tl.constexpr = _facts(T)[17]
+    if number * WINDOW < whole.count:
+        ask_entries(at_iteration(whole, whole.begin + number * WINDOW), memory, window_of(number, PRODUCER))
+
+
+@triton.jit
+def _open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
+    """The entries of a unit's first window, which the block's first unit may have already, and those of the second under way."""
+    WINDOW: tl.constexpr = _facts(T)[17]
+    EARLY: tl.constexpr = _facts(T)[8]
+    if WINDOW > 0:
+        if EARLY == 0:
+            _ask_window(whole, memory, 0, PRODUCER, T)
+            await_entries()
+        elif not T.single:
+            if turn > 0:
+                _ask_window(whole, memory, 0, PRODUCER, T)
+                await_entries()
+        _ask_window(whole, memory, 1, PRODUCER, T)
+
+
+@triton.jit
+def _await_window(i, T: tl.constexpr):
+    """In front of an iteration: are the entries of its window there? The first's were waited for."""
+    WINDOW: tl.constexpr = _facts(T)[17]
+    if WINDOW > 0:
+        if (i > 0) and (i % WINDOW == 0):
+            await_entries()
+
+
+@triton.jit
+def _ask_next_window(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
+    """Behind the first iteration of a window: nobody reads the one before any more, where the next comes."""
+    WINDOW: tl.constexpr = _facts(T)[17]
+    if WINDOW > 0:
+        if (i > 0) and (i % WINDOW == 0):
+            _ask_window(whole, memory, i // WINDOW + 1, PRODUCER, T)
+
+
+@triton.jit
 def _load_early(ctx, work, memory, T: tl.constexpr):
     """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way. A block of a cluster loads it for
     itself, for the others' semaphores may not be there yet."""
@@ -242,13 +315,13 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
         if not LAST:
             _load_for_task(whole, own, 0)
         for i in range(count):
-            load_input(call_locate(at_iteration(whole, work.begin + i)), own, i)
+            load_input(_iteration(whole, memory, i, 0, T), own, i)
             if LAST:
                 if i == 0:
                     _load_for_task(whole, own, 0)
             if TRAILING:
                 if i > 0:
-                    load_trailing(call_locate(at_iteration(whole, work.begin + i - 1)), own, i - 1)
+                    load_trailing(_iteration(whole, memory, i - 1, 0, T), own, i - 1)
         if LAST:
             if count == 0:
                 _load_for_task(whole, own, 0)
@@ -300,7 +373,7 @@ def _producer(G, A, memory, T: tl.constexpr):
     previous = 0
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _drawn_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    unit, work = _drawn_work(ctx, A, memory, 0) if DRAWN else _told_work(ctx, A, memory, T)
     if EARLY > 0:
         begun = tl.where(work.valid, _early_count(work, T), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
@@ -313,11 +386,13 @@ def _producer(G, A, memory, T: tl.constexpr):
                 _load_for_task(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
+        _open_windows(whole, memory, turn, 0, T)
         for i in range(begun, work.count):
             if OVER_RING:
                 if i == SAFE:
                     _await_staging(memory, turn)
-            here = call_locate(at_iteration(whole, work.begin + i))
+            _await_window(i, T)
+            here = _iteration(whole, memory, i, 0, T)
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(here, memory, slot)
             if HAS_SCRATCH or HAS_KEPT:
@@ -325,7 +400,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
-                    before = call_locate(at_iteration(whole, work.begin + i - 1))
+                    before = _iteration(whole, memory, i - 1, 0, T)
                     wait(memory.trailing_finished[previous], phase_before(phases, previous))
                     load_trailing(before, memory, previous)
                 previous = slot
@@ -333,9 +408,10 @@ def _producer(G, A, memory, T: tl.constexpr):
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
                 if i == _preload_at(work.count, STAGES):
                     load_finish(whole, memory, turn)
+            _ask_next_window(whole, memory, i, 0, T)
         if TRAILING:
             if work.count > 0:
-                before = call_locate(at_iteration(whole, work.begin + work.count - 1))
+                before = _iteration(whole, memory, work.count - 1, 0, T)
                 wait(memory.trailing_finished[previous], phase_before(phases, previous))
                 load_trailing(before, memory, previous)
         if PRELOAD:
@@ -362,31 +438,38 @@ def _trailing_producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     SAFE: tl.constexpr = _facts(T)[1]
     OVER_RING: tl.constexpr = _facts(T)[2]
-    DRAWS: tl.constexpr = _facts(T)[11]
-    DRAWN: tl.constexpr = _facts(T)[12]
+    EARLY: tl.constexpr = _facts(T)[8]
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
+    begun = 0
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    unit, work = _told_work(ctx, A, memory, T)
+    if EARLY > 1:
+        begun = tl.where(work.valid, tl.maximum(_early_count(work, T) - 1, 0), 0)
+        slot, phases = skip_slots(slot, phases, begun, STAGES)
     while work.valid:
         whole = extended(ctx, work)
         if OVER_RING:
-            slot = 0
-        for i in range(work.count):
+            slot = begun
+        _open_windows(whole, memory, turn, 1, T)
+        for i in range(begun, work.count):
             if OVER_RING:
                 if i == SAFE:
                     _await_staging(memory, turn)
-            here = call_locate(at_iteration(whole, work.begin + i))
+            _await_window(i, T)
+            here = _iteration(whole, memory, i, 1, T)
             wait(memory.trailing_finished[slot], (phases >> slot) & 1)
             load_trailing(here, memory, slot)
             slot, phases = next_slot(slot, phases, STAGES)
+            _ask_next_window(whole, memory, i, 1, T)
         if OVER_RING:
             if work.count <= SAFE:
                 _await_staging(memory, turn)
-        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
+        unit, work = _told_next(ctx, A, memory, unit, work, turn, T)
         turn += 1
+        begun = 0
     _opened(T)
 
 
@@ -464,7 +547,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     out_phases = -1
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    unit, work = _told_work(ctx, A, memory, T)
     if TEAMS > 1:
         for _ in tl.static_range(WORKER):
             slot, phases = skip_slots(slot, phases, work.count, STAGES)
@@ -567,13 +650,11 @@ def _storer(G, A, memory, T: tl.constexpr):
 @triton.jit
 def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     """Sends the working tiles that a consumer gives it once an iteration."""
-    DRAWS: tl.constexpr = _facts(T)[11]
-    DRAWN: tl.constexpr = _facts(T)[12]
     IS_TALLIED: tl.constexpr = _facts(T)[13]
     sends = 0
     turn = 0
     ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, 0) if DRAWN else _first_work(ctx, A)
+    unit, work = _told_work(ctx, A, memory, T)
     while work.valid:
         mine = of_consumer(extended(ctx, work), memory, WORKER, turn)
         for i in range(work.count):
@@ -582,7 +663,7 @@ def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if IS_TALLIED:
             store_wait(0)
             arrive(memory.stored_all[turn % TALLIES], per="warp")
-        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
+        unit, work = _told_next(ctx, A, memory, unit, work, turn, T)
         turn += 1
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
 
@@ -621,5 +702,15 @@ def _template_kernel(G, A, T: tl.constexpr):
         unit, work = _first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
     memory = template_memory(T)
     if EARLY > 0:
+        TOLD: tl.constexpr = _facts(T)[16]
+        WINDOW: tl.constexpr = _facts(T)[17]
+        if WINDOW > 0:
+            if work.valid:
+                for producer in tl.static_range(1 + T.trailing_producer):
+                    _ask_window(extended(ctx, work), memory, 0, producer, T)
+        if TOLD:
+            tell_first(memory, work)  # while the entries are under way
+        if WINDOW > 0:
+            await_entries()
         _load_early(ctx, work, memory, T)
     _run_roles(G, A, memory, T)

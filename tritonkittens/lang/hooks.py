@@ -114,13 +114,6 @@ def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected
 
 
 @op
-def call_locate(t: Trace, ctx: Any) -> Any:
-    """The context of an iteration plus what hook `locate` finds out: where its tiles are."""
-    hook = getattr(type(unwrap(ctx.config)), "locate", None)
-    return ctx if hook is None else struct(**{**ctx.fields, "located": t.call(hook, ctx)})
-
-
-@op
 def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     """Ask for the input tiles of an iteration."""
     config = unwrap(ctx.config)

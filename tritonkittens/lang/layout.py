@@ -16,7 +16,7 @@ from tritonkittens.lang.types import rt, rv, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
-RESERVE = 1024  # bytes for semaphores and what the compiler keeps for itself
+RESERVE = 1024  # bytes for semaphores, what the compiler keeps for itself, and the few of a block's first task and of entries
 SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
 SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore",
               "group": "what they are tiles of",
@@ -64,6 +64,7 @@ class layout:
       vectors (`rv`, a value for every row), which it gets whole;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
+    - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `entry` of `lcf`);
     - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout.
     """
 
@@ -86,6 +87,7 @@ class layout:
     following: Any = field(default_factory=dict)
     following_ring: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
+    entries: int = 0
     spare: int = 0
 
     def __post_init__(self) -> None:

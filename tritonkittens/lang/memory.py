@@ -222,11 +222,21 @@ def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [src.pieces[0]], tl.int32)
         place = t.method(t.scalar(coord), "__mul__", itemsize(src.dtype))
         return t.call(ptx_shared.load, t.method(address, "__add__", place), src.dtype)
-    check_global(src, "load_scalar")
+    return t.call(gl.load if t.explicit else "load", _element(t, src, coord, "load_scalar"))
+
+
+def _element(t: Trace, src: Any, coord: Any, what: str) -> Any:
+    check_global(src, what)
     pointer = src.pointer
-    for c, stride in zip(_coordinates(t, src, coord, "load_scalar"), strides_of(src), strict=True):
+    for c, stride in zip(_coordinates(t, src, coord, what), strides_of(src), strict=True):
         pointer = t.method(pointer, "__add__", t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride))
-    return t.call(gl.load if t.explicit else "load", pointer)
+    return pointer
+
+
+@op
+def pointer_to(t: Trace, src: Any, coord: Any) -> Any:
+    """The address of one element of a global layout (coordinates, one for each dimension), or of many, where a coordinate is a block of numbers."""
+    return _element(t, src, coord, "pointer_to")
 
 
 @op
@@ -477,7 +487,7 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
     if dst.together and unwrap(multicast) is not None:
         raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes no multicast")
     copies = _tma_copies(t, src, dst, coord, "load_async")
-    if dst.together or unwrap(multicast) is not None:
+    if dst.together or dst.alone or unwrap(multicast) is not None:
         return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast, cache_policy)
     for m, place, view in copies:
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)

@@ -53,6 +53,12 @@ def _issue(map, destination, bar, coordinates, mask, POLICY: tl.constexpr, threa
         ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, cache_hint=hint, issuer="thread")
 
 
+@triton.jit
+def _issue_alone(map, destination, bar, coordinates, POLICY: tl.constexpr):
+    hint = None if POLICY is None else ptx_tma.create_policy(POLICY)
+    ptx_tma.load_tensor(destination, map, coordinates, bar, cache_hint=hint, issuer="first")
+
+
 def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
     """For each stretch of shared memory of a tile the parts that `blocks` blocks load for all of them, one each; the last blocks none where there are fewer.
 
@@ -130,7 +136,8 @@ def load_by_address(
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # the rows of the tile that this is a view of
-        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy, role_thread(t))
+        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy,
+               None if dst.alone else role_thread(t))
 
 
 def _parameter(t: Trace, src: Any, number: int) -> Any:
@@ -143,8 +150,12 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
 
 def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any,
            policy: Any, thread: Any) -> None:  # fmt: skip
+    """The copies of a piece, which the thread issues that is number 0 by `thread`; None: one of the block's first warp."""
     for column, coordinates in _copies(t, width, swizzle, size, place):
         destination = t.method(address, "__add__", column * rows * size)
+        if thread is None:
+            t.call(_issue_alone, source, destination, arrived, coordinates, tl.constexpr(unwrap(policy)))
+            continue
         into = tl.constexpr(None) if unwrap(mask) is None else t.scalar(mask)
         t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
 

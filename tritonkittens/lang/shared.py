@@ -21,18 +21,19 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 class shared_type(type_of_members):
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
-                 loaders: int = 1, together: bool = False):
-        self.spec, self.axes, self.stages, self.members, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
+                 loaders: int = 1, together: bool = False, alone: bool = False):
+        self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
+        self.loaders, self.together, self.alone = loaders, together, alone
 
     def __repr__(self) -> str:
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
 
     def mangle(self) -> str:
-        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_" + self._mangled_members() + "M"
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_" + self._mangled_members() + "M"
 
     def _unflatten_ir(self, handles: list, cursor: int) -> tuple[shared, int]:
         pieces, cursor = self._members_from(handles, cursor)
-        return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together), cursor
+        return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone), cursor
 
 
 class shared(base_value):
@@ -40,16 +41,18 @@ class shared(base_value):
 
     `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
     cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all. `together`: the pieces lie one behind the other in memory
-    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the extents of `st.unit`.
+    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the extents of `st.unit`. `alone`: one thread
+    issues copies into it, for which the compiler puts no barriers; nobody reads or writes it before what the copies arrive on.
     """
 
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
-                 loaders: int = 1, together: bool = False):
-        self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together = spec, axes, stages, pieces, whole, loaders, together
+                 loaders: int = 1, together: bool = False, alone: bool = False):
+        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+        self.loaders, self.together, self.alone = loaders, together, alone
 
     @property
     def type(self) -> shared_type:  # type: ignore[override]
-        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together)
+        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together, self.alone)
 
     @property
     def dtype(self) -> tl.dtype:
@@ -89,11 +92,15 @@ class shared(base_value):
 
     def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
         pieces = tuple(fn(p) for p in self.pieces)
-        return shared(self.spec, axes or self.axes, stages, pieces, self.whole if whole is None else whole, self.loaders, self.together)
+        return shared(self.spec, axes or self.axes, stages, pieces, self.whole if whole is None else whole, self.loaders, self.together, self.alone)
 
     def loaded_by(self, blocks: int) -> shared:
         """The same memory, which so many blocks of a cluster load together, each a part for all; 1: every block its own."""
-        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, blocks, self.together)
+        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, blocks, self.together, self.alone)
+
+    def loaded_alone(self) -> shared:
+        """The same memory, whose copies one thread issues (see `alone`)."""
+        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together, True)
 
     def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)
@@ -103,12 +110,12 @@ class shared(base_value):
         if isinstance(index, int) and not 0 <= index < self.stages:
             raise TileError(f"slot {index} of a ring of {self.stages} stages")
         if self.together:
-            return shared(self.spec, self.axes, None, _pieces_at(t, self.spec, self.pieces[0], slot), self.whole, self.loaders, True)
+            return shared(self.spec, self.axes, None, _pieces_at(t, self.spec, self.pieces[0], slot), self.whole, self.loaders, True, self.alone)
         if isinstance(self.spec, st):
             return self.map(lambda p: t.call(p.index, slot))
         steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
         taken = [t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step)) for p, step in zip(self.pieces, steps, strict=True)]
-        return shared(self.spec, self.axes, None, tuple(taken), self.whole, self.loaders)
+        return shared(self.spec, self.axes, None, tuple(taken), self.whole, self.loaders, alone=self.alone)
 
     def transposed_view(self, t: Trace) -> shared:
         """The same memory with rows and columns exchanged."""
@@ -197,7 +204,7 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
     parts = tile.axes[1] if len(tile.axes[1]) > 1 else (cols,)
     whole = tile.whole and all(_keeps_atoms(piece, rows, part) for piece, part in zip(tile.pieces, parts, strict=True))
     views = [t.call(t.call(piece.slice, row * rows, rows, 0).slice, col * part, part, 1) for piece, part in zip(tile.pieces, parts, strict=True)]
-    return shared(tile.spec, ((rows,), parts), None, tuple(views), whole)
+    return shared(tile.spec, ((rows,), parts), None, tuple(views), whole, alone=tile.alone)
 
 
 def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:

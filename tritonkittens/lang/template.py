@@ -19,6 +19,8 @@ from tritonkittens.lang.cluster_parts import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
+from tritonkittens.lang.entries import MOST as MOST_ENTRIES
+from tritonkittens.lang.entries import WINDOW
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
@@ -61,8 +63,10 @@ class lcf:
     - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
     - `prefetch(ctx)` (producer, when it begins with a task): what L2 may fetch (`tk.prefetch`) of tiles that shared memory has no room for yet, while the task
       before ends;
-    - `locate(ctx)` → any value (producer, once an iteration for each of `load` and `load_trailing`, before it waits for the slot), `ctx.located` of these: what
-      they would have to read from global memory, such as where tiles are, has then come when the slot is free;
+    - `entry(ctx, n)` → pointers to int32 (producers, ahead of the iterations): where entries number `n`, a tile of numbers, counted from iteration `ctx.iter`
+      on, stand in global memory, of which each iteration has as many as the layout says (`entries`, at most 16); `ctx.entries[k]` of `load` and
+      `load_trailing`. Copies that need a number from a table, such as a page's, would wait for it behind those under way. Every pointer must be valid, also
+      those of iterations behind the last;
     - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
     - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
       `staging.arrived`, while the task is computed;
@@ -122,7 +126,8 @@ class lcf:
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`, `StreamK()`;
     - `single` (`OnePerBlock` always): no block has more than one task, or part of one, as every launch checks; without the loop over them starts and ends are
       shorter (0.1 to 0.4 µs of decoding with attention on the H200);
-    - `tells_tasks` (`Dynamic`): is a drawn task worked out by the producer alone, or by each role? What is told stays in registers for a task;
+    - `tells_tasks`: is a task that is drawn (`Dynamic`), or a block's first, worked out once for all roles, or by each? Better once where `setup` reads from
+      memory. What is told of drawn tasks stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
     """
@@ -146,13 +151,13 @@ class lcf:
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "locate", "fetch", "start", "first", "drain", "send",
+        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "entry", "fetch", "start", "first", "drain", "send",
         "sent", "follow", "tally", "part", "merge",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
-        "prefetch": ("ctx",), "locate": ("ctx",), "fetch": ("ctx",),
+        "prefetch": ("ctx",), "entry": ("ctx", "n"), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
@@ -267,6 +272,12 @@ class lcf:
             raise self._error("hook 'send' sends working tiles; its layout has none")
         if self.sends and self.pipelined and not hasattr(type(self), "first"):
             raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
+        if not isinstance(plan.entries, int) or not 0 <= plan.entries <= MOST_ENTRIES:
+            raise self._error(f"its layout has entries={plan.entries!r}; an iteration has 0 to {MOST_ENTRIES}")
+        if bool(plan.entries) != hasattr(type(self), "entry"):
+            raise self._error("its layout has entries, but hook 'entry' is missing" if plan.entries else "hook 'entry' is for a layout with entries")
+        if plan.entries and self.producer_warps > 1:
+            raise self._error(f"(producer_warps={self.producer_warps}): a producer of one warp reads entries ahead")
         if self.trailing_producer and not plan.trailing:
             raise self._error("(trailing_producer=True): its layout has no trailing tiles")
         if plan.trailing and not self.pipelined:
@@ -403,6 +414,8 @@ class lcf:
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}{once}")
         if self.trailing_producer:
             lines.append("  a warp of its own loads trailing tiles")
+        if plan.entries:
+            lines.append(f"  {plan.entries} entries of tables an iteration, read ahead, {WINDOW} at a time")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
         if self.follows:
@@ -457,7 +470,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "locate", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "entry", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:

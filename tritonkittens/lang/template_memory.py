@@ -9,7 +9,8 @@ from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.cluster_parts import new_mailboxes
 from tritonkittens.lang.consumers import WARPS
-from tritonkittens.lang.drawing import TALLIES, new_numbers
+from tritonkittens.lang.drawing import TALLIES, new_first, new_numbers
+from tritonkittens.lang.entries import new_windows
 from tritonkittens.lang.layout import EXCHANGE_SLOTS
 from tritonkittens.lang.ring import phase_before
 from tritonkittens.lang.sending import sending_semaphores
@@ -79,6 +80,10 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields |= new_mailboxes(t, T)
     if T.draws:
         fields |= new_numbers(t, T)
+    elif T.tells_tasks:
+        fields |= new_first(t)
+    if plan.entries:
+        fields |= new_windows(t, T)
     if T.tallies:
         fields["stored_all"] = new_semaphores(t, TALLIES.value, T.senders)
     if T.sends:
@@ -108,8 +113,13 @@ def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, stru
 
 @op
 def own_rings(t: Trace, memory: Any, T: Any) -> Any:
-    """The same memory, for a block of a cluster that loads its rings alone."""
-    return struct(**{**memory.fields, **_shared_by(1, unwrap(T)._plan, memory.fields)})
+    """The same memory, for a block of a cluster that loads its rings alone. The many copies of a slot with entries one thread issues: between two of them the
+    compiler would put a barrier."""
+    plan = unwrap(T)._plan
+    rings = _shared_by(1, plan, memory.fields)
+    if plan.entries:
+        rings = {n: struct(**{name: ring.loaded_alone() for name, ring in of.fields.items()}) for n, of in rings.items()}
+    return struct(**{**memory.fields, **rings})
 
 
 def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:

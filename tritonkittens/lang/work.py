@@ -15,7 +15,7 @@ from tritonkittens.lang.values import numbers_of, struct
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "located", "edge"}
+            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
 
 
 @op
