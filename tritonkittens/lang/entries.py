@@ -1,7 +1,7 @@
 """Entries of tables in global memory that copies need, such as the numbers of pages: a producer has them in shared memory before it needs them.
 
 What a thread reads from global memory comes behind what its multiprocessor has already asked for: 1,000 to 2,000 cycles later where copies take all bandwidth
-(decoding with attention on the H200), also where the first-level cache has it. So the entries of a block's first iterations are read before its first copy, the
+(decoding with attention on the H200), even of lines that it has read before. So the entries of a block's first iterations are read before its first copy, the
 others a window of them ahead, by copies that no register waits for (cp.async).
 """
 from __future__ import annotations
