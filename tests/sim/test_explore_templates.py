@@ -69,6 +69,7 @@ CASES = [
     (DeferringStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
     (DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
+    (Prefix, dict(consumers=1, stages=2, tells_tasks=True), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
     (PipelinedStream, dict(consumers=2, independent=True, weighted=False, residual=True, stages=2), LONG),
     (CountedStream, dict(consumers=2, residual=True, stages=2), LONG),

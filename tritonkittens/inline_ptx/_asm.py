@@ -138,6 +138,7 @@ def issued(instructions, issuer, sm, declarations=""):
             "with %tid.x % 128 == 0), 'cta' (the thread with %tid.x == 0) or 'first' (one lane of the first warp)"
         )
     lines = (instructions,) if isinstance(instructions, str) else tuple(instructions)
+    thread_0 = ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; "
     choose = {
         "thread": "",
         "warp": (
@@ -146,11 +147,11 @@ def issued(instructions, issuer, sm, declarations=""):
             else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "
         ),
         "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 issue, lane, 0; ",
-        "cta": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; ",
+        "cta": thread_0,
         "first": (
             ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; setp.lt.and.u32 issue, lane, 32, elected; "
             if sm >= 90
-            else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; "
+            else thread_0
         ),
     }[issuer]
     guard = "" if issuer == "thread" else "@issue "

@@ -36,18 +36,13 @@ BYTES = 4 * NUMBERS * SLOTS.value
 
 
 def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
-    """What the producer tells the other roles, and the semaphores by which they know."""
-    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * SLOTS.value), None, "numbers of tasks")
+    """What the producer tells the other roles, and the semaphores by which they know. Where blocks draw nothing, they are told one task before they begin."""
+    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.draws else 1)), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
+    if not T.draws:
+        return {"numbers": numbers}
     hearers = T.consumers * WARPS + T.senders + T.follows + T.trailing_producer
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
-
-
-def new_first(t: Trace) -> dict[str, Any]:
-    """What the roles are told of the task that their block begins with."""
-    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS), None, "numbers of the first task")
-    numbers._set_name(t.builder, "first")
-    return {"first": numbers}
 
 
 @op
@@ -58,12 +53,7 @@ def numbered(t: Trace, number: Any) -> Any:
 
 @op
 def _place(t: Trace, memory: Any, slot: Any) -> Any:
-    return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(slot, "__mul__", 4 * NUMBERS))
-
-
-@op
-def _place_of_first(t: Trace, memory: Any) -> Any:
-    return t.call(ptx_shared.address, memory.first.pieces[0])
+    return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(t.scalar(slot), "__mul__", 4 * NUMBERS))
 
 
 @op
@@ -115,13 +105,13 @@ def hear(memory, task, nth):
 @triton.jit
 def tell_first(memory, task):
     """Tell the roles, which have not begun, the block's first task."""
-    _write(_place_of_first(memory), task)
+    _write(_place(memory, 0), task)
 
 
 @triton.jit
 def hear_first(memory, task):
     """What was told: a task of the same fields as `task`, whose numbers nobody needs."""
-    return _read(_place_of_first(memory), task)
+    return _read(_place(memory, 0), task)
 
 
 @triton.jit

@@ -272,11 +272,8 @@ def _open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
     WINDOW: tl.constexpr = _facts(T)[17]
     EARLY: tl.constexpr = _facts(T)[8]
     if WINDOW > 0:
-        if EARLY == 0:
-            _ask_window(whole, memory, 0, PRODUCER, T)
-            await_entries()
-        elif not T.single:
-            if turn > 0:
+        if EARLY == 0 or not T.single:
+            if EARLY == 0 or turn > 0:
                 _ask_window(whole, memory, 0, PRODUCER, T)
                 await_entries()
         _ask_window(whole, memory, 1, PRODUCER, T)
@@ -628,7 +625,7 @@ def _storer(G, A, memory, T: tl.constexpr):
     stores = 0
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _first_work(ctx, A)
+    unit, work = _told_work(ctx, A, memory, T)
     while work.valid:
         whole = extended(ctx, work)
         for i in range(work.count):

@@ -20,7 +20,7 @@ from tritonkittens.lang.types import sv, unwrap
 from tritonkittens.lang.values import struct
 
 WINDOW = WARP  # entries that are read at a time, one by each lane
-MOST = WINDOW // 2  # of an iteration: the first window has what is loaded before the roles begin
+MOST_ENTRIES = WINDOW // 2  # of an iteration: the first window has what is loaded before the roles begin
 OWN = tl.constexpr(2)  # windows of a producer: one that it uses, one under way
 
 

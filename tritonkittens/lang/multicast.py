@@ -1,4 +1,4 @@
-"""TMA loads that write into several blocks of a cluster at once, or, prefetched, into none.
+"""TMA loads that write into several blocks of a cluster at once, or, prefetched, into none, and those around which the compiler shall put no barriers.
 
 Gluon's own multicast belongs to a model in which a cluster is one program, it has no prefetch, and does not give out the address of a descriptor. So the copies
 are issued by the PTX shim, with the address of the kernel parameter that the descriptor is.
@@ -137,7 +137,7 @@ def load_by_address(
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # the rows of the tile that this is a view of
         _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy,
-               None if dst.alone else role_thread(t))
+               None if dst.alone and unwrap(mask) is None else role_thread(t))
 
 
 def _parameter(t: Trace, src: Any, number: int) -> Any:

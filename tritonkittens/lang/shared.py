@@ -91,16 +91,21 @@ class shared(base_value):
             p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
 
     def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
-        pieces = tuple(fn(p) for p in self.pieces)
-        return shared(self.spec, axes or self.axes, stages, pieces, self.whole if whole is None else whole, self.loaders, self.together, self.alone)
+        return self._with(axes=axes or self.axes, stages=stages, pieces=tuple(fn(p) for p in self.pieces), whole=self.whole if whole is None else whole)
+
+    def _with(self, **changes: Any) -> shared:
+        """The same but for these."""
+        kept = dict(spec=self.spec, axes=self.axes, stages=self.stages, pieces=self.pieces, whole=self.whole, loaders=self.loaders, together=self.together,
+                    alone=self.alone)
+        return shared(**(kept | changes))
 
     def loaded_by(self, blocks: int) -> shared:
         """The same memory, which so many blocks of a cluster load together, each a part for all; 1: every block its own."""
-        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, blocks, self.together, self.alone)
+        return self._with(loaders=blocks)
 
     def loaded_alone(self) -> shared:
         """The same memory, whose copies one thread issues (see `alone`)."""
-        return shared(self.spec, self.axes, self.stages, self.pieces, self.whole, self.loaders, self.together, True)
+        return self._with(alone=True)
 
     def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)
@@ -110,12 +115,12 @@ class shared(base_value):
         if isinstance(index, int) and not 0 <= index < self.stages:
             raise TileError(f"slot {index} of a ring of {self.stages} stages")
         if self.together:
-            return shared(self.spec, self.axes, None, _pieces_at(t, self.spec, self.pieces[0], slot), self.whole, self.loaders, True, self.alone)
+            return self._with(stages=None, pieces=_pieces_at(t, self.spec, self.pieces[0], slot))
         if isinstance(self.spec, st):
             return self.map(lambda p: t.call(p.index, slot))
         steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
         taken = [t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step)) for p, step in zip(self.pieces, steps, strict=True)]
-        return shared(self.spec, self.axes, None, tuple(taken), self.whole, self.loaders, alone=self.alone)
+        return self._with(stages=None, pieces=tuple(taken))
 
     def transposed_view(self, t: Trace) -> shared:
         """The same memory with rows and columns exchanged."""

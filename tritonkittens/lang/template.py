@@ -19,8 +19,7 @@ from tritonkittens.lang.cluster_parts import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
-from tritonkittens.lang.entries import MOST as MOST_ENTRIES
-from tritonkittens.lang.entries import WINDOW
+from tritonkittens.lang.entries import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare

@@ -9,7 +9,7 @@ from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang.cluster_parts import new_mailboxes
 from tritonkittens.lang.consumers import WARPS
-from tritonkittens.lang.drawing import TALLIES, new_first, new_numbers
+from tritonkittens.lang.drawing import TALLIES, new_numbers
 from tritonkittens.lang.entries import new_windows
 from tritonkittens.lang.layout import EXCHANGE_SLOTS
 from tritonkittens.lang.ring import phase_before
@@ -78,10 +78,8 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields["filled"] = new_semaphores(t, T.consumers, 1)
     if T.sharers > 1:
         fields |= new_mailboxes(t, T)
-    if T.draws:
+    if T.draws or T.tells_tasks:
         fields |= new_numbers(t, T)
-    elif T.tells_tasks:
-        fields |= new_first(t)
     if plan.entries:
         fields |= new_windows(t, T)
     if T.tallies:
