@@ -275,22 +275,25 @@ def store_release(pointer, value, scope: tl.constexpr = "gpu", issuer: tl.conste
 
 
 @triton.jit
-def prefetch(pointer, level: tl.constexpr = "L2"):
-    """Fetches the line of each address into "L1" or "L2", or into L2 with priority "L2::evict_last" or "L2::evict_normal". sm_80+.
+def prefetch(pointer, level: tl.constexpr = "L2", mask=None):
+    """Fetches the line of each address into "L1" or "L2", or into L2 with priority "L2::evict_last" or "L2::evict_normal"; where the mask is 0, none. sm_80+.
 
     PTX ISA 9.7.9 `prefetch.global`.
     """
-    _prefetch(pointer, level)
+    _prefetch(pointer, level, mask)
 
 
 @builtin
-def _prefetch(pointer, level, _semantic=None):
-    level = unwrap(level)
+def _prefetch(pointer, level, mask, _semantic=None):
+    level, mask = unwrap(level), unwrap(mask)
     if level not in PREFETCH_LEVELS:
         raise ValueError(f"prefetch to {level!r}: the level is one of {', '.join(map(repr, PREFETCH_LEVELS))}")
     require("prefetch", 80, _semantic=_semantic)
     address, _ = _address(pointer, _semantic, "prefetch")
-    tl.inline_asm_elementwise(f"prefetch.global.{level} [$1]; mov.b32 $0, 0;", "=&r,l", [address], tl.int32, False, 1, _semantic=_semantic)
+    args, letters = _options(mask, None, _semantic)
+    guarded = f"setp.ne.b32 p, $2, 0; @p prefetch.global.{level} [$1];" if letters else f"prefetch.global.{level} [$1];"
+    text = f"{{ .reg .pred p; {guarded} mov.b32 $0, 0; }}"
+    tl.inline_asm_elementwise(text, ",".join(["=&r", "l", *letters]), [address, *args], tl.int32, False, 1, _semantic=_semantic)
 
 
 RED_TYPES = {

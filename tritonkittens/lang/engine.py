@@ -56,7 +56,7 @@ from tritonkittens.lang.ring import next_slot, phase_before, skip_slots
 from tritonkittens.lang.roles import start_roles
 from tritonkittens.lang.sending import may_send
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, arrive, wait
-from tritonkittens.lang.template_memory import output_tiles, own_rings, slot_tiles, template_memory, tiles_before
+from tritonkittens.lang.template_memory import open_memory, output_tiles, own_rings, slot_tiles, template_memory, tiles_before
 from tritonkittens.lang.tiles import scheduling_barrier
 from tritonkittens.lang.types import split, unwrap
 from tritonkittens.lang.work import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
@@ -694,19 +694,20 @@ def _bystander(T: tl.constexpr):
 def _template_kernel(G, A, T: tl.constexpr):
     _prefetch_descriptors(G, T)
     EARLY: tl.constexpr = _facts(T)[8]
+    TOLD: tl.constexpr = _facts(T)[16]
+    WINDOW: tl.constexpr = _facts(T)[17]
+    memory = template_memory(T)
     if EARLY > 0:
         ctx = new_context(G, A, T)
         unit, work = _first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
-    memory = template_memory(T)
-    if EARLY > 0:
-        TOLD: tl.constexpr = _facts(T)[16]
-        WINDOW: tl.constexpr = _facts(T)[17]
-        if WINDOW > 0:
+        if WINDOW > 0:  # under way meanwhile, too: 0.6 % of decoding with attention from pages of 16 keys, 8 × 4,096 of dimension 64 (H200)
             if work.valid:
                 for producer in tl.static_range(1 + T.trailing_producer):
                     _ask_window(extended(ctx, work), memory, 0, producer, T)
+    open_memory(memory, T)
+    if EARLY > 0:
         if TOLD:
-            tell_first(memory, work)  # while the entries are under way
+            tell_first(memory, work)
         if WINDOW > 0:
             await_entries()
         _load_early(ctx, work, memory, T)

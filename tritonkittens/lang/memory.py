@@ -17,7 +17,7 @@ from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
-from tritonkittens.lang.budget import bill
+from tritonkittens.lang.budget import WARP, bill
 from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
@@ -63,11 +63,6 @@ def _whole(n, unit: tl.constexpr):
 @triton.jit
 def _both(a, b):
     return a & b
-
-
-@triton.jit
-def _clamp(index, extent):
-    return tl.maximum(tl.minimum(index, extent - 1), 0)
 
 
 def _coordinates(t: Trace, g: Any, coord: Any, what: str, sequences: bool = False) -> list[Any]:
@@ -355,18 +350,27 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     extents, strides = extents_of(src), strides_of(src)
     step = LINE // itemsize(what.dtype) if isinstance(strides[-1], int) else 1
     rows, cols = (1, *what.shape)[-2:]
-    base, _ = _base(t, src, [t.call(_clamp, t.scalar(c), e) for c, e in zip(coord, extents, strict=True)], len(what.shape))
-    # twice as many requests as a row has lines, the later ones for its last element: a row that does not start a line reaches into one more
-    requests = triton.next_power_of_2(-(-cols // step)) * (2 if step > 1 else 1)
+    base, exists = _base(t, src, coord, len(what.shape))
+    requests = triton.next_power_of_2(-(-cols // step) + (step > 1))
     for r0, height in _starts(rows):
-        like = t.full((height, requests), 0, tl.int32, memory_layout(t, height, requests, BULK))
+        tall = max(height, t.num_warps * WARP // min(WARP, requests))  # so that no thread repeats what another requests
+        like = t.full((tall, requests), 0, tl.int32, memory_layout(t, tall, requests, BULK))
         first = _start(t, coord[-2], rows) if len(what.shape) == 2 else t.scalar(0)
-        row = t.method(t.method(t.arange(height, 0, like), "__add__", r0), "__add__", first)
-        row = t.call(_clamp, row, extents[-2] if len(what.shape) == 2 else 1)
-        col = t.call(_clamp, t.method(t.arange(requests, 1, like), "__mul__", step), cols)
-        col = t.call(_clamp, t.method(col, "__add__", _start(t, coord[-1], cols)), extents[-1])
+        row, asked = t.call(_requested, t.arange(tall, 0, like), t.method(first, "__add__", r0), height, extents[-2] if len(what.shape) == 2 else 1, 1)
+        col, wanted = t.call(_requested, t.arange(requests, 1, like), _start(t, coord[-1], cols), cols, extents[-1], step)
+        mask = t.call(_both, t.call(_column, asked), t.call(_row, wanted))
         row_stride = strides[-2] if len(what.shape) == 2 else 0
-        t.call(ptx_memory.prefetch, t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1]))
+        pointers = t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1])
+        t.call(ptx_memory.prefetch, pointers, "L2", mask if exists is None else t.call(_both, mask, exists))
+
+
+@triton.jit
+def _requested(number, first, length, extent, STEP: tl.constexpr):
+    """(element, is it wanted?) of request `number` of a stretch of elements, of which every `STEP`th is requested, and behind them the last: a row that does
+    not start a line reaches into one more."""
+    there = tl.minimum(extent - first, length)
+    wanted = number * STEP < there + STEP - 1
+    return first + tl.minimum(number * STEP, there - 1), wanted & (first >= 0) & (there > 0)
 
 
 def _prefetch_by_tma(t: Trace, src: Any, what: st, coord: Any) -> None:

@@ -26,7 +26,7 @@ KEPT = ("common", "deferred")  # tiles that all consumers of a task share, in th
 
 @op
 def template_memory(t: Trace, T: Any) -> Any:
-    """All shared and tensor memory of the template and its semaphores, as one record."""
+    """All shared and tensor memory of the template, with room for its semaphores (`open_memory`), as one record."""
     T = unwrap(T)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
@@ -92,15 +92,20 @@ def template_memory(t: Trace, T: Any) -> Any:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
-    make_semaphores(t, [field for field in fields.values() if isinstance(field, semaphore)])
-    if T.cluster_size > 1:
-        t.call(ptx_mbarrier.fence_init)
-    publish(t)
-    t.call(gl.barrier)
     for name, field in fields.items():
         if not isinstance(field, struct):
             field._set_name(t.builder, name)
     return struct(**fields)
+
+
+@op
+def open_memory(t: Trace, memory: Any, T: Any) -> Any:
+    """Make the semaphores of `template_memory`: behind it all threads of the block find them, and what copies."""
+    make_semaphores(t, [field for field in memory.fields.values() if isinstance(field, semaphore)])
+    if unwrap(T).cluster_size > 1:
+        t.call(ptx_mbarrier.fence_init)
+    publish(t)
+    t.call(gl.barrier)
 
 
 def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
