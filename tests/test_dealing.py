@@ -91,11 +91,11 @@ def test_pages_and_longer_rings_count():
     """Where pages are asked for first a thread block takes longer, and more of them, or longer rings, are worth more."""
     paged = {count: ring._replace(in_pages=True) for count, ring in OF[128].items()}
 
-    def dealt(*counts, rings):
-        return deal_of(8, 65536, *H200, Rings(tuple((count, rings[count]) for count in counts)))
+    def dealt(tasks, keys, *counts, rings):
+        return deal_of(tasks, keys, *H200, Rings(tuple((count, rings[count]) for count in counts)))
 
-    assert dealt(0, 1, rings=paged).at_once == 1
-    assert dealt(0, rings=paged).parts > dealt(0, 1, rings=paged).parts
+    assert dealt(8, 8192, 0, 1, rings=paged).at_once == 1 and dealt(8, 8192, 0, 1, rings=OF[128]).at_once == 0
+    assert dealt(1, 65536, 0, rings=paged).parts > dealt(1, 65536, 0, rings=OF[128]).parts
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -55,10 +55,10 @@ ROOMS = {
 }
 EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE, few_bytes=256),)  # of a cluster
-# µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.7 % longer than the fastest on average
+# µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.8 % longer than the fastest on average
 STEP, A_KEY, A_BYTE = 0.0297, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
 A_BLOCK, A_COLUMN = 0.0089, 0.00538  # of a multiprocessor, for each block of keys, and each key of it
-LATENCY, OF_PAGES = 0.966, 0.395  # of memory, and where a page's number is asked for first
+LATENCY, OF_PAGES = 0.966, 0.2  # of memory, and where a page's number is asked for first (of the 33 shapes in pages that 0.4 would deal otherwise, 0.6 % less)
 RATE = 0.903  # of memory's bandwidth, where all read
 UNEVEN = 0.0354  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
 SMOOTH = 6.82  # what takes as long as another thing makes the whole longer: the norm in which they add
