@@ -110,15 +110,20 @@ class AttentionForward(QueryTiles):
         tk.load_async(scratch.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), scratch.arrived)
 
     @triton.jit
+    def _block(ctx):
+        """Which block of keys is read in this iteration."""
+        return ctx.last - ctx.iter
+
+    @triton.jit
     def load(ctx, input):
         TILES: tl.constexpr = ctx.config.key_tiles
         for i in tl.static_range(len(TILES)):
-            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, i), input.arrived,
+            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), i), input.arrived,
                           cache_policy=ctx.config.cache_policy)
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), trailing.arrived,
+        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), 0), trailing.arrived,
                       cache_policy=ctx.config.cache_policy)
 
     @triton.jit
