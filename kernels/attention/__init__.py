@@ -50,7 +50,8 @@ def _decode(arch: str, dim: int = 128, sized: bool = False, at_once: int = 0, ev
     parts, sums, lengths = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (
         ((*counts, dim), torch.bfloat16 if at_once else torch.float32), (counts, torch.float32), ((4,), torch.int32)))  # fmt: skip
     template = decode(Kind(torch.bfloat16, dim, dim, lengths=sized), partial=at_once == 0, at_once=at_once, even=even, single=single)
-    return template.compile(keys[:, :, :4], keys, keys, *((lengths,) if sized else ()), parts, sums, scale=1.0, queries=1, arch=arch)
+    tensors = dict(lengths=lengths, Q=keys[:, :, :4], K=keys, V=keys, O=parts, L=sums)
+    return template.compile(*[tensors[name] for name in template.tensors], scale=1.0, queries=1, arch=arch)
 
 
 def _backward(arch: str, dim: int, causal: bool, part: int, gathers: bool = False, parts: int = 1) -> object:
