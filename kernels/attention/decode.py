@@ -78,15 +78,16 @@ class AttentionDecode(AttentionForward):
 
     @triton.jit
     def _block(ctx):
-        """Blocks from the last one on, or, where tasks spread and are long, those that hide nothing from a place on that depends on the task, and round.
+        """Blocks from the last one on, or, where tasks spread and are long, those that hide nothing from a place on that depends on the sequence, and round.
 
         Many tasks that begin together, each of whose keys take a power of two of bytes, would all ask for the same part of such a piece, and share few of
-        memory's channels, the fewer the more powers of two lie between K and V, too. 64 × 1,024 keys of dimension 64 took 36.1 to 37.6 µs by the place of V,
-        so 35.7 to 36.1 (cuDNN 36.1 wherever it is). Fewer blocks a multiprocessor drift apart, and take 0.5 % longer so (H200, `attention_variants.json`)."""
+        memory's channels, the fewer the more powers of two lie between K and V, too: 64 × 1,024 keys of dimension 64 took 36.1 to 37.6 µs by the place of V,
+        so 35.7 to 36.1 (cuDNN 36.1 wherever it is). Not of the head: where heads lie in turn, (B, S, H, D), those of a sequence read what lies together, in
+        35.5 µs, else in 36.2. Fewer blocks a multiprocessor drift apart, and take 0.5 % longer so (H200, `attention_variants.json`)."""
         if ctx.config.spreads:
             edges = tl.maximum(ctx.masked, 1)
             rest = ctx.iterations - edges
-            place = ctx.iter - edges + tl.where(rest >= LONG, rest * (ctx.task % PLACES) // PLACES, 0)
+            place = ctx.iter - edges + tl.where(rest >= LONG, rest * (ctx.batch % PLACES) // PLACES, 0)
             place = tl.where(place >= rest, place - rest, place)
             return ctx.last - tl.where(ctx.iter < edges, ctx.iter, edges + place)
         else:
@@ -206,9 +207,9 @@ def _load_pages(ctx, tiles, to, source, width):
 
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
-    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 0.99 to
-    1.01 (by card) where K and V are contiguous, 0.96 to 0.98 in pages of 128, 0.95 to 0.98 in pages of 16 that lie anywhere; of dimension 64 at 0.94 to 0.97,
-    0.91 to 0.92, 0.89 to 0.90 (these two on cards where contiguous keys are at 0.94). Source: PagedAttention (Kwon et al., 2023).
+    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 1.00 to
+    1.02 (by card) where K and V are contiguous, 0.98 to 1.00 in pages of 128, 0.97 to 1.00 in pages of 16 that lie anywhere; of dimension 64 at 0.94 to 0.96,
+    0.92 to 0.95, 0.90 to 0.93. Source: PagedAttention (Kwon et al., 2023).
 
     Page numbers are read ahead through shared memory (`entry`), lengths once for all roles (`tells_tasks`): what a role reads from memory once copies are under
     way takes 1,000 to 2,000 cycles. Worth, at dimension 64, in pages of 16 and of 128, 2 and 3.5 % of 8 × 4,096 keys, 3 and 1 % of 16 × 4,096, 3 and 5 % of
