@@ -226,6 +226,11 @@ class AttentionDecodePaged(AttentionDecode):
         return math.gcd(self.cols, self.page_size)
 
     @property
+    def spreads(self) -> bool:
+        """Pages lie anywhere."""
+        return False
+
+    @property
     def trailing_producer(self) -> bool:  # type: ignore[override]
         """Where a block takes several copies V has a producer of its own: one warp would be as long about all copies as memory is. 16 sequences of 4,096 keys
         of dimension 64 in pages of 16: 39.0 µs, 37.9 so; 16 of 1,024: 15.5, 15.1 (H200). Where it takes one, the order in which K and V are asked for is

@@ -21,6 +21,12 @@ def asks(G, WHAT: tl.constexpr, row, col):
     tk.prefetch(G, WHAT, (row, col))
 
 
+@tk.kernel
+@triton.jit
+def asks_for_vector(G, WHAT: tl.constexpr, place):
+    tk.prefetch(G, WHAT, (place,))
+
+
 @pytest.fixture
 def requested(monkeypatch):
     """The addresses of all requests. What a text of PTX means is found once: those found before, and with this, are forgotten."""
@@ -54,3 +60,14 @@ def test_prefetch_asks_for_each_line_of_what_is_there_once(requested, what, row,
     assert {a // LINE for a in requested} == {a // LINE for a in wanted}
     assert set(requested) <= set(wanted) and len(set(requested)) == len(requested)
     assert len(requested) <= len({((a - first) // (4 * cols), a // LINE) for a in wanted}) + min(rows, height), "one more a row: of its last element"
+
+
+@pytest.mark.parametrize("warps", [1, 4])
+@pytest.mark.parametrize("length, stride, place", [(300, 1, 0), (300, 1, 2), (300, 1, 3), (0, 1, 0), (1, 1, 0), (300, 3, 1), (5, 3, 0)])
+def test_prefetch_of_a_vector(requested, length, stride, place, warps):
+    g = torch.zeros(stride * length + 3, dtype=torch.int32)[3:][::stride][:length]
+    asks_for_vector[(1,)](tk.gl(g), tk.sv(tk.int32, 128), place, num_warps=warps)
+    wanted = [g.data_ptr() + 4 * stride * c for c in range(place * 128, min((place + 1) * 128, length))]
+    assert {a // LINE for a in requested} == {a // LINE for a in wanted}
+    assert set(requested) <= set(wanted) and len(set(requested)) == len(requested)
+    assert stride > 1 or len(requested) <= len({a // LINE for a in wanted}) + 1
