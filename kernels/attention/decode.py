@@ -94,11 +94,6 @@ class AttentionDecode(AttentionForward):
             return ctx.last - ctx.iter
 
     @triton.jit
-    def _listed(ctx):
-        """A tensor with an entry for each sequence, whose extents lie beside what a task needs of the parameters anyway."""
-        return ctx.globals.K
-
-    @triton.jit
     def _operand(ctx, p):
         """Not in pairs: with what writing zeros behind a sequence takes they would not fit into registers."""
         return tk.cast(p, ctx.config.dtype)
@@ -141,7 +136,8 @@ class AttentionDecode(AttentionForward):
         parts = tk.extent(ctx.globals.O, 2) if ctx.config.partial else 1  # a constant where it can be one: blocks begin 3 divisions earlier
         batch_tile, part = tk.unravel(ctx.task, parts)
         batch, tile = tk.unravel(batch_tile, tiles)
-        more = batch < tk.extent(ctx.config._listed(ctx), 0)
+        # Of what lies beside other parameters that a task needs first, see `layout`
+        more = batch < tk.extent(ctx.globals.lengths if ctx.config.lengths else ctx.globals.K, 0)
         keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0) if ctx.config.lengths else tk.extent(ctx.globals.K, 2)
         start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
         first = start // ctx.config.cols
@@ -241,10 +237,6 @@ class AttentionDecodePaged(AttentionDecode):
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
         return replace(plan, globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v), entries=self.cols // self.copied)
-
-    @triton.jit
-    def _listed(ctx):
-        return ctx.globals.pages
 
     @triton.jit
     def entry(ctx, n):

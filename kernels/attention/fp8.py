@@ -43,7 +43,7 @@ class AttentionForwardFp8(AttentionForward):
 
     @triton.jit
     def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.kv_head, 0, ctx.last - ctx.iter), trailing.arrived)
+        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.kv_head, 0, ctx.config._block(ctx)), trailing.arrived)
 
     @triton.jit
     def _descaled(ctx, factor):

@@ -81,7 +81,12 @@ def store_asm(mnemonic: str, vec: int, masked: bool, policy: bool) -> str:
     values = [f"${2 + i}" for i in range(vec)]
     source = values[0] if vec == 1 else "{" + ", ".join(values) + "}"
     instruction = f"{mnemonic} [$1], {source}" + (f", ${2 + vec + masked};" if policy else ";")
-    guarded = f"setp.ne.b32 p, ${2 + vec}, 0; @p {instruction}" if masked else instruction
+    return _guarded(instruction, 2 + vec if masked else None)
+
+
+def _guarded(instruction: str, mask: int | None) -> str:
+    """An instruction without results, executed where mask word number `mask` is not 0, and a dummy result $0."""
+    guarded = instruction if mask is None else f"setp.ne.b32 p, ${mask}, 0; @p {instruction}"
     return f"{{ .reg .pred p; {guarded} mov.b32 $0, 0; }}"
 
 
@@ -291,8 +296,7 @@ def _prefetch(pointer, level, mask, _semantic=None):
     require("prefetch", 80, _semantic=_semantic)
     address, _ = _address(pointer, _semantic, "prefetch")
     args, letters = _options(mask, None, _semantic)
-    guarded = f"setp.ne.b32 p, $2, 0; @p prefetch.global.{level} [$1];" if letters else f"prefetch.global.{level} [$1];"
-    text = f"{{ .reg .pred p; {guarded} mov.b32 $0, 0; }}"
+    text = _guarded(f"prefetch.global.{level} [$1];", None if mask is None else 2)
     tl.inline_asm_elementwise(text, ",".join(["=&r", "l", *letters]), [address, *args], tl.int32, False, 1, _semantic=_semantic)
 
 
