@@ -84,22 +84,27 @@ def remember(memo: dict[K, V], key: K, value: V) -> V:
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
-def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-    """What gives an uninitialised contiguous tensor of this kind at every call: by the entry that torch.compile's generated code allocates with, which takes
-    half the host time of `torch.empty` and allocates on the current device only."""
+def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None) -> Callable[[], torch.Tensor]:
+    """What gives an uninitialised tensor of this kind, contiguous unless it has `strides`, at every call: by the entry that torch.compile's generated code
+    allocates with, which takes half the host time of `torch.empty` and allocates on the current device only."""
     shape = tuple(shape)
+    strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
     if allocate is None:
-        return functools.partial(torch.empty, shape, dtype=dtype, device=device)
-    strides = torch.empty(shape, device="meta").stride()
+        return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
     if device.type != "cuda":
         return functools.partial(allocate, shape, strides, dtype)
     current, index = torch._C._cuda_getDevice, device.index
 
     def run() -> torch.Tensor:
-        return allocate(shape, strides, dtype) if current() == index else torch.empty(shape, dtype=dtype, device=device)
+        return allocate(shape, strides, dtype) if current() == index else torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
     return run
+
+
+def allocator_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What gives an uninitialised tensor of the shape, strides, dtype and device of `x` at every call."""
+    return allocator(x.shape, x.dtype, x.device, x.stride())
 
 
 def addressable(x: torch.Tensor) -> bool:

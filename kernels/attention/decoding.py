@@ -1,6 +1,7 @@
 """`attention_decode` for PyTorch tensors: checks, what is known of a kind of calls, the launches."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
 from tritonkittens.kernels.attention.decode import combine
 from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
-from tritonkittens.lang.template import Call
 from tritonkittens.launch import multiprocessor_count, simulated_facts
 from tritonkittens.tune.cost import memory_bandwidth
 
@@ -89,14 +89,15 @@ class Launch:
             deal = deal_of(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
         kernel = kernel_of(kind, deal, batch * tiles, multiprocessors, return_lse, whole)
         self.kernel, self.partial, self.numbers, self.return_lse = kernel, kernel.partial, dict(scores.numbers(False), queries=queries), return_lse
-        self.bound: Call | None = None  # the kernel for tensors of these shapes
+        self.bound: Callable[..., None] | None = None  # the kernel, and `combine`, for tensors of these kinds: known at the first call
+        self.combine: Callable[..., None] | None = None
         self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, deal.parts, rows)
         self.as_they_are = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_sums = allocator((batch, heads, queries), torch.float32, q.device)
         if self.partial:
             self.new_parts = allocator((*self.shape, value_dim), torch.float32, q.device), allocator(self.shape, torch.float32, q.device)
-            self.combine = combine[rows, tiles, batch]
+            self.grid = rows, tiles, batch
             self.constants = (deal.parts, rows, queries, value_dim, power_of_two(deal.parts), power_of_two(value_dim), return_lse)
 
     def __call__(
@@ -115,10 +116,13 @@ class Launch:
         tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
         in_order = [tensors[name] for name in self.kernel.tensors]
         if self.bound is None:
-            self.bound = self.kernel.call(*in_order)
-        self.bound(*in_order, **self.numbers)
+            self.bound = self.kernel.call(*in_order).bind(*in_order, **self.numbers)
+        self.bound(*in_order)
         if self.partial:
-            self.combine(some, sums, result, sums if lse is None else lse, *result.stride(), *self.constants)
+            combined = (some, sums, result, sums if lse is None else lse)
+            if self.combine is None:
+                self.combine = combine.bind(self.grid, *combined, *result.stride(), *self.constants)
+            self.combine(*combined)
         return result if lse is None else (result, lse)
 
 

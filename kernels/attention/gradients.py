@@ -6,16 +6,22 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import as_addressable, padded_empty, power_of_two
+from tritonkittens.kernels._tensors import addressable, allocator, allocator_like, as_addressable, padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.attention.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
-from tritonkittens.launch import l2_bytes, multiprocessor_count
+from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
+Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
+Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
+Tensors = dict[str, Tensor]
+Step = Callable[[Tensors], None]
+_known: dict[tuple, Callable[..., Gradients]] = {}  # what calls of a kind do
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
 
@@ -52,70 +58,158 @@ def fused_backward(
 
 
 def run_backward(
-    grad: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scores: Scores,
-    deterministic: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, deterministic: bool = False,
+) -> Gradients:  # fmt: skip
     """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ, and dK and dV
-    of groups, may be summed up in an order that changes from run to run."""
-    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
-    gradients = dq, dk, dv = tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
+    of groups, may be summed up in an order that changes from run to run. What is to be done is thought out once for every kind of calls."""
+    operands = (grad, grad_lse, q, k, v, out, lse)
+    key = (signature(q, k, v, out, grad), lse.stride(), grad_lse is None, scores, deterministic, None if q.is_cuda else simulated_facts())
+    run = _known.get(key)
+    if run is None:
+        run = remember(_known, key, _passes(operands, scores, deterministic))
+    return run(*operands)
+
+
+def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Callable[..., Gradients]:
+    """What calls with such operands do."""
+    _, _, q, _, v, out, _ = operands
+    (heads, queries, dim), (kv_heads, keys, value_dim) = q.shape[1:], v.shape[1:]
     if out.numel() == 0 or keys == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        return _zeros
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    tensors = dict(Q=as_addressable(q), K=as_addressable(k), V=as_addressable(v), dO=as_addressable(grad), dQ=dq)
     kind = (q.dtype, dim, value_dim, *features)
     single = (*kind, keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0)
     factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
     fused = fused_backward(*single) if factor else None
     if fused is not None:
-        _single_pass(fused, single, tensors, gradients, functools.partial(_statistics, out, tensors["dO"], lse, grad_lse, factor=factor), numbers)
-        return gradients
-    group = 1 if deterministic else heads // kv_heads  # sums of parts depend on how many there are: bits would change with the batch
-    homes = homes_of(dk, dv, group, -(-keys // TILE) * batch * kv_heads)
-    tensors |= homes | _statistics(out, tensors["dO"], lse, grad_lse)
-    of_queries, of_keys = backward(*kind)
-    for kernel in (of_queries, *of_keys):
-        kernel(*(tensors[name] for name in kernel.tensors), **numbers)
-    sum_groups(homes, dk, dv)
-    return gradients
+        return SinglePass(operands, numbers, fused, single, factor)
+    return TwoPasses(operands, numbers, backward(*kind), 1 if deterministic else heads // kv_heads)
 
 
-def _single_pass(
-    fused: AttentionBackward, kind: tuple[Any, ...], tensors: dict[str, torch.Tensor], gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    statistics_with: Callable[..., dict[str, torch.Tensor]], numbers: dict[str, Any],
-) -> None:  # fmt: skip
-    """Write the gradients by `fused`, the kernel of this `kind` (see `fused_backward`), or one like it, and those before and behind it, from operands that TMA
-    can address."""
-    (dq, dk, dv), q = gradients, tensors["Q"]
-    (batch, heads, queries, dim), (kv_heads, keys) = q.shape, dk.shape[1:3]
-    device, summed = q.get_device(), fused.summed
-    tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
-    parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
-        parts_for(device, group, tiles * batch * kv_heads))
-    units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
-    gathers = units > lag and worth_following(fused.head_dim, keys, fused.causal or fused.window)
-    if parts > 1 or gathers:
-        fused = cast(AttentionBackward, fused_backward(*kind, parts, gathers))
-    sums = torch.empty(batch, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
-    words = torch.empty(batch, heads, blocks, fused.consumers, dtype=torch.int32, device=q.device)
-    counts = torch.empty(units, dtype=torch.int32, device=q.device) if gathers else words[:0]
-    of_keys = (dk, dv)
-    if parts > 1:
-        of_keys = torch.zeros(2, batch, kv_heads, fused.consumers * tiles, fused.rows * summed, dtype=torch.float32, device=q.device).unbind()
-    tensors = tensors | dict(sums=sums, words=words, counts=counts, dK=of_keys[0], dV=of_keys[1])
-    tensors |= statistics_with(addends=addends_in(dq), zeros=(words, counts))
-    numbers = {**numbers, "lag": lag} if gathers else numbers
-    fused(*(tensors[name] for name in fused.tensors), **numbers)
-    left, scale = (lag if gathers else units) * heads_of_unit, numbers["gradient"]
-    across = -(-summed // 64)
-    gather_sums[across * blocks * fused.cols // ROWS, left](sums, words, dq, *dq.stride()[:3], scale, queries, heads, batch * heads, summed, dim, True)
-    if parts > 1:
-        for home, x, times in ((dk, of_keys[0], scale), (dv, of_keys[1], 1.0)):
-            gather_sums[across * x.shape[2], batch * kv_heads](x, words, home, *home.stride()[:3], times, keys, kv_heads, batch * kv_heads, summed, dim, False)
+def _zeros(grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+    """The gradients where nobody sees a key."""
+    dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
+    return dq, dk, dv
 
 
-def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class Passes:
+    """What calls with operands like these do: allocate, and launch the `steps` of a subclass.
+
+    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (of which there may be none: that of L then), the gradients dQ, of_keys and of_values, and
+    what `make` adds. Where kernels do not write the gradients themselves, dK and dV are not of_keys and of_values.
+    """
+
+    steps: list[Step]
+
+    def __init__(self, operands: Operands):
+        grad, _, q, k, v, *_ = operands
+        self.as_they_are = all(map(addressable, (grad, q, k, v)))
+        self.new_gradients = [allocator_like(empty_like(x, x.shape[3])) for x in (q, k, v)]
+
+    def make(self, tensors: Tensors) -> None:
+        """Add what kernels need beside operands and gradients."""
+
+    def tensors(self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensors:
+        if not self.as_they_are:
+            grad, q, k, v = map(as_addressable, (grad, q, k, v))
+        dq, dk, dv = [new() for new in self.new_gradients]
+        tensors = dict(Q=q, K=k, V=v, dO=grad, O=out, L=lse, dL=lse if grad_lse is None else grad_lse.contiguous(), dQ=dq, dK=dk, dV=dv, of_keys=dk,
+                       of_values=dv)  # fmt: skip
+        self.make(tensors)
+        return tensors
+
+    def __call__(self, *operands: Any) -> Gradients:
+        tensors = self.tensors(*operands)
+        for step in self.steps:
+            step(tensors)
+        return tensors["dQ"], tensors["of_keys"], tensors["of_values"]
+
+
+class SinglePass(Passes):
+    """By `fused`, the kernel of this `kind` (see `fused_backward`), or one like it."""
+
+    def __init__(self, operands: Operands, numbers: dict[str, Any], fused: AttentionBackward, kind: tuple[Any, ...], factor: float):
+        super().__init__(operands)
+        _, _, q, k, *_ = operands
+        (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+        device, summed = q.get_device(), fused.summed
+        tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
+        parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+            parts_for(device, group, tiles * batch * kv_heads))
+        units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
+        gathers = units > lag and worth_following(fused.head_dim, keys, fused.causal or fused.window)
+        if parts > 1 or gathers:
+            fused = cast(AttentionBackward, fused_backward(*kind, parts, gathers))
+        rows_of_parts = fused.consumers * tiles
+        self.new_sums = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
+        self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
+        self.new_counts = allocator((units if gathers else 0,), torch.int32, q.device)
+        self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.rows * summed), torch.float32, q.device) if parts > 1 else None
+
+        tensors, scale = self.tensors(*operands), numbers["gradient"]
+        across, left = -(-summed // 64), (lag if gathers else units) * heads_of_unit
+        self.steps = [
+            _statistics(tensors, factor),
+            _template(fused, tensors, {**numbers, "lag": lag} if gathers else numbers),
+            _plain(gather_sums, (across * blocks * fused.cols // ROWS, left), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale, queries,
+                   heads, batch * heads, summed, dim, True)]  # fmt: skip
+        for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
+            self.steps.append(_plain(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
+                                     times, keys, kv_heads, batch * kv_heads, summed, dim, False))  # fmt: skip
+
+    def make(self, tensors: Tensors) -> None:
+        offsets, deltas = addends_in(tensors["dQ"])
+        tensors.update(sums=self.new_sums(), words=self.new_words(), counts=self.new_counts(), offsets=offsets, deltas=deltas)
+        if self.new_parts is not None:
+            tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
+
+
+class TwoPasses(Passes):
+    """By `kernels`, as `backward` has them, of groups of so many query heads."""
+
+    def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int):
+        super().__init__(operands)
+        _, _, q, k, _, _, lse = operands
+        # Sums of parts depend on how many there are: in a deterministic backward, where groups stay whole, bits would change with the batch.
+        self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
+        self.new_statistics = allocator_like(padded_empty(tuple(lse.shape), lse))
+        tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
+        self.steps = [_statistics(tensors), *(_template(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
+        if self.parts > 1:
+            self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
+
+    def make(self, tensors: Tensors) -> None:
+        tensors.update(offsets=self.new_statistics(), deltas=self.new_statistics(), **homes_of(tensors["of_keys"], tensors["of_values"], self.parts))
+
+
+def _template(kernel: tk.lcf, tensors: Tensors, numbers: dict[str, Any]) -> Step:
+    """The launch of a kernel for tensors like these."""
+    names = kernel.tensors
+    in_order = [tensors[name] for name in names]
+    launch = kernel.call(*in_order).bind(*in_order, **numbers)
+    return lambda tensors: launch(*[tensors[name] for name in names])
+
+
+def _plain(kernel: Any, grid: tuple[int, ...], tensors: Tensors, names: tuple[str, ...], *others: Any) -> Step:
+    """The same for a plain kernel, of tensors with these names and what `others` it takes."""
+    launch = kernel.bind(grid, *(tensors[name] for name in names), *others)
+    return lambda tensors: launch(*[tensors[name] for name in names])
+
+
+def _statistics(tensors: Tensors, factor: float = 0.0) -> Step:
+    """offsets and deltas, see `statistics`: what two passes load, or, with the factor of scores that a single pass divides them by, what that adds, which also
+    needs words and counts of zeros."""
+    o, do, lse, offsets, dl = (tensors[name] for name in ("O", "dO", "L", "offsets", "dL"))
+    batch, heads, queries, dim = o.shape
+    zeros = ("words", "counts") if factor else ("offsets", "offsets")
+    words_of_head, units = (tensors["words"].numel() // (batch * heads), tensors["counts"].numel()) if factor else (0, 0)
+    return _plain(statistics, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "offsets", "deltas", *zeros), *o.stride()[:3],
+                  *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, units, factor, dim, power_of_two(dim), dl is not lse,
+                  factor != 0)  # fmt: skip
+
+
+def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
     """Where offsets and deltas, (B, H, groups of ROWS queries, PARTS, ROWS) bf16, of the single pass wait: in the group's first rows of dQ, which are written
     when all that needs them is done, or where those are too few or too short, in memory of their own."""
     (batch, heads, queries, dim), (of_batch, of_head, of_row, _) = dq.shape, dq.stride()
@@ -127,31 +221,14 @@ def addends_in(dq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
 
 
-def strides_of_tiles(numbers: torch.Tensor) -> tuple[int, int, int, int]:
+def strides_of_tiles(numbers: Tensor) -> tuple[int, int, int, int]:
     """Between batches, heads, tiles of ROWS queries and parts of offsets or deltas: (B, H, S) fp32, or (B, H, tiles, PARTS, ROWS), as `addends_in` has them."""
     batch, head, *others = numbers.stride()
     tile, part = others[:2] if len(others) > 1 else (ROWS, 0)
     return batch, head, tile, part
 
 
-def _statistics(
-    out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, grad_lse: torch.Tensor | None, addends: tuple[torch.Tensor, torch.Tensor] | None = None,
-    zeros: tuple[torch.Tensor, torch.Tensor] | None = None, factor: float = 0.0,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """offsets and deltas, see `statistics`: what two passes load, or, in `addends`, what the single pass adds to scores, divided by their factor, which also
-    needs `zeros` (words, counts)."""
-    batch, heads, queries, dim = out.shape
-    offsets, deltas = addends or (padded_empty((batch, heads, queries), out, torch.float32) for _ in range(2))
-    words, counts = zeros or (offsets, offsets)
-    words_of_head, units = (words.numel() // (batch * heads), counts.numel()) if zeros else (0, 0)
-    statistics[-(-queries // ROWS), heads, batch](
-        out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), offsets, deltas, words, counts, *out.stride()[:3], *grad.stride()[:3],
-        *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, units, factor, dim, power_of_two(dim), grad_lse is not None,
-        zeros is not None)  # fmt: skip
-    return dict(offsets=offsets, deltas=deltas)
-
-
-def bytes_at_once(fused: AttentionBackward, q: torch.Tensor, tiles: int) -> int:
+def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
     """Of Q and dO, and of dQ in fp32, of the query heads that all blocks of a causal backward are at, if each key head, of so many tiles, had one."""
     heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
@@ -163,16 +240,14 @@ def parts_for(device: int, group: int, units: int, drawn: bool = False, at_once:
     return parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
 
 
-def homes_of(dk: torch.Tensor, dv: torch.Tensor, group: int, units: int) -> dict[str, torch.Tensor]:
-    """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for parts of each group, which `sum_groups` sums up.
-    Groups of so many query heads, `units` of work for whole groups: see `parts_for`."""
-    parts = parts_for(dk.get_device(), group, units)
+def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:
+    """Where kernels leave dK and dV, whose second dimension are heads: there, or in tensors of their own for `parts` of each group, see `sum_groups`."""
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}
 
 
-def sum_groups(homes: dict[str, torch.Tensor], dk: torch.Tensor, dv: torch.Tensor) -> None:
+def sum_groups(homes: dict[str, Tensor], dk: Tensor, dv: Tensor) -> None:
     """dK and dV of what kernels left in `homes_of` them."""
     for home, x in ((homes["dK"], dk), (homes["dV"], dv)):
         if home is not x:

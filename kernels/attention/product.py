@@ -167,7 +167,8 @@ def run_forward(
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
     if known is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
-        known.launches[lse is not None] = functools.partial(kernel, **numbers)
+        tensors = (q, k, v, out, *(() if lse is None else (lse,)))
+        known.launches[lse is not None] = kernel.call(*tensors).bind(*tensors, **numbers)
 
 
 def kernel_of(

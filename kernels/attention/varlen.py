@@ -252,7 +252,7 @@ def _run_backward(
                 gather_packed[of_tiles.shape[0], kv_heads](x, words, home, of_tiles, *home.stride()[:2], factor, tiles, fused.summed, dim, fused.consumers,
                                                            True)  # fmt: skip
         return dq, dk, dv
-    homes = homes_of(dk, dv, 1 if deterministic else group, units)
+    homes = homes_of(dk, dv, 1 if deterministic else parts_for(q.get_device(), group, units))
     tensors |= {name: _heads_first(x) for name, x in homes.items()}
     of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
     for kernel in (of_queries, *of_keys):

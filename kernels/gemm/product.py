@@ -389,7 +389,8 @@ class _Product:
         like = allocate() if out is None else out
         config = self.chosen(a, b, NO_OPERANDS)
         template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
-        launch = template.call(*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like).launch
+        tensors = (*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like)
+        launch = template.call(*tensors).bind(*tensors)
         plain = store_a is _itself and store_b is _itself and not swapped
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:

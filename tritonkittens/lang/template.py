@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import triton.language as tl
@@ -21,7 +22,7 @@ from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.entries import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import gl, map_specs
+from tritonkittens.lang.globals import GlobalLayout, gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
@@ -505,7 +506,6 @@ class Call:
         shapes = [t.shape for t in tensors]
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
-        self.plain = all(self.specs) and not plan.args and not template.splits and not template.draws
         if (template.single or isinstance(template.schedule, (SplitK, ClusterSplitK, SplitTail, StreamK))) and template.tasks(*shapes) == UNKNOWN_TASKS:
             single = "single=True, " if template.single and not isinstance(template.schedule, OnePerBlock) else ""
             raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
@@ -534,19 +534,23 @@ class Call:
         if blocks < self.fewest:
             raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (single=True, or OnePerBlock())")
 
-    def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
-        """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
+    def _numbers(self, args: dict[str, Any]) -> tuple:
+        """What a caller gives beside tensors, in order."""
         if len(args) != len(self.args) or any(n not in args for n in self.args):
             raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
+        return tuple([args[n] for n in self.args])
+
+    def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
+        """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
+        numbers = self._numbers(args)
         # straight to tuple: a named tuple's own constructor takes twice as long
         described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
-        numbers = [args[n] for n in self.args]
         if self.splits:
             floats, counters = self.room
-            numbers += [*workspace(tensors[0].device, max(floats, (blocks or 0) * self.room_of_block), counters), *self.numbers]
+            numbers = (*numbers, *workspace(tensors[0].device, max(floats, (blocks or 0) * self.room_of_block), counters), *self.numbers)
         elif self.draws:
-            numbers.append(workspace(tensors[0].device, 0, COUNTERS)[1])
-        return described, tuple(numbers)
+            numbers = (*numbers, workspace(tensors[0].device, 0, COUNTERS)[1])
+        return described, numbers
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
@@ -554,13 +558,26 @@ class Call:
             self._check_blocks(blocks)
         _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
 
-    def launch(self, *tensors: Any) -> None:
-        """The same for a template without numbers, in as few steps as possible."""
-        if self.plain:
-            described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, self.specs)])
-            _template_kernel.launcher(self.grid, (described, ()), self.key)
-        else:
-            self(*tensors)
+    def bind(self, *tensors: Any, **args: Any) -> Callable[..., None]:
+        """The same with these numbers as a function of tensors alone, in as few steps as possible: of those that have the strides of these, too."""
+        if self.splits:
+            return functools.partial(self, **args)
+        launcher, grid, key, specs, draws, numbers = _template_kernel.launcher, self.grid, self.key, self.specs, self.draws, self._numbers(args)
+
+        def launch_tiles(*tensors: Any) -> None:
+            described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, specs)])
+            launcher(grid, (described, numbers), key)
+
+        if all(specs) and not draws:
+            return launch_tiles
+        rests = [() if s else tuple(prepare(gl(t)))[2:] for t, s in zip(tensors, specs)]  # behind no descriptors and the tensor itself
+
+        def launch(*tensors: Any) -> None:
+            described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else _new(GlobalLayout, ((), t, *rest))
+                               for t, s, rest in zip(tensors, specs, rests)])  # fmt: skip
+            launcher(grid, (described, (*numbers, workspace(tensors[0].device, 0, COUNTERS)[1]) if draws else numbers), key)
+
+        return launch
 
 
 def _check_hooks(cls: type[lcf]) -> bool:

@@ -45,12 +45,20 @@ def scaled_dot_product_attention(
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, the last keys are nobody's
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
+    if _fits(query, key, value):  # no views then, which cost as much host time as the call, and as much again in the backward
+        return attention(query, key, value, window=window, scale=scale)  # type: ignore[return-value]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     q, k, v = (padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     out = attention(q, k, v, window=window, scale=scale)
     return out.reshape(*lead, *out.shape[1:])[..., : value.shape[-1]]  # type: ignore[union-attr]
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Are operands as `attention` takes them?"""
+    batch = query.shape[0]
+    return all(x.ndim == 4 and x.shape[0] == batch and x.shape[-1] % STEP == 0 for x in (query, key, value))
 
 
 def _window(

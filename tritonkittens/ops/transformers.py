@@ -140,7 +140,8 @@ def attention_forward(
         mask = attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, window, query.device)
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others)
     out = _attend(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, causal, window)
-    return out[..., : value.shape[-1]].transpose(1, 2).contiguous(), None
+    out = out if out.shape[-1] == value.shape[-1] else out[..., : value.shape[-1]]
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _attend(
