@@ -15,7 +15,7 @@ from tritonkittens.kernels import attention, gemm
 from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.gemm import unaligned
-from tritonkittens.kernels.gemm.product import NO_OPERANDS
+from tritonkittens.kernels.gemm.unaligned import NO_OPERANDS
 from tritonkittens.lang.budget import SHARED_LIMIT
 from tritonkittens.lang.layout import SYSTEM
 

@@ -479,6 +479,56 @@ def test_other_alignment_is_other_code(fake, mode):
         launch((1,), (GlobalArg(odd, specs),))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_bound_launch(fake, mode, monkeypatch):
+    """The bytes that reach the driver are those of a call with the same tensors; numbers and grid are those that were bound."""
+    launch, specs = launcher(fake, mode), (TILE,)
+    fake.expect([*[128, 4, 4, 8, 8], 8, 8, 8, 4])
+    tensors = [torch.empty(64, 64, dtype=torch.bfloat16) for _ in range(6)]
+
+    def arguments(x, y, n):
+        return (GlobalArg(x, specs), x), y, y, n
+
+    def unbound(x, y):
+        launch((3, 2), arguments(x, y, 7), "key")
+        return fake.last
+
+    fell_back = []
+    bound = launch.bind((3, 2), arguments(*tensors[:2], 7), "key", (0, 0, 1, 1), lambda x, y: fell_back.append(1) or unbound(x, y))
+    launches, encodes = fake.num_launches, fake.num_encodes
+    assert launch.num_compiled == (1 if mode else 0), "bound ahead of the first launch"
+    for x, y in zip(tensors[2:], tensors[3:], strict=False):
+        bound(x, y)
+        found, expected = fake.last, unbound(x, y)
+        assert found.parameters == expected.parameters and found.grid == expected.grid and found.stream == expected.stream
+    assert fake.num_launches == launches + 6 and (not mode or (fake.num_encodes == encodes and not fell_back))
+    with pytest.raises(TypeError):
+        bound(tensors[0])
+    odd = torch.empty(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(64, 64)
+    bound(tensors[0], odd)
+    assert fell_back, "a pointer that is aligned otherwise is another kernel's"
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", fell_back.append)
+    bound(*tensors[:2])
+    assert len(fell_back) >= 3 and fell_back[-1].args is not None, "a hook is called"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_bound_launch_keeps_no_tensor_and_outlives_its_entry(fake, mode):
+    launch, specs = launcher(fake, mode, capacity=1), (TILE,)
+    fake.expect([*[128, 4, 4, 8, 8]])
+    x = torch.empty(64, 64, dtype=torch.bfloat16)
+    bound = launch.bind((1,), (GlobalArg(x, specs),), None, (0,), lambda y: launch((1,), (GlobalArg(y, specs),)))
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    for rows in (8, 16, 24):  # evicts it
+        launch((1,), (GlobalArg(torch.empty(rows, 64, dtype=torch.bfloat16), specs),))
+    y = torch.empty(64, 64, dtype=torch.bfloat16)
+    bound(y)
+    assert fake.last.parameters[0] == encode(y, TILE, driver=fake.driver)
+
+
 def test_a_driver_that_replaces_no_address_is_named(fake):
     launch, specs = launcher(fake, True), (TILE,)
     fake.expect([])

@@ -20,14 +20,13 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    return _computed(q, k, v, scale, softcap, left, right)
+    return _computed(q, k, v, scale, softcap, left, right, Known())
 
 
 def _computed(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, known: Known | None = None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, known: Known,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    out = empty_like(q, v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = known.new_result(q, v), known.new_lse(q)
     run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right), known=known)
     return out, lse
 

@@ -13,6 +13,8 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
+    allocator,
+    allocator_like,
     as_addressable,
     check_operands,
     is_eager,
@@ -103,8 +105,8 @@ def attention(
         differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention
         result, lse = differentiable(q, k, v, scores.scale, softcap, scores.left, scores.right, deterministic)
         return handed_out(result, lse, out, return_lse)
-    result = out if out is not None else empty_like(q, v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    result = out if out is not None else known.new_result(q, v)
+    lse = known.new_lse(q) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config, known if config is None else None)
     return result if lse is None else (result, lse)
 
@@ -118,11 +120,24 @@ def handed_out(
 
 
 class Known:
-    """What is known of a call: its `scores`, once it was checked, and the `launches` (with log-sum-exp or not) where no operand needs a copy."""
+    """What is known of a call: its `scores`, once it was checked, how its results are allocated, and the `launches` (with log-sum-exp or not) where no operand
+    needs a copy."""
 
     def __init__(self) -> None:
         self.scores: Scores | None = None
         self.launches: dict[bool, Callable[..., None]] = {}
+        self._new_result: Callable[[], torch.Tensor] | None = None
+        self._new_lse: Callable[[], torch.Tensor] | None = None
+
+    def new_result(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self._new_result is None:
+            self._new_result = allocator_like(empty_like(q, v.shape[3]))
+        return self._new_result()
+
+    def new_lse(self, q: torch.Tensor) -> torch.Tensor:
+        if self._new_lse is None:
+            self._new_lse = allocator(q.shape[:3], torch.float32, q.device)
+        return self._new_lse()
 
 
 _known: dict[tuple, Known] = {}

@@ -49,7 +49,10 @@ def _product(
 
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
     """A gradient with the shape and dtype of the operand that was broadcast."""
-    return None if x is None else x.sum_to_size(like[0]).to(like[1])
+    shape, dtype = like or (None, None)
+    if x is None or (x.shape == shape and x.dtype == dtype):
+        return x
+    return (x if x.dtype == dtype else x.float()).sum_to_size(shape).to(dtype)  # torch sums in fp32 and rounds once
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
@@ -76,7 +79,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         flat = b.ndim == 2 and a.ndim > 2
         d_b = _product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else _product(a.mT, d_sum)
         d_b = _summed(d_b, ctx.shapes[1])
-    d_bias = _summed(d_total.float(), ctx.shapes[2]) if needs[2] else None
+    d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
     return (d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]) if d_gate is not None else None,
             _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None, None, None)  # fmt: skip
 

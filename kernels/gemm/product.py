@@ -10,7 +10,6 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import (
-    TMA_BYTES,
     addressable,
     allocator,
     as_addressable,
@@ -109,7 +108,7 @@ def autograd_function() -> type[torch.autograd.Function]:
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple, Plan] = {}
-NO_OPERANDS: Operands = (None, None, None, None, None)
+EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
 
 
 def _requires_grad(*tensors: Tensor | None) -> bool:
@@ -226,11 +225,7 @@ def _plan(
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
         return Unaligned(a, b, operands, activation, dtype, places, out)
     product = _Product(a, b, operands, activation, dtype, places, config, accumulate)
-    if a.ndim == b.ndim == 2 and not places and operands[2] is None:
-        size = TMA_BYTES // dtype.itemsize
-        if out is not None and storable(out) or out is None and b.shape[1] % size == 0:
-            return product.straight(a, b, out)
-    return product
+    return product.straight(a, b, operands, out) or product
 
 
 def described(
@@ -382,26 +377,32 @@ class _Product:
         tensors = (b, a, c) if config.swapped else (a, b, c)
         self._template(config, c.device)(*tensors, *(() if residual is None else (residual,)), *extras)
 
-    def straight(self, a: Tensor, b: Tensor, out: Tensor | None) -> Plan:
-        """The plan where the kernel takes the operands as they are, or as views, and writes to `out` or a new matrix: as few steps as possible."""
-        shape, dtype, device = self.shape, self.dtype, a.device
-        allocate = allocator(shape, dtype, device)
-        like = allocate() if out is None else out
-        config = self.chosen(a, b, NO_OPERANDS)
-        template, store_a, store_b, swapped = self._template(config, device), self.store_a, self.store_b, config.swapped
-        tensors = (*((store_b(b), store_a(a)) if swapped else (store_a(a), store_b(b))), like)
-        launch = template.call(*tensors).bind(*tensors)
-        plain = store_a is _itself and store_b is _itself and not swapped
+    def straight(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:
+        """The plan in as few steps as possible, where no operand has to be copied, nor the result."""
+        new_result = allocator(self.shape, self.dtype, a.device)
+        home = new_result() if out is None else out
+        if not (storable(home) and self._is_viewable(home)):
+            return None
+        config = self.chosen(a, b, operands)
+        matrices = [store(x) for store, x in zip((self.store_a, self.store_b), self._shaped(a, b), strict=True)]
+        residual = [] if operands[2] is None else [as_addressable(self._like_result(operands[2]))]
+        others = [i for i in (2, *EXTRAS) if operands[i] is not None]
+        views = [*matrices, self._like_result(home), *residual, *self._extras(config, operands)]
+        given = [a, b, home, *(operands[i] for i in others)]
+        if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
+            return None
+        swapped = config.swapped
+        views[:2] = views[1::-1] if swapped else views[:2]
+        launch = self._template(config, a.device).call(*views).bind(*views)  # which takes what the views are of
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
-                out = allocate()
-            if plain:
-                launch(a, b, out)
-            elif swapped:
-                launch(store_b(b), store_a(a), out)
+                out = new_result()
+            first, second = (b, a) if swapped else (a, b)
+            if others:
+                launch(first, second, out, *[operands[i] for i in others])
             else:
-                launch(store_a(a), store_b(b), out)
+                launch(first, second, out)
             return out
 
         return run

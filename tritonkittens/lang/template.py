@@ -22,7 +22,7 @@ from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.entries import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import GlobalLayout, gl, map_specs
+from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
@@ -559,25 +559,22 @@ class Call:
         _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
 
     def bind(self, *tensors: Any, **args: Any) -> Callable[..., None]:
-        """The same with these numbers as a function of tensors alone, in as few steps as possible: of those that have the strides of these, too."""
+        """The same with these numbers as a function of tensors alone, in as few steps as possible: of tensors like these, which have their strides, too, or of
+        others of such memory, whatever dimensions they have."""
+        kinds = [(t.shape, t.stride()) for t in tensors]
+
+        def fallback(*given: Any) -> None:
+            self(*(t if (t.shape, t.stride()) == kind else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True)), **args)
+
+        described, numbers = self.arguments(tensors, args)
+        owners = [i for i, specs in enumerate(self.specs) for _ in range(2 if specs else 1)]  # TMA's descriptors have the address, and the pointer beside them
+        ours = 2 if self.splits else 1 if self.draws else 0  # the workspace, which is that of the stream
+        launch = _template_kernel.launcher.bind(self.grid, (described, numbers), self.key, (*owners, *range(len(tensors), len(tensors) + ours)),
+                                                (lambda *given: fallback(*given[:-ours])) if ours else fallback)  # fmt: skip
         if self.splits:
-            return functools.partial(self, **args)
-        launcher, grid, key, specs, draws, numbers = _template_kernel.launcher, self.grid, self.key, self.specs, self.draws, self._numbers(args)
-
-        def launch_tiles(*tensors: Any) -> None:
-            described = tuple([_new(TileArgument, (_new(GlobalArg, pair), pair[0], None)) for pair in zip(tensors, specs)])
-            launcher(grid, (described, numbers), key)
-
-        if all(specs) and not draws:
-            return launch_tiles
-        rests = [() if s else tuple(prepare(gl(t)))[2:] for t, s in zip(tensors, specs)]  # behind no descriptors and the tensor itself
-
-        def launch(*tensors: Any) -> None:
-            described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else _new(GlobalLayout, ((), t, *rest))
-                               for t, s, rest in zip(tensors, specs, rests)])  # fmt: skip
-            launcher(grid, (described, (*numbers, workspace(tensors[0].device, 0, COUNTERS)[1]) if draws else numbers), key)
-
-        return launch
+            floats, counters = self.room
+            return lambda *given: launch(*given, *workspace(given[0].device, floats, counters))
+        return (lambda *given: launch(*given, workspace(given[0].device, 0, COUNTERS)[1])) if self.draws else launch
 
 
 def _check_hooks(cls: type[lcf]) -> bool:

@@ -225,6 +225,25 @@ class Launcher:
         if not self._fast(grid, args, key):
             self._launch(grid, args, key)
 
+    def bind(self, grid: Grid, args: tuple, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
+        """The launch as a function of tensors alone, compiled now: number ``owners[i]`` of a call's stands where the i-th of ``args`` does.
+
+        Only addresses are read of a call's tensors: at each has to begin what the tensor in ``args`` is, in dtype, shape and strides. ``fallback`` does the same
+        with more steps; it is called where launch hooks are set, and is what comes back in the simulator and where there is no native module.
+        """
+        if callable(grid) or (simulator.get() is not None and tensor_device(args) in (None, -1)):
+            return fallback
+        if not self._is_started:
+            check_devices(args, self.arg_names, self._started().device_type)
+            self._start()
+        native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
+        if native_key is None:
+            return fallback
+        if native_key not in self._native_bindings.table:
+            device, scalars = self._device(args), list[int | float]()
+            self._bind((key, device, fingerprint(args, scalars)), native_key, args, key, device)
+        return self._dispatcher.bind(grid, args, key, owners, fallback) or fallback
+
     def compiled(self, args: tuple, key: Hashable = None) -> Any:
         """The CompiledKernel that a call with these arguments would launch (compiled now if need be)."""
         with self._lock:

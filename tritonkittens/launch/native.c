@@ -1,5 +1,5 @@
 // The launch fast path: recognise the arguments, find the prebuilt launch, call cuLaunchKernelEx. No allocation but one key,
-// no Python code but the caller's. Everything it cannot handle it declines (returns False), and launcher.py does it in Python.
+// no Python code but the caller's. A launch that is bound is not looked for: it takes the addresses of its tensors, and is called. Everything it cannot handle it declines (returns False), and launcher.py does it in Python.
 //
 // libcuda and libtorch are reached through function addresses that native.py looks up, so that this file needs no header but
 // Python's, links to nothing, and a test can hand it a stand-in driver.
@@ -386,6 +386,32 @@ static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t gri
   return code;
 }
 
+static bool fits_binding(const Binding *binding, const uint32_t grid[3], const Reading *reading) {
+  return (uint64_t)grid[0] * binding->num_ctas <= INT32_MAX && reading->num_scalars * 8 == PyBytes_GET_SIZE(binding->slots) &&
+         reading->num_addresses * 8 == PyBytes_GET_SIZE(binding->addresses);
+}
+
+// Launches on the current stream of the binding's device. false: with an exception set.
+static bool launch_on_stream(Dispatcher *self, Binding *binding, const uint32_t grid[3], const Reading *reading) {
+  PyObject *stream = PyObject_CallOneArg(self->stream_of, binding->device);
+  if (!stream)
+    return false;
+  void *stream_handle = PyLong_AsVoidPtr(stream);
+  Py_DECREF(stream);
+  if (PyErr_Occurred())
+    return false;
+  binding->used = 1;
+  const char *call = "cuLaunchKernelEx";
+  int code = launch_binding(self, binding, grid, stream_handle, reading, &call);
+  if (!code)
+    return true;
+  PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, call);
+  Py_XDECREF(ignored);
+  if (!PyErr_Occurred())
+    PyErr_Format(PyExc_RuntimeError, "%s failed with code %d", call, code);
+  return false;
+}
+
 static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
   if (count != 3)
     return PyErr_Format(PyExc_TypeError, "launch(grid, args, key) takes 3 arguments, got %zd", count);
@@ -416,32 +442,146 @@ static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_s
     Py_RETURN_FALSE;
   }
   PyObject *result = NULL;
-  if ((uint64_t)grid[0] * binding->num_ctas > INT32_MAX || reading.num_scalars * 8 != PyBytes_GET_SIZE(binding->slots) ||
-      reading.num_addresses * 8 != PyBytes_GET_SIZE(binding->addresses)) {
+  if (!fits_binding(binding, grid, &reading))
     result = Py_NewRef(Py_False);
-    goto done;
-  }
-  PyObject *stream = PyObject_CallOneArg(self->stream_of, binding->device);
-  if (!stream)
-    goto done;
-  void *stream_handle = PyLong_AsVoidPtr(stream);
-  Py_DECREF(stream);
-  if (PyErr_Occurred())
-    goto done;
-  binding->used = 1;
-  const char *call = "cuLaunchKernelEx";
-  int code = launch_binding(self, binding, grid, stream_handle, &reading, &call);
-  if (code) {
-    PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, call);
-    Py_XDECREF(ignored);
-    if (!PyErr_Occurred())
-      PyErr_Format(PyExc_RuntimeError, "%s failed with code %d", call, code);
-    goto done;
-  }
-  result = Py_NewRef(Py_True);
-done:
+  else if (launch_on_stream(self, binding, grid, &reading))
+    result = Py_NewRef(Py_True);
   Py_DECREF(binding);
   return result;
+}
+
+// ---- Bound: a prebuilt launch on a grid, with its numbers, of tensors that are still to come ---------------------------
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc call;
+  Dispatcher *dispatcher;
+  Binding *binding;
+  PyObject *fallback; // a function of the tensors that does the same, where this path has to decline
+  uint32_t grid[3];
+  int num_tensors, num_addresses, num_scalars;
+  uint8_t owners[MAX_TENSORS]; // which tensor of a call has the address
+  bool is_aligned[MAX_TENSORS];
+  int32_t device_index;
+  uint64_t scalars[MAX_SCALARS];
+} Bound;
+
+// The address of a tensor on the device of the launch that is aligned as the first was; false: not for this path.
+static bool address_of(const Bound *self, PyObject *tensor, int number, void **address) {
+  Dispatcher *dispatcher = self->dispatcher;
+  if (!is_plain_tensor(dispatcher, tensor))
+    return false;
+  PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
+  if (!cdata)
+    return false;
+  void *impl = PyLong_AsVoidPtr(cdata);
+  Py_DECREF(cdata);
+  int32_t device_type, device_index;
+  const TensorReader *get = &dispatcher->tensor;
+  return impl && !get->device_type(&impl, &device_type) && device_type == dispatcher->device_type && !get->device_index(&impl, &device_index) &&
+         device_index == self->device_index && !get->data_ptr(&impl, address) &&
+         ((uintptr_t)*address % POINTER_ALIGNMENT == 0) == self->is_aligned[number];
+}
+
+static PyObject *Bound_call(Bound *self, PyObject *const *args, size_t flags, PyObject *names) {
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (names || count != self->num_tensors)
+    return PyErr_Format(PyExc_TypeError, "a bound launch takes %d tensors, by position", self->num_tensors);
+  Dispatcher *dispatcher = self->dispatcher;
+  int hooks = has_hook(dispatcher, enter_name);
+  if (!hooks)
+    hooks = has_hook(dispatcher, exit_name);
+  if (hooks < 0)
+    return NULL;
+  void *addresses[MAX_TENSORS];
+  bool fits = !hooks;
+  for (int i = 0; fits && i < count; ++i)
+    fits = address_of(self, args[i], i, &addresses[i]);
+  if (!fits) {
+    PyErr_Clear();
+    return PyObject_Vectorcall(self->fallback, args, count, NULL);
+  }
+  Reading reading;
+  reading.num_scalars = self->num_scalars;
+  memcpy(reading.scalars, self->scalars, self->num_scalars * sizeof(uint64_t));
+  for (int i = 0; i < self->num_addresses; ++i)
+    reading.addresses[i] = addresses[self->owners[i]];
+  return launch_on_stream(dispatcher, self->binding, self->grid, &reading) ? Py_NewRef(Py_None) : NULL;
+}
+
+static int Bound_traverse(Bound *self, visitproc visit, void *arg) {
+  Py_VISIT(self->dispatcher);
+  Py_VISIT(self->binding);
+  Py_VISIT(self->fallback);
+  return 0;
+}
+
+static int Bound_clear(Bound *self) {
+  Py_CLEAR(self->dispatcher);
+  Py_CLEAR(self->binding);
+  Py_CLEAR(self->fallback);
+  return 0;
+}
+
+static void Bound_dealloc(Bound *self) {
+  PyObject_GC_UnTrack(self);
+  Bound_clear(self);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject BoundType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "tritonkittens_launch.Bound",
+    .tp_doc = "A prebuilt launch as a function of its tensors.",
+    .tp_basicsize = sizeof(Bound),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Bound, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_traverse = (traverseproc)Bound_traverse,
+    .tp_clear = (inquiry)Bound_clear,
+    .tp_dealloc = (destructor)Bound_dealloc,
+};
+
+static PyObject *Dispatcher_bind(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
+  if (count != 5 || !PyTuple_Check(args[3]))
+    return PyErr_Format(PyExc_TypeError, "bind(grid, args, key, owners, fallback) takes 5 arguments, the fourth a tuple");
+  uint32_t grid[3];
+  Reading reading;
+  if (!read_grid(args[0], grid) || !grid[0] || !grid[1] || !grid[2])
+    Py_RETURN_NONE;
+  PyObject *key = table_key(self, args[2], args[1], &reading);
+  if (!key && PyErr_Occurred())
+    return NULL;
+  Binding *binding = key ? (Binding *)PyDict_GetItemWithError(self->table, key) : NULL;
+  Py_XDECREF(key);
+  if (!binding || !fits_binding(binding, grid, &reading) || PyTuple_GET_SIZE(args[3]) != reading.num_addresses) {
+    if (PyErr_Occurred())
+      return NULL;
+    Py_RETURN_NONE;
+  }
+  Bound *bound = (Bound *)BoundType.tp_alloc(&BoundType, 0);
+  if (!bound)
+    return NULL;
+  bound->call = (vectorcallfunc)Bound_call;
+  bound->dispatcher = (Dispatcher *)Py_NewRef(self);
+  bound->binding = (Binding *)Py_NewRef(binding);
+  bound->fallback = Py_NewRef(args[4]);
+  memcpy(bound->grid, grid, sizeof grid);
+  bound->device_index = (int32_t)PyLong_AsLong(binding->device);
+  bound->num_addresses = reading.num_addresses;
+  bound->num_scalars = reading.num_scalars;
+  memcpy(bound->scalars, reading.scalars, reading.num_scalars * sizeof(uint64_t));
+  for (int i = 0; i < reading.num_addresses; ++i) {
+    long owner = PyLong_AsLong(PyTuple_GET_ITEM(args[3], i));
+    if (owner < 0 || owner >= MAX_TENSORS) {
+      Py_DECREF(bound);
+      return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "owner %ld of tensor %d", owner, i);
+    }
+    bound->owners[i] = (uint8_t)owner;
+    bound->is_aligned[owner] = (uintptr_t)reading.addresses[i] % POINTER_ALIGNMENT == 0;
+    if (owner >= bound->num_tensors)
+      bound->num_tensors = (int)owner + 1;
+  }
+  return (PyObject *)bound;
 }
 
 static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
@@ -528,6 +668,9 @@ static void Dispatcher_dealloc(Dispatcher *self) {
 static PyMethodDef Dispatcher_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))Dispatcher_launch, METH_FASTCALL,
      "launch(grid, args, key) -> bool: False when the Python path has to do it (nothing was launched)."},
+    {"bind", (PyCFunction)(void (*)(void))Dispatcher_bind, METH_FASTCALL,
+     "bind(grid, args, key, owners, fallback) -> launch(*tensors), or None: the launch that is known for these arguments, of tensors that stand in the place of\n"
+     "those, the i-th of which is number owners[i] of a call. Of tensors of a call only addresses are read."},
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
     {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, and the tensors' addresses, or None."},
@@ -549,7 +692,7 @@ static PyTypeObject DispatcherType = {
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, .m_name = "tritonkittens_launch", .m_size = -1};
 
 PyMODINIT_FUNC PyInit_tritonkittens_launch(void) {
-  if (PyType_Ready(&BindingType) < 0 || PyType_Ready(&DispatcherType) < 0)
+  if (PyType_Ready(&BindingType) < 0 || PyType_Ready(&DispatcherType) < 0 || PyType_Ready(&BoundType) < 0)
     return NULL;
   cdata_name = PyUnicode_InternFromString("_cdata");
   enter_name = PyUnicode_InternFromString("launch_enter_hook");

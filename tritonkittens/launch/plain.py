@@ -59,14 +59,14 @@ class PlainKernel:
         self.launcher(grid, runtime, key)
 
     def bind(self, grid: Any, *args: Any) -> Callable[..., None]:
-        """`launch` with the numbers and constants of these arguments as a function of the tensors alone, which stand in front of them: a third of the steps."""
+        """`launch` with the numbers and constants of these arguments as a function of the tensors alone, which stand in front of them (see `Launcher.bind`)."""
         tensors = next((i for i, x in enumerate(args) if not isinstance(x, torch.Tensor)), len(args))
         if not isinstance(self.fn, JITFunction):
             interpreted, rest = self.fn[grid], args[tensors:]
             return lambda *given: interpreted(*given, *rest)
         runtime, key = self._specialized(args)
         launcher, numbers = self.launcher, runtime[tensors:]
-        return lambda *given: launcher(grid, given + numbers, key)
+        return launcher.bind(grid, runtime, key, tuple(range(tensors)), lambda *given: launcher(grid, given + numbers, key))
 
     def _specialized(self, args: tuple) -> tuple[tuple, Specialization]:
         """(arguments that are none of the code's, what the code is specialised for)."""
