@@ -1,5 +1,5 @@
 """Attention against cuDNN, FlashAttention-2 (both through torch), -3 and -4, forward and backward, causal or not, 16 K tokens, also sustained; of e4m3;
-packed sequences; errors where operands have outliers; memory. Decoding: `bench.decode`."""
+packed sequences; errors where operands have outliers; memory; host time. Decoding: `bench.decode`."""
 from __future__ import annotations
 
 import argparse
@@ -48,11 +48,11 @@ def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
         kernel, _ = product.kernel_of(product.forward, p.q.dtype, p.q, p.k, p.v.shape[3], False, scores)
         slots = {"stages": kernel.placement(90).stages}  # a configuration that says nothing of them gets as many as fit, under the results
         return ours(p, config=dataclasses.replace(chosen, **slots | knobs))
-    of_knobs = functools.partial(gradients.fused_backward, more=tuple(knobs.items()))
+    replaced: dict[str, Any] = dict(fused_backward=functools.partial(gradients.fused_backward, more=tuple(knobs.items())), _known={})
     timed = ours(p)
 
     def call() -> Any:
-        with unittest.mock.patch.object(gradients, "fused_backward", of_knobs):
+        with unittest.mock.patch.multiple(gradients, **replaced):
             return timed()
 
     return call
@@ -199,6 +199,36 @@ def memory_cases(options: argparse.Namespace) -> list[Case]:
     ]  # fmt: skip
 
 
+HOST_HEADS, HOST_LENGTH, HOST_DIM = 16, 256, 128  # so few tokens that the host is the slower one
+
+
+def host_cases(options: argparse.Namespace) -> list[Case]:
+    """By the operator and by the function with the signature of PyTorch's, which is the peer and chooses a kernel itself."""
+    def prepare(kv_heads: int, backward: bool) -> Trial:
+        from tritonkittens.kernels.attention import attention
+        from tritonkittens.ops import scaled_dot_product_attention
+
+        q, k, v = (randn(1, heads, HOST_LENGTH, HOST_DIM).requires_grad_(backward) for heads in (HOST_HEADS, kv_heads, kv_heads))
+        grad = torch.randn_like(q)
+        p = Attention(q, k, v, True, grad if backward else None)
+        like_torch = dict(is_causal=True, enable_gqa=kv_heads != HOST_HEADS)
+
+        def timed(function: Callable[..., torch.Tensor], **given: Any) -> Callable[[], Any]:
+            run = functools.partial(function, q, k, v, **given)
+            return (lambda: torch.autograd.grad(run(), (q, k, v), grad)) if backward else run
+
+        both = {OURS: lambda: timed(attention, causal=True), f"{OURS}, as torch's": lambda: timed(scaled_dot_product_attention, **like_torch)}
+        torchs = {"torch": lambda: timed(torch.nn.functional.scaled_dot_product_attention, **like_torch)}
+        return Trial(both, torchs, p.gradient_error() if backward else p.error(), GRADIENT_BOUND if backward else BOUND)
+
+    return [
+        Case(f"bf16 causal D {HOST_DIM} S {HOST_LENGTH} H {HOST_HEADS} of keys {kv}, forward{' and backward' * backward}, host time",
+             flop(1, HOST_HEADS, HOST_LENGTH, HOST_DIM, True, False), {"S": HOST_LENGTH, "H": HOST_HEADS, "H_kv": kv, "D": HOST_DIM, "backward": backward},
+             functools.partial(prepare, kv, backward), "host")
+        for backward in (False, True) for kv in (HOST_HEADS, HOST_HEADS // 4)
+    ]  # fmt: skip
+
+
 PLOT = {"x": "S", "panel": "panel"}
 SUITES = (
     Suite("attention", "attention forward, 16 K tokens (a causal score counts half)", cases, plot=PLOT),
@@ -208,5 +238,6 @@ SUITES = (
     Suite("attention_fp8", "attention forward of e4m3, peers in bf16, 16 K tokens (a causal score counts half)", functools.partial(cases, fp8=True), plot=PLOT),
     Suite("attention_varlen", "attention forward of packed sequences, 16 K tokens (a causal score counts half)", packed_cases),
     Suite("attention_outliers", "attention whose operands have outliers, 16 K tokens (a causal score counts half)", outlier_cases, extend=add_error_ratio),
+    Suite("attention_host", "host time of attention of few tokens", host_cases, unit="µs"),
     Suite("attention_memory", "memory that attention allocates, its results among them", memory_cases, unit="MiB"),
 )

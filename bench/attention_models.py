@@ -97,7 +97,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
     return [
         Case(f"bf16 {name} {step} S {tokens}", work(name, tokens, step), {"model": name, "S": tokens, "step": step, "panel": f"{name}, {step}"},
-             functools.partial(prepare, name, tokens, step), "eager")
+             functools.partial(prepare, name, tokens, step), "sustained")
         for name in MODELS for step in STEPS for tokens in TOKENS
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import Case, Contender, Factory, Suite, Trial, ratio, with_knobs
+from bench.harness import Case, Contender, Factory, Suite, Trial, frobenius_error, ratio, with_knobs
 from bench.peers import SCALE_BLOCK, Product, peers
 
 OURS, BARE = "tritonkittens", "tritonkittens, bare"
@@ -199,8 +199,26 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         case(f"bf16 {side}³ {'new result' if new else 'out='}, {kind} time", (side, side, side), functools.partial(prepare, side, new), kind, new_result=new)
         for kind, side, new in cases
     ]
+    def prepare_linear(side: int, backward: bool) -> Trial:
+        from tritonkittens.nn import Linear
+
+        theirs = torch.nn.Linear(side, side, device=DEVICE, dtype=torch.bfloat16)
+        x, grad = randn(side, side).requires_grad_(backward), randn(side, side)
+        weight, bias = theirs.weight, theirs.bias
+
+        def timed(module: torch.nn.Module) -> Callable[[], torch.Tensor]:
+            """One result to compare: y, or of the gradients that of the weight."""
+            if backward:
+                return lambda: torch.autograd.grad(module(x), (x, weight, bias), grad)[1]
+            return torch.no_grad()(functools.partial(module, x))
+
+        exact = (grad.double().T @ x.double() if backward else x.double() @ weight.double().T + bias.double()).detach()
+        return Trial({OURS: lambda: timed(Linear.from_torch(theirs))}, {"torch": lambda: timed(theirs)}, frobenius_error(exact), BF16_BOUND)
+
     in_turn = f"bf16 256³ out=, {MANY} products in turn, host time"
-    return [*found, case(in_turn, (256, 256, 256), functools.partial(prepare_many, 256), "host", new_result=False)]
+    found.append(case(in_turn, (256, 256, 256), functools.partial(prepare_many, 256), "host", new_result=False))
+    return [*found, *(case(f"bf16 256³ nn.Linear forward{' and backward' * backward}, host time", (256, 256, 256),
+                           functools.partial(prepare_linear, 256, backward), "host", backward=backward) for backward in (False, True))]  # fmt: skip
 
 
 SUITES = (

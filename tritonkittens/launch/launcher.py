@@ -228,8 +228,8 @@ class Launcher:
     def bind(self, grid: Grid, args: tuple, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
         """The launch as a function of tensors alone, compiled now: number ``owners[i]`` of a call's stands where the i-th of ``args`` does.
 
-        Only addresses are read of a call's tensors: at each has to begin what the tensor in ``args`` is, in dtype, shape and strides. ``fallback`` does the same
-        with more steps; it is called where launch hooks are set, and is what comes back in the simulator and where there is no native module.
+        Only addresses are read of a call's tensors: at each has to begin what the tensor in ``args`` is, in dtype, shape and strides. ``fallback`` does the
+        same with more steps; it is called where launch hooks are set, and is what comes back in the simulator and where there is no native module.
         """
         if callable(grid) or (simulator.get() is not None and tensor_device(args) in (None, -1)):
             return fallback
