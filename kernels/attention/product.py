@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -99,7 +99,15 @@ def attention(
         if not traced:  # the operator checks what a trace cannot
             check(q, k, v, out)
         known.scores = scores_of(q, scale, softcap, *check_window(causal, window))
-    scores = known.scores
+    return attend(q, k, v, known, softcap, return_lse, deterministic, out, config, traced)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: Known, softcap: float | None = None, return_lse: bool = False, deterministic: bool | None = None,
+    out: torch.Tensor | None = None, config: Config | None = None, traced: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention` of a call that is `known`: its operands fit together, and what becomes of scores is said."""
+    scores = cast(Scores, known.scores)
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention

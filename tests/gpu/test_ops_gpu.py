@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from tests.util import DEVICE, relative_error
+from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.attention.operator import AttentionFunction
 from tritonkittens.ops import scaled_dot_product_attention, use_attention
 
@@ -92,6 +93,23 @@ def test_refused_operands():
     for operands, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):
             scaled_dot_product_attention(*operands)
+
+
+def test_what_the_kernels_know_is_asked_for_as_pytorch_does(rng):
+    """Calls that `attention` has had before: PyTorch's function still aligns a causal mask at the top left, and wants to be told of groups."""
+    q, k, v = randn(1, 4, 20, 64), *(randn(1, 4, 70, 64) for _ in range(2))
+    expected = functional.scaled_dot_product_attention(*(x.cpu().double() for x in (q, k, v)), is_causal=True)
+    for _ in range(2):
+        attention(q, k, v, causal=True)  # aligned at the bottom right
+        assert relative_error(scaled_dot_product_attention(q, k, v, is_causal=True), expected) < 1e-2
+    few = [x[:, :2] for x in (k, v)]
+    for _ in range(2):
+        scaled_dot_product_attention(q, *few, enable_gqa=True)
+        with pytest.raises(ValueError, match="4 query heads and 2 key heads; they must be equal, or with enable_gqa"):
+            scaled_dot_product_attention(q, *few)
+    same = [scaled_dot_product_attention(q, *few, enable_gqa=True) for _ in range(2)]
+    assert torch.equal(*same) and relative_error(same[0], functional.scaled_dot_product_attention(
+        q.cpu().double(), *(x.cpu().double() for x in few), enable_gqa=True)) < 1e-2
 
 
 def test_fallback(rng):

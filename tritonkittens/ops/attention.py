@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention
-from tritonkittens.kernels.attention.product import HEAD_DIMS
+from tritonkittens.kernels.attention.product import HEAD_DIMS, attend, known_call
 from tritonkittens.launch import is_reachable
 
 STEP, MAX_DIM = HEAD_DIMS.step, HEAD_DIMS[-1]
@@ -37,6 +37,11 @@ def scaled_dot_product_attention(
     Another mask, dropout, other types and a scale that is not positive raise `Unsupported` (a ValueError); with `fallback` PyTorch's implementation runs
     instead.
     """
+    if attn_mask is None and not dropout_p and not torch.compiler.is_compiling():
+        known = known_call(query, key, value, None, is_causal, None, scale, None)
+        # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
+        if known.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
+            return attend(query, key, value, known)  # type: ignore[return-value]
     try:
         window = _window(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except Unsupported:
@@ -46,7 +51,8 @@ def scaled_dot_product_attention(
     if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, the last keys are nobody's
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
     if _fits(query, key, value):  # no views then, which cost as much host time as the call, and as much again in the backward
-        return attention(query, key, value, window=window, scale=scale)  # type: ignore[return-value]
+        causal = window == (None, 0)
+        return attention(query, key, value, causal=causal, window=None if causal else window, scale=scale)  # type: ignore[return-value]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     q, k, v = (padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
