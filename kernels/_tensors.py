@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
 import triton
 
-from tritonkittens.launch import is_reachable
+from tritonkittens.launch import is_reachable, signature_reader
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -59,16 +59,11 @@ def is_eager(*tensors: torch.Tensor | None) -> bool:
     return own and torch._C._len_torch_dispatch_stack() == 0 and not torch._C._are_functorch_transforms_active()
 
 
-def signature(*tensors: torch.Tensor) -> tuple:
-    """Everything about tensors that checks and launch parameters depend on, as plain hashable values: shapes, strides, dtypes, devices, alignment."""
-    if len(tensors) == 3:  # the common calls, without a loop
-        a, b, c = tensors
-        return (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(), c.shape, c.stride(), c.dtype, c.get_device(),
-                a.data_ptr() % TMA_BYTES, b.data_ptr() % TMA_BYTES, c.data_ptr() % TMA_BYTES)  # fmt: skip
-    if len(tensors) == 2:
-        a, b = tensors
-        return (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(), a.data_ptr() % TMA_BYTES,
-                b.data_ptr() % TMA_BYTES)  # fmt: skip
+def signature(*tensors: torch.Tensor) -> Hashable:
+    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, devices, alignment. Raises AttributeError, TypeError or
+    RuntimeError for what are no tensors, or fake ones."""
+    if tensors[0].is_cuda and (found := signature_reader()(*tensors)) is not None:
+        return found
     out: list = []
     for x in tensors:
         out += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % TMA_BYTES)

@@ -479,6 +479,24 @@ def test_other_alignment_is_other_code(fake, mode):
         launch((1,), (GlobalArg(odd, specs),))
 
 
+def test_signatures_tell_apart_what_python_does():
+    """Of plain tensors on the reader's device; of others there is none."""
+    read, base = native.signature_reader("cpu"), torch.zeros(4096, dtype=torch.float16)
+    views = [base, base[1:4001], base[8:4008], base[:64].view(8, 8), base[:64].view(8, 8).T, base[:64].view(8, 8, 1), base[:64].view(1, 64), base[:0], base[3],
+             base.bfloat16(), base[:64].view(8, 8).float(), torch.nn.Parameter(base[:64].view(8, 8).clone()), base.as_strided((8, 8), (0, 1))]  # fmt: skip
+
+    def in_python(*tensors):
+        return tuple((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors)
+
+    pairs = [(x, y) for x in views for y in views]
+    for one, other in ((a, b) for a in pairs[:: len(views) - 1] for b in pairs):
+        assert (read(*one) == read(*other)) == (in_python(*one) == in_python(*other))
+    assert read(base) != read(base, base) and isinstance(read(base), bytes)
+    for odd in (1, None, torch.zeros(2, device="meta"), type("Tensor", (torch.Tensor,), {})()):
+        assert read(base, odd) is None
+    assert native.signature_reader("cuda")(base) is None
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_bound_launch(fake, mode, monkeypatch):
     """The bytes that reach the driver are those of a call with the same tensors; numbers and grid are those that were bound."""

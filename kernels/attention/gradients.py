@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -185,16 +186,16 @@ class TwoPasses(Passes):
 
 def _template(kernel: tk.lcf, tensors: Tensors, numbers: dict[str, Any]) -> Step:
     """The launch of a kernel for tensors like these."""
-    names = kernel.tensors
-    in_order = [tensors[name] for name in names]
-    launch = kernel.call(*in_order).bind(*in_order, **numbers)
-    return lambda tensors: launch(*[tensors[name] for name in names])
+    named = itemgetter(*kernel.tensors)
+    launch = kernel.call(*named(tensors)).bind(*named(tensors), **numbers)
+    return lambda tensors: launch(*named(tensors))
 
 
 def _plain(kernel: Any, grid: tuple[int, ...], tensors: Tensors, names: tuple[str, ...], *others: Any) -> Step:
     """The same for a plain kernel, of tensors with these names and what `others` it takes."""
-    launch = kernel.bind(grid, *(tensors[name] for name in names), *others)
-    return lambda tensors: launch(*[tensors[name] for name in names])
+    named = itemgetter(*names)
+    launch = kernel.bind(grid, *named(tensors), *others)
+    return lambda tensors: launch(*named(tensors))
 
 
 def _statistics(tensors: Tensors, factor: float = 0.0) -> Step:
@@ -217,7 +218,7 @@ def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
     shape = (batch, heads, groups, parts, ROWS)
     if dim < ROWS or queries - (groups - 1) * ROWS < 2 * parts:
         return torch.empty(2, *shape, dtype=torch.bfloat16, device=dq.device).unbind()
-    x, strides = dq.view(torch.bfloat16), (of_batch, of_head, ROWS * of_row, of_row, 1)
+    x, strides = dq if dq.dtype == torch.bfloat16 else dq.view(torch.bfloat16), (of_batch, of_head, ROWS * of_row, of_row, 1)
     return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
 
 

@@ -20,14 +20,12 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    return _computed(q, k, v, scale, softcap, left, right, Known())
+    return _computed(q, k, v, Known(Scores(scale, softcap, left, right)))
 
 
-def _computed(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, known: Known,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _computed(q: Tensor, k: Tensor, v: Tensor, known: Known) -> tuple[Tensor, Tensor]:
     out, lse = known.new_result(q, v), known.new_lse(q)
-    run_forward(q, k, v, out, lse, Scores(scale, softcap, left, right), known=known)
+    run_forward(q, k, v, out, lse, known.said, known=known)
     return out, lse
 
 
@@ -36,7 +34,8 @@ def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-u
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _gradients(
+@torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
+def backward_operator(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None, left: int,
     right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -44,46 +43,53 @@ def _gradients(
     return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
 
 
-backward_operator = torch.library.custom_op("tritonkittens::attention_backward", _gradients, mutates_args=())
-
-
 @backward_operator.register_fake
 def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
     return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *scores = inputs
+def _save(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tensor], scores: Scores, deterministic: bool) -> None:
     ctx.save_for_backward(q, k, v, *output)
-    ctx.scores = scores
+    ctx.scores, ctx.deterministic = scores, deterministic
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+def _save_of_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, scale, softcap, left, right, deterministic = inputs
+    _save(ctx, q, k, v, output, Scores(scale, softcap, left, right), deterministic)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, out, lse = ctx.saved_tensors
-    grad = torch.zeros_like(out) if grad is None else grad
-    once = not torch.is_grad_enabled()  # else these gradients are to be differentiated again, which the operator refuses
-    run = _gradients if once and is_eager(grad, grad_lse, q, k, v) else torch.ops.tritonkittens.attention_backward
-    return *run(grad, grad_lse, q, k, v, out, lse, *ctx.scores), *(None for _ in ctx.scores)
+    grad, scores = torch.zeros_like(out) if grad is None else grad, ctx.scores
+    # With gradients enabled these are to be differentiated again, which the operator refuses.
+    if not torch.is_grad_enabled() and is_eager(grad, grad_lse, q, k, v):
+        return run_backward(grad, grad_lse, q, k, v, out, lse, scores, ctx.deterministic)
+    numbers = (scores.scale, scores.softcap, scores.left, scores.right, ctx.deterministic)
+    return torch.ops.tritonkittens.attention_backward(grad, grad_lse, q, k, v, out, lse, *numbers)
 
 
-attention_operator.register_autograd(_backward, setup_context=_save)
+def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    return *_gradients(ctx, grad, grad_lse), None, None, None, None, None
+
+
+attention_operator.register_autograd(_backward_of_operator, setup_context=_save_of_operator)
 
 
 class AttentionFunction(torch.autograd.Function):
-    """`attention` of operands that were checked, in eager mode; what is known of the call, and arguments as of the operator."""
+    """`attention` of operands that were checked, in eager mode: a call that is known."""
 
     @staticmethod
-    def forward(ctx: Any, known: Known, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, scale, softcap, left, right, _ = inputs
-        output = _computed(q, k, v, scale, softcap, left, right, known)
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, known: Known, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
+        output = _computed(q, k, v, known)
+        _save(ctx, q, k, v, output, known.said, deterministic)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
-        return None, *_backward(ctx, grad, grad_lse)
+        dq, dk, dv = _gradients(ctx, grad, grad_lse)
+        return None, dq, dk, dv, None
 
 
 @torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())

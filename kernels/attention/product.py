@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -99,19 +99,22 @@ def attention(
         if not traced:  # the operator checks what a trace cannot
             check(q, k, v, out)
         known.scores = scores_of(q, scale, softcap, *check_window(causal, window))
-    return attend(q, k, v, known, softcap, return_lse, deterministic, out, config, traced)
+    return attend(q, k, v, known, return_lse, deterministic, out, config, traced)
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: Known, softcap: float | None = None, return_lse: bool = False, deterministic: bool | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: Known, return_lse: bool = False, deterministic: bool | None = None,
     out: torch.Tensor | None = None, config: Config | None = None, traced: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of a call that is `known`: its operands fit together, and what becomes of scores is said."""
-    scores = cast(Scores, known.scores)
+    scores = known.said
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        differentiable = functools.partial(autograd_function().apply, known) if is_eager(q, k, v) else torch.ops.tritonkittens.attention
-        result, lse = differentiable(q, k, v, scores.scale, softcap, scores.left, scores.right, deterministic)
+        if not traced and is_eager(q, k, v):
+            result, lse = autograd_function().apply(known, q, k, v, deterministic)
+        else:
+            numbers = (scores.scale, scores.softcap, scores.left, scores.right)
+            result, lse = torch.ops.tritonkittens.attention(q, k, v, *numbers, deterministic)
         return handed_out(result, lse, out, return_lse)
     result = out if out is not None else known.new_result(q, v)
     lse = known.new_lse(q) if return_lse else None
@@ -131,11 +134,17 @@ class Known:
     """What is known of a call: its `scores`, once it was checked, how its results are allocated, and the `launches` (with log-sum-exp or not) where no operand
     needs a copy."""
 
-    def __init__(self) -> None:
-        self.scores: Scores | None = None
+    def __init__(self, scores: Scores | None = None) -> None:
+        self.scores = scores
         self.launches: dict[bool, Callable[..., None]] = {}
         self._new_result: Callable[[], torch.Tensor] | None = None
         self._new_lse: Callable[[], torch.Tensor] | None = None
+
+    @property
+    def said(self) -> Scores:
+        """The scores of a call that was checked."""
+        assert self.scores is not None
+        return self.scores
 
     def new_result(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self._new_result is None:

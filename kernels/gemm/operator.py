@@ -1,6 +1,7 @@
 """`gemm` for torch.compile and for gradients: an operator of torch.library, and a plain autograd function, which costs an eager call less."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,13 +39,13 @@ def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
 
 
-def _product(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """A product inside the backward pass, which torch may be tracing: then by the operator."""
-    if is_eager(a, b, bias, scale_a, scale_b):
-        return gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
-    return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
+def _multiplying(*tensors: Tensor | None) -> Callable[..., Tensor]:
+    """The product inside a backward pass of these tensors, which torch may be tracing: then the operator. Takes a, b, bias, scale_a, scale_b, out_dtype."""
+    if is_eager(*tensors):
+        return lambda a, b, bias=None, scale_a=None, scale_b=None, out_dtype=None: gemm(
+            a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)  # fmt: skip
+    return lambda a, b, bias=None, scale_a=None, scale_b=None, out_dtype=None: torch.ops.tritonkittens.gemm(
+        a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)  # fmt: skip
 
 
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
@@ -58,11 +59,11 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
-    needs = ctx.needs_input_grad
+    needs, product = ctx.needs_input_grad, _multiplying(grad, a, b, bias, scale_a, scale_b)
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
-        total = _product(a, b, bias, scale_a, scale_b, torch.float32).detach().requires_grad_()
+        total = product(a, b, bias, scale_a, scale_b, torch.float32).detach().requires_grad_()
         with torch.enable_grad():
             y = activated(total, ctx.activation)
         d_gate = grad * y.detach() if gate is not None and needs[4] else None
@@ -73,11 +74,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         if scale is not None:
             d_sum = d_sum * scale.reshape(shape if scale.numel() > 1 else ())
     d_sum = d_sum.to(a.dtype).contiguous()
-    d_a = _summed(_product(d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
+    d_a = _summed(product(d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
     d_b = None
     if needs[1]:
         flat = b.ndim == 2 and a.ndim > 2
-        d_b = _product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else _product(a.mT, d_sum)
+        d_b = product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else product(a.mT, d_sum)
         d_b = _summed(d_b, ctx.shapes[1])
     d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
     return (d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]) if d_gate is not None else None,

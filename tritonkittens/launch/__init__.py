@@ -5,6 +5,7 @@ from .device import Device, capability, device_facts, l2_bytes, multiprocessor_c
 from .im2col import Im2colSpec, check_im2col
 from .launcher import Launcher
 from .libcuda import CudaDriver, cuda_driver
+from .native import signature_reader
 from .plain import PlainKernel, plain_kernel, specialization
 from .target import is_reachable, simulated_facts, simulator
 from .tensormap import TensorMapSpec, check_tensor_map, encode, hardware_box
@@ -31,6 +32,7 @@ __all__ = [
     "multiprocessor_count",
     "plain_kernel",
     "shared_memory_per_block",
+    "signature_reader",
     "simulated_facts",
     "simulator",
     "specialization",

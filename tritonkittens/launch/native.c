@@ -594,6 +594,34 @@ static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, P
   return key;
 }
 
+// Everything about tensors that a call is planned by: dtype, device, alignment, shape, strides. Their values and addresses are not in it.
+static PyObject *Dispatcher_signature(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
+  Reading reading = {.num_words = 0, .overflow = false};
+  const TensorReader *get = &self->tensor;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject *cdata = is_plain_tensor(self, args[i]) ? PyObject_GetAttr(args[i], cdata_name) : NULL;
+    void *impl = cdata ? PyLong_AsVoidPtr(cdata) : NULL, *address;
+    Py_XDECREF(cdata);
+    int32_t dtype, device_type, device_index;
+    int64_t dim, *sizes, *strides;
+    if (!impl || get->device_type(&impl, &device_type) || device_type != self->device_type || get->device_index(&impl, &device_index) ||
+        get->dtype(&impl, &dtype) || get->data_ptr(&impl, &address) || get->dim(&impl, &dim) || get->sizes(&impl, &sizes) ||
+        get->strides(&impl, &strides)) {
+      PyErr_Clear();
+      Py_RETURN_NONE;
+    }
+    bool is_aligned = (uintptr_t)address % POINTER_ALIGNMENT == 0;
+    put(&reading, (uint64_t)is_aligned | (uint64_t)(uint8_t)dim << 1 | (uint64_t)(uint16_t)dtype << 16 | (uint64_t)(uint32_t)device_index << 32);
+    for (int64_t axis = 0; axis < dim; ++axis) {
+      put(&reading, (uint64_t)sizes[axis]);
+      put(&reading, (uint64_t)strides[axis]);
+    }
+  }
+  if (reading.overflow)
+    Py_RETURN_NONE;
+  return PyBytes_FromStringAndSize((char *)reading.words, reading.num_words * sizeof(uint64_t));
+}
+
 static PyObject *Dispatcher_read(Dispatcher *self, PyObject *args) {
   Reading reading = {.num_words = 0};
   if (!read_arguments(self, args, &reading, 0)) {
@@ -673,6 +701,8 @@ static PyMethodDef Dispatcher_methods[] = {
      "those, the i-th of which is number owners[i] of a call. Of tensors of a call only addresses are read."},
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
+    {"signature", (PyCFunction)(void (*)(void))Dispatcher_signature, METH_FASTCALL,
+     "signature(*tensors) -> bytes: dtype, device, alignment, shape and strides of each; None where one is no plain tensor on a device of this type."},
     {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, and the tensors' addresses, or None."},
     {NULL},
 };
