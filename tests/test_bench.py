@@ -614,7 +614,7 @@ def test_suite_of_models(only, monkeypatch):
     """Small models, ours in the simulator; what is not installed is missing."""
     pytest.importorskip("transformers", minversion="5.17")
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    sizes = dict(TOKENS=(72,), LAYERS=1, HIDDEN=128, HEADS=2, KV_HEADS=1, HEAD_DIM=64, VOCABULARY=64,
+    sizes = dict(SEQUENCES=((2, 72),), LAYERS=1, HIDDEN=128, HEADS=2, KV_HEADS=1, HEAD_DIM=64, VOCABULARY=64,
                  MODELS={"Llama": ("LlamaConfig", 96), "Qwen3": ("Qwen3Config", 96)})  # fmt: skip
     for name, value in sizes.items():
         monkeypatch.setattr(attention_models, name, value)

@@ -25,7 +25,7 @@ def attention_operator(
 
 def _computed(q: Tensor, k: Tensor, v: Tensor, known: Known) -> tuple[Tensor, Tensor]:
     out, lse = known.new_result(q, v), known.new_lse(q)
-    run_forward(q, k, v, out, lse, known.said, known=known)
+    run_forward(q, k, v, out, lse, known.checked_scores, known=known)
     return out, lse
 
 
@@ -82,7 +82,7 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, known: Known, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
         output = _computed(q, k, v, known)
-        _save(ctx, q, k, v, output, known.said, deterministic)
+        _save(ctx, q, k, v, output, known.checked_scores, deterministic)
         return output
 
     @staticmethod

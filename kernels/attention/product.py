@@ -107,7 +107,7 @@ def attend(
     out: torch.Tensor | None = None, config: Config | None = None, traced: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of a call that is `known`: its operands fit together, and what becomes of scores is said."""
-    scores = known.said
+    scores = known.checked_scores
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         if not traced and is_eager(q, k, v):
@@ -141,7 +141,7 @@ class Known:
         self._new_lse: Callable[[], torch.Tensor] | None = None
 
     @property
-    def said(self) -> Scores:
+    def checked_scores(self) -> Scores:
         """The scores of a call that was checked."""
         assert self.scores is not None
         return self.scores
