@@ -111,7 +111,8 @@ def attend(
     if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         if not traced and is_eager(q, k, v):
-            result, lse = autograd_function().apply(known, q, k, v, deterministic)
+            of_new_result = known if out is None else Known(scores)  # launches are bound to the strides of `out`
+            result, lse = autograd_function().apply(of_new_result, q, k, v, deterministic)
         else:
             numbers = (scores.scale, scores.softcap, scores.left, scores.right)
             result, lse = torch.ops.tritonkittens.attention(q, k, v, *numbers, deterministic)

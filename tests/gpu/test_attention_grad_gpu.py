@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.util import DEVICE, assert_eager_is_operator, in_types, on_gpu_or_simulated, relative_error
+from tests.util import DEVICE, assert_eager_is_operator, in_types, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, gradients
 from tritonkittens.kernels.attention.operator import AttentionFunction
 
@@ -276,6 +276,32 @@ def test_eager_calls_and_the_operator_agree(rng):
         out = attention(q, k, v)
         (dq,) = torch.autograd.grad(out, (q,), torch.ones_like(out).requires_grad_(), create_graph=True)
         dq.sum().backward()
+
+
+def test_calls_of_other_strides(rng):
+    """What is known of a call is of its strides: those of the result, of its gradient, and of what a hook gives back for what was saved."""
+    q, k, v = leaves(1, 2, 1, 130, 70, 64)
+
+    def other(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x
+
+    with torch.no_grad():
+        expected = attention(q, k, v)
+    for wants_gradients in (True, False):
+        with torch.set_grad_enabled(wants_gradients):
+            out = other(poison(torch.empty_like(expected)))
+            found, _ = attention(q, k, v, out=out, return_lse=True)
+        assert torch.equal(found, expected) and found.data_ptr() == out.data_ptr()
+    grad = torch.randn(q.shape, device=DEVICE).to(BF16)
+    results = []
+    for unpack, given in ((lambda x: x, grad), (lambda x: x, other(grad)), (other, grad), (lambda x: x, grad)):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            result = attention(q, k, v, deterministic=True)
+        results.append(torch.autograd.grad(result, (q, k, v), given))
+    assert all(torch.equal(x, y) for one in results for x, y in zip(one, results[0], strict=True))
+    expanded = torch.ones((), device=DEVICE, dtype=BF16).expand(q.shape)
+    both = [torch.autograd.grad(attention(q, k, v, deterministic=True), (q, k, v), x) for x in (expanded, expanded.contiguous())]
+    assert all(torch.equal(x, y) for x, y in zip(*both, strict=True))
 
 
 def test_gradients_of_a_checkpointed_call(rng):
