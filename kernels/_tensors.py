@@ -62,7 +62,8 @@ def is_eager(*tensors: torch.Tensor | None) -> bool:
 def signature(*tensors: torch.Tensor) -> Hashable:
     """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, devices, alignment. Raises AttributeError, TypeError or
     RuntimeError for what are no tensors, or fake ones."""
-    if tensors[0].is_cuda and (found := signature_reader()(*tensors)) is not None:
+    # A transform's tensor (`torch.func`) is one by its type, but has no memory.
+    if tensors[0].is_cuda and not torch._C._are_functorch_transforms_active() and (found := signature_reader()(*tensors)) is not None:
         return found
     out: list = []
     for x in tensors:

@@ -1,0 +1,119 @@
+"""Launches of templates and plain kernels that are bound to their numbers: which tensor of a call stands where, and what is done where there is no native code."""
+
+import pytest
+import torch
+
+from tests.util import poison
+from tritonkittens import sim
+from tritonkittens.kernels.attention.backward import statistics
+from tritonkittens.kernels.attention.config import Config as AttentionConfig
+from tritonkittens.kernels.attention.product import forward
+from tritonkittens.kernels.gemm.config import Config
+from tritonkittens.kernels.gemm.product import described
+from tritonkittens.launch import GlobalArg, Launcher
+from tritonkittens.launch.arguments import leaves
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """Arguments of `Launcher.bind`, and the tensors of every bound launch, which runs in the simulator."""
+    seen, launched = [], []
+
+    def bind(self, grid, args, key, owners, fallback):
+        seen.append((grid, args, owners))
+
+        def launch(*tensors):
+            launched.append(tensors)
+            fallback(*tensors)
+
+        return launch
+
+    monkeypatch.setattr(Launcher, "bind", bind)
+    with sim.device(multiprocessors=2):
+        yield seen, launched
+
+
+def tensors_in(args):
+    return [value.tensor if isinstance(value, GlobalArg) else value for _, value in leaves(args) if isinstance(value, (GlobalArg, torch.Tensor))]
+
+
+def product(config):
+    """(template, tensors, numbers, index of the result)"""
+    a, b = torch.randn(130, 264).to(BF16), torch.randn(264, 136).to(BF16)
+    return described(a, b)._template(config, a.device), [a, b, torch.empty(130, 136, dtype=BF16)], {}, 2
+
+
+def drawn_attention():
+    """Whose log-sum-exp no TMA moves, and whose blocks draw their tasks."""
+    q, k, v = (torch.randn(1, 2, 300, 64).to(BF16) for _ in range(3))
+    kernel = forward(BF16, 64, 64, True, False, False, True, True, AttentionConfig(consumers=2, cols=64))
+    assert kernel.draws
+    return kernel, [q, k, v, torch.empty_like(q), torch.empty(1, 2, 300)], {"scale": 0.18}, 3
+
+
+CASES = {
+    "tiles": lambda: product(Config(cols=128, consumers=1)), "split": lambda: product(Config(cols=128, consumers=1, schedule="split_k", splits=2)),
+    "stream-K": lambda: product(Config(cols=128, consumers=1, schedule="stream_k")), "drawn": drawn_attention,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_stands_where_that_of_the_example_did(case, bound):
+    seen, launched = bound
+    template, tensors, numbers, result = CASES[case]()
+    poison(tensors[result])
+    template(*tensors, **numbers)
+    expected = tensors[result].clone()
+    launch = template.call(*tensors).bind(*tensors, **numbers)
+    ((grid, args, owners),) = seen
+    assert grid == template.call(*tensors).grid
+    others = [x.clone() for x in tensors]
+    poison(others[result])
+    launch(*others)
+    assert torch.equal(others[result], expected)
+    (given,) = launched
+    stand = tensors_in(args)
+    assert len(stand) == len(owners)
+    for example, owner in zip(stand, owners, strict=True):
+        if owner < len(tensors):
+            assert example is tensors[owner]
+        else:  # of the workspace
+            assert given[owner].dtype == example.dtype and example is not tensors[owner - len(tensors)]
+    assert set(owners) == set(range(len(given))) and len(given) == len(tensors) + {"tiles": 0, "drawn": 1}.get(case, 2)
+
+
+def test_views_of_other_dimensions(bound):
+    """A call's tensors may have other dimensions than the example, at the same place in memory."""
+    template, tensors, numbers, result = CASES["tiles"]()
+    template(*tensors, **numbers)
+    expected = tensors[result].clone()
+    launch = template.call(*tensors).bind(*tensors, **numbers)
+    out = poison(torch.empty(2, 65, 136, dtype=BF16))
+    launch(tensors[0].unflatten(0, (2, 65)), tensors[1].T, out)
+    assert torch.equal(out.flatten(0, 1), expected)
+
+
+def test_numbers_are_checked_when_they_are_bound(bound):
+    kernel, tensors, _, _ = drawn_attention()
+    with pytest.raises(TypeError, match=r"AttentionForward: arguments \['factor'\]; it takes \['scale'\]"):
+        kernel.call(*tensors).bind(*tensors, factor=1.0)
+
+
+def test_plain_kernels(bound):
+    """Tensors come first, and one may stand in two places."""
+    seen, launched = bound
+    o, grad, lse = torch.randn(1, 2, 70, 64).to(BF16), torch.randn(1, 2, 70, 64).to(BF16), torch.randn(1, 2, 70)
+    numbers = (*o.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], 140, 70, 64, 0, 70, 0, 0, 0.0, 64, 64, False, False)
+    found = []
+    for make in (lambda *x: statistics[2, 2, 1](*x, *numbers), None):
+        offsets, deltas = (poison(torch.empty(1, 2, 70)) for _ in range(2))
+        tensors = (o, grad, lse, lse, offsets, deltas, offsets, offsets)
+        if make is None:
+            make = statistics.bind((2, 2, 1), *(x.clone() for x in tensors), *numbers)
+        make(*tensors)
+        found.append((offsets, deltas))
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True)) and not found[0][0].isnan().any()
+    ((grid, _, owners),) = seen
+    assert grid == (2, 2, 1) and owners == tuple(range(8)) and len(launched) == 1
