@@ -1,4 +1,4 @@
-"""Launches of templates and plain kernels that are bound to their numbers: which tensor of a call stands where, and what is done where there is no native code."""
+"""Bound launches of templates and plain kernels: which tensor of a call stands where, and what is done where there is no native code."""
 
 import pytest
 import torch
