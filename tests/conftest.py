@@ -61,7 +61,8 @@ def rng(request):
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    """Tests replace what decides how a backward is done, which is thought out once for every kind of calls."""
-    gradients = sys.modules.get("tritonkittens.kernels.attention.gradients")
-    if gradients is not None:
-        gradients._known.clear()
+    """Tests replace what decides how attention is computed, which is thought out once for every kind of calls."""
+    for name in ("gradients", "varlen", "varlen_gradients"):
+        module = sys.modules.get(f"tritonkittens.kernels.attention.{name}")
+        if module is not None:
+            module._known.clear()

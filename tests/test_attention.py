@@ -11,7 +11,7 @@ from tritonkittens.kernels.attention import attention, attention_decode, attenti
 from tritonkittens.kernels.attention.config import LAST_ROUNDS, Config, Shape, least, parts_of_group, suited, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.gradients import addends_in
 from tritonkittens.kernels.attention.reference import visible
-from tritonkittens.kernels.attention.varlen import packed_addends_in
+from tritonkittens.kernels.attention.varlen_gradients import packed_addends_in
 
 BF16 = torch.bfloat16
 

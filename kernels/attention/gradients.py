@@ -3,25 +3,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import addressable, allocator, allocator_like, as_addressable, padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels._tensors import allocator, allocator_like, padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.attention.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
+from tritonkittens.kernels.attention.passes import Gradients, Operands, Passes, Step, Tensors, plain_step, template_step
 from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
 from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
 
-Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
-Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
-Tensors = dict[str, Tensor]
-Step = Callable[[Tensors], None]
 _known: dict[tuple, Callable[..., Gradients]] = {}  # what calls of a kind do
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
@@ -90,49 +86,21 @@ def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Callable
 
 def _zeros(grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
     """The gradients where nobody sees a key."""
-    dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
-    return dq, dk, dv
+    dq, dk, dv = like_operands(q, k, v)
+    return dq.zero_(), dk.zero_(), dv.zero_()
 
 
-class Passes:
-    """What calls with operands like these do: allocate, and launch the `steps` of a subclass.
-
-    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (of which there may be none: that of L then), the gradients dQ, of_keys and of_values, and
-    what `make` adds. Where kernels do not write the gradients themselves, dK and dV are not of_keys and of_values.
-    """
-
-    steps: list[Step]
-
-    def __init__(self, operands: Operands):
-        grad, _, q, k, v, *_ = operands
-        self.as_they_are = all(map(addressable, (grad, q, k, v)))
-        self.new_gradients = [allocator_like(empty_like(x, x.shape[3])) for x in (q, k, v)]
-
-    def make(self, tensors: Tensors) -> None:
-        """Add what kernels need beside operands and gradients."""
-
-    def tensors(self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensors:
-        if not self.as_they_are:
-            grad, q, k, v = map(as_addressable, (grad, q, k, v))
-        dq, dk, dv = [new() for new in self.new_gradients]
-        tensors = dict(Q=q, K=k, V=v, dO=grad, O=out, L=lse, dL=lse if grad_lse is None else grad_lse.contiguous(), dQ=dq, dK=dk, dV=dv, of_keys=dk,
-                       of_values=dv)  # fmt: skip
-        self.make(tensors)
-        return tensors
-
-    def __call__(self, *operands: Any) -> Gradients:
-        tensors = self.tensors(*operands)
-        for step in self.steps:
-            step(tensors)
-        return tensors["dQ"], tensors["of_keys"], tensors["of_values"]
+def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    """Uninitialised gradients."""
+    return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
 
 
 class SinglePass(Passes):
     """By `fused`, the kernel of this `kind` (see `fused_backward`), or one like it."""
 
     def __init__(self, operands: Operands, numbers: dict[str, Any], fused: AttentionBackward, kind: tuple[Any, ...], factor: float):
-        super().__init__(operands)
-        _, _, q, k, *_ = operands
+        _, _, q, k, v, *_ = operands
+        super().__init__(operands, like_operands(q, k, v))
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         device, summed = q.get_device(), fused.summed
         tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
@@ -152,11 +120,11 @@ class SinglePass(Passes):
         across, left = -(-summed // 64), (lag if gathers else units) * heads_of_unit
         self.steps = [
             _statistics(tensors, factor),
-            _template(fused, tensors, {**numbers, "lag": lag} if gathers else numbers),
-            _plain(gather_sums, (across * blocks * fused.cols // ROWS, left), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale, queries,
+            template_step(fused, tensors, {**numbers, "lag": lag} if gathers else numbers),
+            plain_step(gather_sums, (across * blocks * fused.cols // ROWS, left), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale, queries,
                    heads, batch * heads, summed, dim, True)]  # fmt: skip
         for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
-            self.steps.append(_plain(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
+            self.steps.append(plain_step(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
                                      times, keys, kv_heads, batch * kv_heads, summed, dim, False))  # fmt: skip
 
     def make(self, tensors: Tensors) -> None:
@@ -170,32 +138,18 @@ class TwoPasses(Passes):
     """By `kernels`, as `backward` has them, of groups of so many query heads."""
 
     def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int):
-        super().__init__(operands)
-        _, _, q, k, _, _, lse = operands
+        _, _, q, k, v, _, lse = operands
+        super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on how many there are: in a deterministic backward, where groups stay whole, bits would change with the batch.
         self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
         self.new_statistics = allocator_like(padded_empty(tuple(lse.shape), lse))
         tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
-        self.steps = [_statistics(tensors), *(_template(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
+        self.steps = [_statistics(tensors), *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
         if self.parts > 1:
             self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
 
     def make(self, tensors: Tensors) -> None:
         tensors.update(offsets=self.new_statistics(), deltas=self.new_statistics(), **homes_of(tensors["of_keys"], tensors["of_values"], self.parts))
-
-
-def _template(kernel: tk.lcf, tensors: Tensors, numbers: dict[str, Any]) -> Step:
-    """The launch of a kernel for tensors like these."""
-    named = itemgetter(*kernel.tensors)
-    launch = kernel.call(*named(tensors)).bind(*named(tensors), **numbers)
-    return lambda tensors: launch(*named(tensors))
-
-
-def _plain(kernel: Any, grid: tuple[int, ...], tensors: Tensors, names: tuple[str, ...], *others: Any) -> Step:
-    """The same for a plain kernel, of tensors with these names and what `others` it takes."""
-    named = itemgetter(*names)
-    launch = kernel.bind(grid, *named(tensors), *others)
-    return lambda tensors: launch(*named(tensors))
 
 
 def _statistics(tensors: Tensors, factor: float = 0.0) -> Step:
@@ -205,7 +159,7 @@ def _statistics(tensors: Tensors, factor: float = 0.0) -> Step:
     batch, heads, queries, dim = o.shape
     zeros = ("words", "counts") if factor else ("offsets", "offsets")
     words_of_head, units = (tensors["words"].numel() // (batch * heads), tensors["counts"].numel()) if factor else (0, 0)
-    return _plain(statistics, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "offsets", "deltas", *zeros), *o.stride()[:3],
+    return plain_step(statistics, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "offsets", "deltas", *zeros), *o.stride()[:3],
                   *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, units, factor, dim, power_of_two(dim), dl is not lse,
                   factor != 0)  # fmt: skip
 

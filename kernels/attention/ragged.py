@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
+from tritonkittens.kernels._tensors import allocator
+from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
 from tritonkittens.kernels.attention.forward import AttentionForward
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
 from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
@@ -90,6 +93,23 @@ def _entry(entries, slot, inside):
     queries = tk.sequence(tl.load(place + 1, mask=inside, other=0), tl.load(place + 2, mask=inside, other=0))
     keys = tk.sequence(tl.load(place + 3, mask=inside, other=0), tl.load(place + 4, mask=inside, other=0))
     return tile, queries, keys, tl.load(place + 5, mask=inside, other=0), tl.load(place + 6, mask=inside, other=0)
+
+
+class Listing:
+    """The list of the tiles of `height` queries (or of keys) of sequences like these, numbers of theirs in blocks of so many, as `list_tiles` has it. Called
+    with where queries and keys of sequences begin."""
+
+    def __init__(self, query_starts: Tensor, key_starts: Tensor, queries: int, keys: int, of_keys: bool, height: int, numbers: int = ROWS):
+        sequences = query_starts.shape[0] - 1
+        rows = most_tiles(keys if of_keys else queries, sequences, height)
+        self.new_entries = allocator((rows, FIELDS.value), torch.int32, query_starts.device)
+        self.launch = list_tiles.bind((rows // ENTRIES.value,), query_starts.contiguous(), key_starts.contiguous(), self.new_entries(), sequences, queries,
+                                      keys, of_keys, height, numbers)  # fmt: skip
+
+    def __call__(self, query_starts: Tensor, key_starts: Tensor) -> Tensor:
+        entries = self.new_entries()
+        self.launch(query_starts.contiguous(), key_starts.contiguous(), entries)
+        return entries
 
 
 @triton.jit

@@ -3,41 +3,31 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import HALF_TYPES, as_addressable, check_operands, check_tensor, is_eager, power_of_two, storable_home
-from tritonkittens.kernels.attention.backward import PARTS, ROWS
-from tritonkittens.kernels.attention.config import Config, Shape, choose, choose_backward, choose_fused
-from tritonkittens.kernels.attention.gradients import homes_of, parts_for, strides_of_tiles, sum_groups, summand_factor
-from tritonkittens.kernels.attention.product import (
-    TILE,
-    Scores,
-    check_heads,
-    check_window,
-    handed_out,
-    scores_of,
-    see_nothing,
+from tritonkittens.kernels._tensors import (
+    HALF_TYPES,
+    addressable,
+    as_addressable,
+    check_operands,
+    check_tensor,
+    is_eager,
+    remember,
+    signature,
+    storable,
+    storable_home,
 )
-from tritonkittens.kernels.attention.ragged import (
-    ENTRIES,
-    FIELDS,
-    PackedBackward,
-    PackedBackwardKeys,
-    PackedBackwardQueries,
-    PackedForward,
-    gather_packed,
-    list_tiles,
-    most_tiles,
-    packed_statistics,
-    tiles_apart,
-)
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.kernels.attention.config import Config, Shape, choose
+from tritonkittens.kernels.attention.product import Scores, check_heads, check_window, handed_out, scores_of, see_nothing
+from tritonkittens.kernels.attention.ragged import Listing, PackedForward
+from tritonkittens.kernels.attention.varlen_gradients import run_packed_backward
+from tritonkittens.launch import multiprocessor_count, simulated_facts
 
 NAME = "attention_varlen"
 MAX_ROWS = 1 << 29
@@ -133,18 +123,6 @@ def _lengths(q: Tensor, k: Tensor, longest: tuple[int | None, int | None]) -> tu
     return q.shape[0] if longest[0] is None else longest[0], k.shape[0] if longest[1] is None else longest[1]
 
 
-def _heads_first(x: Tensor) -> Tensor:
-    return as_addressable(x).transpose(0, 1)
-
-
-def _entries(starts_q: Tensor, starts_k: Tensor, queries: int, keys: int, of_keys: bool, height: int, numbers: int = ROWS) -> Tensor:
-    """The list of the tiles of `height` queries, or keys; numbers of theirs in blocks of so many."""
-    sequences = starts_q.shape[0] - 1
-    entries = torch.empty(most_tiles(keys if of_keys else queries, sequences, height), FIELDS.value, dtype=torch.int32, device=starts_q.device)
-    list_tiles[(entries.shape[0] // ENTRIES.value,)](starts_q.contiguous(), starts_k.contiguous(), entries, sequences, queries, keys, of_keys, height, numbers)
-    return entries
-
-
 @functools.lru_cache
 def packed_forward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
@@ -158,109 +136,48 @@ def packed_forward(
 def _run_forward(
     q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores,
 ) -> None:  # fmt: skip
-    """Write the output and, where given, the log-sum-exp of operands that were checked."""
+    """Write the output and, where given, the log-sum-exp of operands that were checked. What is to be done is thought out once for every kind of calls."""
+    # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
+    same = q.shape[0] == k.shape[0] and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
+    key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores, None if q.is_cuda else simulated_facts())
+    run = _known.get(key)
+    if run is None:
+        run = remember(_known, key, _forward(q, k, v, starts_q, starts_k, out, lse, longest, scores, same))
+    run(q, k, v, starts_q, starts_k, out, lse)
+
+
+_known: dict[tuple, Callable[..., None]] = {}  # what calls of a kind do
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores, same: bool,
+) -> Callable[..., None]:  # fmt: skip
+    """What calls with such operands do."""
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
-        return see_nothing(out, lse)
+        return lambda q, k, v, starts_q, starts_k, out, lse: see_nothing(out, lse)
     features, sequences = scores.features(*longest), starts_q.shape[0] - 1
-    # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
-    same = queries == keys and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     shape = Shape(dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True)
     kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
-    entries = _entries(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
-    home = storable_home(out)
-    kernel(*(_heads_first(x) for x in (q, k, v)), home.transpose(0, 1), *(() if lse is None else (lse,)), entries, **scores.numbers(features[1]))
-    if home is not out:
-        out.copy_(home)
+    listing = Listing(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
+    as_they_are = all(map(addressable, (q, k, v))) and storable(out)
+    sums = () if lse is None else (lse,)
+    example = (*(as_addressable(x).transpose(0, 1) for x in (q, k, v)), storable_home(out).transpose(0, 1), *sums, listing(starts_q, starts_k))
+    launch = kernel.call(*example).bind(*example, **scores.numbers(features[1]))  # of views, which calls need not make
 
+    def run(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        home, entries = out, listing(starts_q, starts_k)
+        if not as_they_are:
+            q, k, v, home = as_addressable(q), as_addressable(k), as_addressable(v), storable_home(out)
+        if lse is None:
+            launch(q, k, v, home, entries)
+        else:
+            launch(q, k, v, home, lse, entries)
+        if home is not out:
+            out.copy_(home)
 
-@functools.lru_cache
-def packed_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
-) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
-    return choose_backward(
-        lambda consumers: PackedBackwardQueries(consumers=consumers, **knobs),
-        lambda consumers, of_keys, of_values: PackedBackwardKeys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs),
-        head_dim, value_dim)  # fmt: skip
-
-
-@functools.lru_cache
-def packed_fused_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
-) -> PackedBackward | None:  # fmt: skip
-    """The kernel of the backward in a single pass for types, dimensions and features, where there is one. `parts`: of a group's query heads."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
-    return cast("PackedBackward | None", choose_fused(
-        lambda dim, cols, summed: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
-
-
-def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Where offsets and deltas, (1, H, groups of ROWS queries, PARTS, ROWS) bf16, of the single pass wait: in the memory of dQ, (total, H, D), contiguous, that
-    is written behind it, or where that is too small for blocks of many short sequences, in memory of their own."""
-    shape = (2, 1, dq.shape[1], groups, PARTS.value, ROWS)
-    numbers = math.prod(shape)
-    home = dq.view(torch.bfloat16).flatten()[:numbers] if numbers <= dq.numel() else torch.empty(numbers, dtype=torch.bfloat16, device=dq.device)
-    return home.view(shape).unbind()
-
-
-def _run_backward(
-    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor,
-    features: tuple[bool, bool, bool], scores: Scores, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dQ, dK, dV) of what `_run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp."""
-    (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    if out.numel() == 0 or keys == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_()
-    entries = functools.partial(_entries, starts_q, starts_k, queries, keys)
-    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    factor = summand_factor(numbers)
-    fused = packed_fused_backward(q.dtype, dim, value_dim, *features) if factor and not deterministic else None
-    block = ROWS if fused is None else fused.cols
-    of_rows = entries(False, ROWS, block)
-    sequences = starts_q.shape[0] - 1
-    blocks = tiles_apart(queries, sequences, block)
-    if fused is None:
-        offsets, deltas = torch.empty(2, 1, heads, blocks * ROWS, dtype=torch.float32, device=q.device).unbind()
-    else:
-        offsets, deltas = packed_addends_in(dq, blocks * block // ROWS)
-    grad, no_grad = as_addressable(grad), lse if grad_lse is None else grad_lse.contiguous()
-    packed_statistics[of_rows.shape[0], heads](out, grad, lse, no_grad, of_rows, offsets, deltas, *out.stride()[:2], *grad.stride()[:2],
-                                               *strides_of_tiles(offsets)[1:], queries, factor, value_dim, power_of_two(value_dim),
-                                               grad_lse is not None, block // ROWS, fused is not None)
-    tensors = {name: _heads_first(x) for name, x in dict(Q=q, dO=grad, K=k, V=v, dQ=dq).items()} | dict(offsets=offsets, deltas=deltas)
-    kv_heads = k.shape[1]
-    group, units = heads // kv_heads, most_tiles(keys, sequences, TILE) * kv_heads
-    if fused is not None:
-        parts = parts_for(q.get_device(), group, units)
-        if parts > 1:
-            fused = cast(PackedBackward, packed_fused_backward(q.dtype, dim, value_dim, *features, parts))
-        height = fused.rows * fused.consumers
-        of_tiles, tiles = entries(True, height, block), tiles_apart(keys, sequences, height)
-        sums = torch.empty(1, heads, blocks, fused.block_numbers, dtype=torch.float32, device=q.device)
-        words = torch.zeros(heads, blocks, fused.consumers, dtype=torch.int32, device=q.device)
-        homes = (_heads_first(dk), _heads_first(dv)) if parts == 1 else (
-            torch.zeros(2, kv_heads, tiles * fused.consumers, fused.rows * fused.summed, dtype=torch.float32, device=q.device).unbind())
-        tensors |= dict(sums=sums, words=words, entries=of_tiles, dK=homes[0], dV=homes[1])
-        fused(*(tensors[name] for name in fused.tensors), **numbers)
-        gather_packed[of_rows.shape[0], heads](sums, words, dq, of_rows, *dq.stride()[:2], scores.scale, blocks, fused.summed, dim, block // ROWS, False)
-        if parts > 1:
-            for x, home, factor in ((homes[0], dk, scores.scale), (homes[1], dv, 1.0)):
-                gather_packed[of_tiles.shape[0], kv_heads](x, words, home, of_tiles, *home.stride()[:2], factor, tiles, fused.summed, dim, fused.consumers,
-                                                           True)  # fmt: skip
-        return dq, dk, dv
-    homes = homes_of(dk, dv, 1 if deterministic else parts_for(q.get_device(), group, units))
-    tensors |= {name: _heads_first(x) for name, x in homes.items()}
-    of_queries, of_keys = packed_backward(q.dtype, dim, value_dim, *features)
-    for kernel in (of_queries, *of_keys):
-        height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
-        mine = of_rows if kernel is of_queries and height == ROWS else entries(kernel is not of_queries, height)
-        kernel(*({**tensors, "entries": mine}[name] for name in kernel.tensors), **numbers)
-    sum_groups(homes, dk, dv)
-    return dq, dk, dv
+    return run
 
 
 @torch.library.custom_op("tritonkittens::attention_varlen", mutates_args=())
@@ -294,7 +211,7 @@ def _gradients(
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     scores = Scores(scale, softcap, left, right)
     features = scores.features(*_lengths(q, k, (max_seqlen_q, max_seqlen_k)))
-    return _run_backward(grad, grad_lse, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, features, scores, deterministic)
+    return run_packed_backward(grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, features, scores, deterministic)
 
 
 varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_varlen_backward", _gradients, mutates_args=())

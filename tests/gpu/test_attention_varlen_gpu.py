@@ -8,8 +8,8 @@ import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, gradients, varlen
-from tritonkittens.kernels.attention.ragged import most_tiles
-from tritonkittens.kernels.attention.varlen import _entries, choose
+from tritonkittens.kernels.attention.ragged import Listing, most_tiles
+from tritonkittens.kernels.attention.varlen import choose
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]
 
@@ -215,7 +215,8 @@ def test_list_of_tiles(of_keys, height, rng):
 
 def check_list(queries, keys, behind, of_keys, height):
     totals = sum(queries) + behind[0], sum(keys) + behind[1]
-    entries = _entries(starts(queries), starts(keys), *totals, of_keys, height).tolist()
+    of = starts(queries), starts(keys)
+    entries = Listing(*of, *totals, of_keys, height)(*of).tolist()
     assert len(entries) == most_tiles(totals[of_keys], len(queries), height)
     wanted, first = [], [0, 0]
     for b, lengths in enumerate([*zip(queries, keys, strict=True), behind]):
