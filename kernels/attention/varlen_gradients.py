@@ -136,7 +136,7 @@ class PackedSinglePass(PackedPasses):
 
     def __init__(self, operands: Operands, numbers: dict[str, Any], fused: PackedBackward, kind: tuple[Any, ...], factor: float):
         super().__init__(operands)
-        _, _, q, k, _, _, _, *starts = operands
+        q, k, starts = operands[2], operands[3], operands[7:]
         (queries, heads, dim), (keys, kv_heads), block = q.shape, k.shape[:2], fused.cols
         parts = parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
         if parts > 1:
@@ -175,7 +175,7 @@ class PackedTwoPasses(PackedPasses):
 
     def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], deterministic: bool):
         super().__init__(operands)
-        _, _, q, k, _, _, _, *starts = operands
+        q, k, starts = operands[2], operands[3], operands[7:]
         (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
         # Sums of parts depend on how many there are, see `TwoPasses`.
         self.parts = 1 if deterministic else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
