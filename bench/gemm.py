@@ -194,11 +194,6 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         against = {name: functools.partial(in_turn, lambda p, name=name: peers("gemm", p)[name]()) for name in peers("gemm", products[0])}
         return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
 
-    cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
-    found = [
-        case(f"bf16 {side}³ {'new result' if new else 'out='}, {kind} time", (side, side, side), functools.partial(prepare, side, new), kind, new_result=new)
-        for kind, side, new in cases
-    ]
     def prepare_linear(side: int, backward: bool) -> Trial:
         from tritonkittens.nn import Linear
 
@@ -215,6 +210,11 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         exact = (grad.double().T @ x.double() if backward else x.double() @ weight.double().T + bias.double()).detach()
         return Trial({OURS: lambda: timed(Linear.from_torch(theirs))}, {"torch": lambda: timed(theirs)}, frobenius_error(exact), BF16_BOUND)
 
+    cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
+    found = [
+        case(f"bf16 {side}³ {'new result' if new else 'out='}, {kind} time", (side, side, side), functools.partial(prepare, side, new), kind, new_result=new)
+        for kind, side, new in cases
+    ]
     in_turn = f"bf16 256³ out=, {MANY} products in turn, host time"
     found.append(case(in_turn, (256, 256, 256), functools.partial(prepare_many, 256), "host", new_result=False))
     return [*found, *(case(f"bf16 256³ nn.Linear forward{' and backward' * backward}, host time", (256, 256, 256),

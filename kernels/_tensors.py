@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import triton
 
-from tritonkittens.launch import is_reachable, signature_reader
+from tritonkittens.launch import is_reachable, signature_reader, simulated_facts
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -60,12 +60,12 @@ def is_eager(*tensors: torch.Tensor | None) -> bool:
 
 
 def signature(*tensors: torch.Tensor) -> Hashable:
-    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, devices, alignment. Raises AttributeError, TypeError or
-    RuntimeError for what are no tensors, or fake ones."""
+    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, alignment, devices, and which one is simulated where they
+    are on none. Raises AttributeError, TypeError or RuntimeError for what are no tensors, or fake ones."""
     # A transform's tensor (`torch.func`) is one by its type, but has no memory.
     if tensors[0].is_cuda and not torch._C._are_functorch_transforms_active() and (found := signature_reader()(*tensors)) is not None:
         return found
-    out: list = []
+    out: list = [simulated_facts()]
     for x in tensors:
         out += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % TMA_BYTES)
     return tuple(out)

@@ -12,7 +12,7 @@ from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
 from tritonkittens.kernels.attention.decode import combine
 from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
-from tritonkittens.launch import multiprocessor_count, simulated_facts
+from tritonkittens.launch import multiprocessor_count
 from tritonkittens.tune.cost import memory_bandwidth
 
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
@@ -134,7 +134,7 @@ def _known_launch(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[
     try:
         given = [x is not None for x in operands]
         tensors = signature(*[x for x in operands if x is not None])
-        key = (tensors, *given, options, *map(type, options), None if operands[0].is_cuda else simulated_facts())  # True is not 1
+        key = (tensors, *given, options, *map(type, options))  # True is not 1
         return key, _launches.get(key)
     except (AttributeError, TypeError, RuntimeError):
         return None, None

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -16,9 +15,9 @@ from tritonkittens.kernels.attention.fused_backward import AttentionBackward, ga
 from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.passes import Gradients, Operands, Passes, Step, Tensors, plain_step, template_step
 from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
-from tritonkittens.launch import l2_bytes, multiprocessor_count, simulated_facts
+from tritonkittens.launch import l2_bytes, multiprocessor_count
 
-_known: dict[tuple, Callable[..., Gradients]] = {}  # what calls of a kind do
+_known: dict[tuple, Passes] = {}  # what calls of a kind do
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
 
@@ -60,19 +59,19 @@ def run_backward(
     """(dQ, dK, dV) of what `run_forward` wrote, for gradients of the output and, where given, of the log-sum-exp. Where not `deterministic`, dQ, and dK and dV
     of groups, may be summed up in an order that changes from run to run. What is to be done is thought out once for every kind of calls."""
     operands = (grad, grad_lse, q, k, v, out, lse)
-    key = (signature(q, k, v, out, grad), lse.stride(), grad_lse is None, scores, deterministic, None if q.is_cuda else simulated_facts())
+    key = (signature(q, k, v, out, grad), lse.stride(), grad_lse is None, scores, deterministic)
     run = _known.get(key)
     if run is None:
         run = remember(_known, key, _passes(operands, scores, deterministic))
     return run(*operands)
 
 
-def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Callable[..., Gradients]:
+def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Passes:
     """What calls with such operands do."""
-    _, _, q, _, v, out, _ = operands
+    _, _, q, k, v, out, _ = operands
     (heads, queries, dim), (kv_heads, keys, value_dim) = q.shape[1:], v.shape[1:]
     if out.numel() == 0 or keys == 0:
-        return _zeros
+        return Passes(operands, like_operands(q, k, v))
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, *features)
@@ -82,12 +81,6 @@ def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Callable
     if fused is not None:
         return SinglePass(operands, numbers, fused, single, factor)
     return TwoPasses(operands, numbers, backward(*kind), 1 if deterministic else heads // kv_heads)
-
-
-def _zeros(grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-    """The gradients where nobody sees a key."""
-    dq, dk, dv = like_operands(q, k, v)
-    return dq.zero_(), dk.zero_(), dv.zero_()
 
 
 def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
@@ -119,13 +112,13 @@ class SinglePass(Passes):
         tensors, scale = self.tensors(*operands), numbers["gradient"]
         across, left = -(-summed // 64), (lag if gathers else units) * heads_of_unit
         self.steps = [
-            _statistics(tensors, factor),
+            statistics_step(tensors, factor),
             template_step(fused, tensors, {**numbers, "lag": lag} if gathers else numbers),
             plain_step(gather_sums, (across * blocks * fused.cols // ROWS, left), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale, queries,
-                   heads, batch * heads, summed, dim, True)]  # fmt: skip
+                       heads, batch * heads, summed, dim, True)]  # fmt: skip
         for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
             self.steps.append(plain_step(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
-                                     times, keys, kv_heads, batch * kv_heads, summed, dim, False))  # fmt: skip
+                                         times, keys, kv_heads, batch * kv_heads, summed, dim, False))  # fmt: skip
 
     def make(self, tensors: Tensors) -> None:
         offsets, deltas = addends_in(tensors["dQ"])
@@ -144,7 +137,7 @@ class TwoPasses(Passes):
         self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
         self.new_statistics = allocator_like(padded_empty(tuple(lse.shape), lse))
         tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
-        self.steps = [_statistics(tensors), *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
+        self.steps = [statistics_step(tensors), *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
         if self.parts > 1:
             self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
 
@@ -152,7 +145,7 @@ class TwoPasses(Passes):
         tensors.update(offsets=self.new_statistics(), deltas=self.new_statistics(), **homes_of(tensors["of_keys"], tensors["of_values"], self.parts))
 
 
-def _statistics(tensors: Tensors, factor: float = 0.0) -> Step:
+def statistics_step(tensors: Tensors, factor: float = 0.0) -> Step:
     """offsets and deltas, see `statistics`: what two passes load, or, with the factor of scores that a single pass divides them by, what that adds, which also
     needs words and counts of zeros."""
     o, do, lse, offsets, dl = (tensors[name] for name in ("O", "dO", "L", "offsets", "dL"))

@@ -20,15 +20,14 @@ class Passes:
     """What calls with operands like these do: allocate gradients like these, and launch the `steps` of a subclass.
 
     Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (of which there may be none: that of L then), the gradients dQ, of_keys and of_values, and
-    what `make` adds. Where kernels do not write the gradients themselves, dK and dV are not of_keys and of_values.
+    what `make` adds. Where kernels do not write the gradients themselves, dK and dV are not of_keys and of_values. By itself: where nobody sees a key.
     """
-
-    steps: list[Step]
 
     def __init__(self, operands: Operands, gradients: Iterable[Tensor]):
         grad, _, q, k, v, *_ = operands
         self.as_they_are = all(map(addressable, (grad, q, k, v)))
         self.new_gradients = [allocator_like(x) for x in gradients]
+        self.steps: list[Step] = [clear]
 
     def make(self, tensors: Tensors) -> None:
         """Add what kernels need beside operands and gradients."""
@@ -47,6 +46,11 @@ class Passes:
         for step in self.steps:
             step(tensors)
         return tensors["dQ"], tensors["of_keys"], tensors["of_values"]
+
+
+def clear(tensors: Tensors) -> None:
+    for name in ("dQ", "dK", "dV"):
+        tensors[name].zero_()
 
 
 def template_step(kernel: tk.lcf, tensors: Tensors, numbers: dict[str, Any]) -> Step:

@@ -27,7 +27,7 @@ from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.product import Scores, check_heads, check_window, handed_out, scores_of, see_nothing
 from tritonkittens.kernels.attention.ragged import Listing, PackedForward
 from tritonkittens.kernels.attention.varlen_gradients import run_packed_backward
-from tritonkittens.launch import multiprocessor_count, simulated_facts
+from tritonkittens.launch import multiprocessor_count
 
 NAME = "attention_varlen"
 MAX_ROWS = 1 << 29
@@ -139,7 +139,7 @@ def _run_forward(
     """Write the output and, where given, the log-sum-exp of operands that were checked. What is to be done is thought out once for every kind of calls."""
     # Where queries and keys are of the same sequences their diagonals are those of whole tiles; other lengths only the device knows
     same = q.shape[0] == k.shape[0] and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
-    key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores, None if q.is_cuda else simulated_facts())
+    key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores)
     run = _known.get(key)
     if run is None:
         run = remember(_known, key, _forward(q, k, v, starts_q, starts_k, out, lse, longest, scores, same))

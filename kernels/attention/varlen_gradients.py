@@ -25,7 +25,6 @@ from tritonkittens.kernels.attention.ragged import (
     packed_statistics,
     tiles_apart,
 )
-from tritonkittens.launch import simulated_facts
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # as of `Passes`; where queries, and keys, of sequences begin
 _known: dict[tuple, PackedPasses] = {}  # what calls of a kind do
@@ -69,7 +68,7 @@ def run_packed_backward(
     """(dQ, dK, dV) of what the forward wrote, for gradients of the output and, where given, of the log-sum-exp. What is to be done is thought out once for
     every kind of calls."""
     operands = (grad, grad_lse, q, k, v, out, lse, starts_q, starts_k)
-    key = (signature(q, k, v, out, grad, starts_q, starts_k), grad_lse is None, features, scores, deterministic, None if q.is_cuda else simulated_facts())
+    key = (signature(q, k, v, out, grad, starts_q, starts_k), grad_lse is None, features, scores, deterministic)
     run = _known.get(key)
     if run is None:
         run = remember(_known, key, _passes(operands, features, scores, deterministic))
@@ -90,23 +89,16 @@ def _passes(operands: Operands, features: tuple[bool, bool, bool], scores: Score
 
 
 class PackedPasses(Passes):
-    """`Passes` of packed sequences, which begin at query_starts and key_starts. By itself: of queries that see no key, where gradients are zeros."""
+    """`Passes` of packed sequences, which begin at query_starts and key_starts."""
 
     def __init__(self, operands: Operands):
         q, k, v = operands[2:5]
         super().__init__(operands[:7], [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)])
-        self.steps = [clear]
         self.sequences = operands[7].shape[0] - 1
-        self.device = q.device
 
     def tensors(self, *operands: Any) -> Tensors:
         *dense, query_starts, key_starts = operands
         return super().tensors(*dense) | dict(query_starts=query_starts, key_starts=key_starts)
-
-
-def clear(tensors: Tensors) -> None:
-    for name in ("dQ", "dK", "dV"):
-        tensors[name].zero_()
 
 
 def listing_step(name: str, listing: Listing) -> Step:
@@ -144,10 +136,10 @@ class PackedSinglePass(PackedPasses):
         height = fused.rows * fused.consumers
         blocks, tiles = tiles_apart(queries, self.sequences, block), tiles_apart(keys, self.sequences, height)
         self.groups = blocks * block // ROWS
-        self.new_sums = allocator((1, heads, blocks, fused.block_numbers), torch.float32, self.device)
-        self.new_words = allocator((heads, blocks, fused.consumers), torch.int32, self.device)
+        self.new_sums = allocator((1, heads, blocks, fused.block_numbers), torch.float32, q.device)
+        self.new_words = allocator((heads, blocks, fused.consumers), torch.int32, q.device)
         of_parts = (2, kv_heads, tiles * fused.consumers, fused.rows * fused.summed)  # of dK and dV
-        self.new_parts = allocator(of_parts, torch.float32, self.device) if parts > 1 else None
+        self.new_parts = allocator(of_parts, torch.float32, q.device) if parts > 1 else None
 
         listings = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
                     listing_step("entries", Listing(*starts, queries, keys, True, height, block))]
@@ -179,7 +171,7 @@ class PackedTwoPasses(PackedPasses):
         (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
         # Sums of parts depend on how many there are, see `TwoPasses`.
         self.parts = 1 if deterministic else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
-        self.new_statistics = allocator((2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, self.device)
+        self.new_statistics = allocator((2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device)
         tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
         self.steps = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, ROWS))]
         self.steps[0](tensors)

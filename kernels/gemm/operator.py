@@ -1,7 +1,7 @@
 """`gemm` for torch.compile and for gradients: an operator of torch.library, and a plain autograd function, which costs an eager call less."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
@@ -39,19 +39,22 @@ def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
 
 
-def _multiplying(*tensors: Tensor | None) -> Callable[..., Tensor]:
-    """The product inside a backward pass of these tensors, which torch may be tracing: then the operator. Takes a, b, bias, scale_a, scale_b, out_dtype."""
-    if is_eager(*tensors):
-        return lambda a, b, bias=None, scale_a=None, scale_b=None, out_dtype=None: gemm(
-            a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)  # fmt: skip
-    return lambda a, b, bias=None, scale_a=None, scale_b=None, out_dtype=None: torch.ops.tritonkittens.gemm(
-        a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)  # fmt: skip
+def _product(
+    eager: bool, a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """A product inside the backward pass, which torch may be tracing: then by the operator."""
+    if eager:
+        return gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+    return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
 
 
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
     """A gradient with the shape and dtype of the operand that was broadcast."""
-    shape, dtype = like or (None, None)
-    if x is None or (x.shape == shape and x.dtype == dtype):
+    if x is None:
+        return None
+    shape, dtype = like
+    if x.shape == shape and x.dtype == dtype:
         return x
     return (x if x.dtype == dtype else x.float()).sum_to_size(shape).to(dtype)  # torch sums in fp32 and rounds once
 
@@ -59,7 +62,7 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
-    needs, product = ctx.needs_input_grad, _multiplying(grad, a, b, bias, scale_a, scale_b)
+    needs, product = ctx.needs_input_grad, functools.partial(_product, is_eager(grad, a, b, bias, scale_a, scale_b))
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
@@ -81,8 +84,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         d_b = product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else product(a.mT, d_sum)
         d_b = _summed(d_b, ctx.shapes[1])
     d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
-    return (d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]) if d_gate is not None else None,
-            _summed(grad, ctx.shapes[4]) if needs[5] else None, None, None, None, None, None)  # fmt: skip
+    d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None
+    return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None
 
 
 gemm_operator.register_autograd(_backward, setup_context=_save)

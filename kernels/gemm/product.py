@@ -26,7 +26,7 @@ from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.kernels.gemm.template import Gemm
 from tritonkittens.kernels.gemm.unaligned import Unaligned, takes
-from tritonkittens.launch import l2_bytes, simulated_facts
+from tritonkittens.launch import l2_bytes
 from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
 
@@ -69,12 +69,10 @@ def gemm(
     operands = (bias, gate, residual, scale_a, scale_b)
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
-            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate,
-                          None if a.is_cuda else simulated_facts())
+            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
         else:
             given = [t for t in (*operands, out) if t is not None]
-            simulated = None if a.is_cuda else simulated_facts()
-            key = (signature(a, b, *given), activation, out_dtype, config, accumulate, simulated, out is None, *[t is None for t in operands])
+            key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
     except (AttributeError, TypeError):
         _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)

@@ -511,10 +511,10 @@ class Call:
             raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         self.grid = (template.blocks(slots, *shapes),)
         self.fewest = template.units(slots, *shapes) if template.single and on_device else 0
+        self.numbers: tuple[int, ...] = ()  # what the kernel has to know of how tasks are split
         self._check_blocks(self.grid[0])
         if self.splits:
             tasks, copies = template.tasks(*shapes), template.cluster * template.team
-            self.numbers: tuple[int, ...] = ()
             if isinstance(template.schedule, SplitK):
                 self.numbers = (0, tasks)
                 parts = template.schedule.parts * tasks
@@ -534,23 +534,20 @@ class Call:
         if blocks < self.fewest:
             raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (single=True, or OnePerBlock())")
 
-    def _numbers(self, args: dict[str, Any]) -> tuple:
-        """What a caller gives beside tensors, in order."""
-        if len(args) != len(self.args) or any(n not in args for n in self.args):
-            raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
-        return tuple([args[n] for n in self.args])
+    def _workspace(self, tensors: tuple, blocks: int = 0) -> tuple:
+        """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums and their counters."""
+        if self.splits:
+            floats, counters = self.room
+            return workspace(tensors[0].device, max(floats, blocks * self.room_of_block), counters)
+        return workspace(tensors[0].device, 0, COUNTERS)[1:] if self.draws else ()
 
     def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
         """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
-        numbers = self._numbers(args)
+        if len(args) != len(self.args) or any(n not in args for n in self.args):
+            raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
         # straight to tuple: a named tuple's own constructor takes twice as long
         described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
-        if self.splits:
-            floats, counters = self.room
-            numbers = (*numbers, *workspace(tensors[0].device, max(floats, (blocks or 0) * self.room_of_block), counters), *self.numbers)
-        elif self.draws:
-            numbers = (*numbers, workspace(tensors[0].device, 0, COUNTERS)[1])
-        return described, numbers
+        return described, (*[args[n] for n in self.args], *self._workspace(tensors, blocks or 0), *self.numbers)
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
@@ -566,15 +563,13 @@ class Call:
         def fallback(*given: Any) -> None:
             self(*(t if (t.shape, t.stride()) == kind else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True)), **args)
 
-        described, numbers = self.arguments(tensors, args)
         owners = [i for i, specs in enumerate(self.specs) for _ in range(2 if specs else 1)]  # TMA's descriptors have the address, and the pointer beside them
-        ours = 2 if self.splits else 1 if self.draws else 0  # the workspace, which is that of the stream
-        launch = _template_kernel.launcher.bind(self.grid, (described, numbers), self.key, (*owners, *range(len(tensors), len(tensors) + ours)),
-                                                (lambda *given: fallback(*given[:-ours])) if ours else fallback)  # fmt: skip
-        if self.splits:
-            floats, counters = self.room
-            return lambda *given: launch(*given, *workspace(given[0].device, floats, counters))
-        return (lambda *given: launch(*given, workspace(given[0].device, 0, COUNTERS)[1])) if self.draws else launch
+        bind = functools.partial(_template_kernel.launcher.bind, self.grid, self.arguments(tensors, args), self.key)
+        shared = len(self._workspace(tensors))
+        if not shared:
+            return bind(tuple(owners), fallback)
+        launch = bind((*owners, *range(len(tensors), len(tensors) + shared)), lambda *given: fallback(*given[:-shared]))
+        return lambda *given: launch(*given, *self._workspace(given))
 
 
 def _check_hooks(cls: type[lcf]) -> bool:

@@ -1,5 +1,6 @@
 // The launch fast path: recognise the arguments, find the prebuilt launch, call cuLaunchKernelEx. No allocation but one key,
-// no Python code but the caller's. A launch that is bound is not looked for: it takes the addresses of its tensors, and is called. Everything it cannot handle it declines (returns False), and launcher.py does it in Python.
+// no Python code but the caller's. A launch that is bound is not looked for: it takes the addresses of its tensors, and is called.
+// Everything it cannot handle it declines (returns False, or calls a fallback), and Python does it.
 //
 // libcuda and libtorch are reached through function addresses that native.py looks up, so that this file needs no header but
 // Python's, links to nothing, and a test can hand it a stand-in driver.
@@ -183,21 +184,27 @@ typedef struct {
   PyObject *stream_of, *runtime, *hook_chain, *raise_error, *table;
 } Dispatcher;
 
+// The TensorImpl of a tensor on a device of the dispatcher's type, or NULL, maybe with an exception set.
+static void *impl_of(Dispatcher *self, PyObject *tensor, int32_t *device_index) {
+  PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
+  if (!cdata)
+    return NULL;
+  void *impl = PyLong_AsVoidPtr(cdata);
+  Py_DECREF(cdata);
+  int32_t device_type;
+  const TensorReader *get = &self->tensor;
+  if (!impl || get->device_type(&impl, &device_type) || device_type != self->device_type || get->device_index(&impl, device_index))
+    return NULL;
+  return impl;
+}
+
 // Adds one tensor to the key: pointer arguments by dtype and alignment, TMA arguments also by shape and strides; never by address, for that an
 // allocator gives anew. A tensor that TMA cannot address is not for this path.
 static bool read_tensor(Dispatcher *self, PyObject *tensor, PyObject *specs, Reading *reading) {
-  PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
-  if (!cdata)
-    return false;
-  void *impl = PyLong_AsVoidPtr(cdata);
-  Py_DECREF(cdata);
-  if (!impl)
-    return false;
-  void *handle = &impl, *address;
-  int32_t dtype, device_type, device_index;
+  int32_t dtype, device_index;
+  void *impl = impl_of(self, tensor, &device_index), *handle = &impl, *address;
   const TensorReader *get = &self->tensor;
-  if (get->device_type(handle, &device_type) || device_type != self->device_type || get->device_index(handle, &device_index) ||
-      get->dtype(handle, &dtype) || get->data_ptr(handle, &address))
+  if (!impl || get->dtype(handle, &dtype) || get->data_ptr(handle, &address))
     return false;
   put(reading, (uint64_t)(specs ? TAG_DESCRIPTOR : TAG_POINTER) | (uint64_t)(uint32_t)dtype << 8 | (uint64_t)(uint32_t)device_index << 32);
   bool is_aligned = (uintptr_t)address % POINTER_ALIGNMENT == 0;
@@ -468,18 +475,9 @@ typedef struct {
 
 // The address of a tensor on the device of the launch that is aligned as the first was; false: not for this path.
 static bool address_of(const Bound *self, PyObject *tensor, int number, void **address) {
-  Dispatcher *dispatcher = self->dispatcher;
-  if (!is_plain_tensor(dispatcher, tensor))
-    return false;
-  PyObject *cdata = PyObject_GetAttr(tensor, cdata_name);
-  if (!cdata)
-    return false;
-  void *impl = PyLong_AsVoidPtr(cdata);
-  Py_DECREF(cdata);
-  int32_t device_type, device_index;
-  const TensorReader *get = &dispatcher->tensor;
-  return impl && !get->device_type(&impl, &device_type) && device_type == dispatcher->device_type && !get->device_index(&impl, &device_index) &&
-         device_index == self->device_index && !get->data_ptr(&impl, address) &&
+  int32_t device_index;
+  void *impl = is_plain_tensor(self->dispatcher, tensor) ? impl_of(self->dispatcher, tensor, &device_index) : NULL;
+  return impl && device_index == self->device_index && !self->dispatcher->tensor.data_ptr(&impl, address) &&
          ((uintptr_t)*address % POINTER_ALIGNMENT == 0) == self->is_aligned[number];
 }
 
@@ -596,16 +594,15 @@ static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, P
 
 // Everything about tensors that a call is planned by: dtype, device, alignment, shape, strides. Their values and addresses are not in it.
 static PyObject *Dispatcher_signature(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
-  Reading reading = {.num_words = 0, .overflow = false};
+  Reading reading;
+  reading.num_words = 0;
+  reading.overflow = false;
   const TensorReader *get = &self->tensor;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject *cdata = is_plain_tensor(self, args[i]) ? PyObject_GetAttr(args[i], cdata_name) : NULL;
-    void *impl = cdata ? PyLong_AsVoidPtr(cdata) : NULL, *address;
-    Py_XDECREF(cdata);
-    int32_t dtype, device_type, device_index;
+    int32_t dtype, device_index;
     int64_t dim, *sizes, *strides;
-    if (!impl || get->device_type(&impl, &device_type) || device_type != self->device_type || get->device_index(&impl, &device_index) ||
-        get->dtype(&impl, &dtype) || get->data_ptr(&impl, &address) || get->dim(&impl, &dim) || get->sizes(&impl, &sizes) ||
+    void *impl = is_plain_tensor(self, args[i]) ? impl_of(self, args[i], &device_index) : NULL, *address;
+    if (!impl || get->dtype(&impl, &dtype) || get->data_ptr(&impl, &address) || get->dim(&impl, &dim) || get->sizes(&impl, &sizes) ||
         get->strides(&impl, &strides)) {
       PyErr_Clear();
       Py_RETURN_NONE;
