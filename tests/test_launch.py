@@ -482,8 +482,9 @@ def test_other_alignment_is_other_code(fake, mode):
 def test_signatures_tell_apart_what_python_does():
     """Of plain tensors on the reader's device; of others there is none."""
     read, base = native.signature_reader("cpu"), torch.zeros(4096, dtype=torch.float16)
-    views = [base, base[1:4001], base[8:4008], base[:64].view(8, 8), base[:64].view(8, 8).T, base[:64].view(8, 8, 1), base[:64].view(1, 64), base[:0], base[3],
-             base.bfloat16(), base[:64].view(8, 8).float(), torch.nn.Parameter(base[:64].view(8, 8).clone()), base.as_strided((8, 8), (0, 1))]  # fmt: skip
+    square, starts = base[:64].view(8, 8), range(9)
+    views = [base, *(base[start : start + 4000] for start in starts), square, square.T, base[:64].view(8, 8, 1), base[:64].view(1, 64), base[:0], base[3],
+             base.bfloat16(), square.float(), torch.nn.Parameter(square.clone()), base.as_strided((8, 8), (0, 1))]  # fmt: skip
 
     def in_python(*tensors):
         return tuple((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors)

@@ -115,6 +115,16 @@ def test_every_kind_of_kernel(rng, kind, transposed):
                 break
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_calls_like_earlier_ones_that_begin_elsewhere(rng, transposed):
+    """What is known of a call is known of its place within 16 bytes, which the kernel that reads words is made for."""
+    a = matrix(1, 41)
+    for start in (*on_gpu_or_simulated(range(8), (1, 5, 6)), 1):
+        b = matrix(41, 43, BF16, transposed, start)
+        check(gemm(a, b), a, b, f"start {start}")
+        check(gemm(b.T, a.T), b.T, a.T, f"start {start}")
+
+
 def test_strides_without_a_contiguous_dimension(rng):
     a, b = randn(5, 145)[:, ::2], randn(73, 88)[:, ::3]
     multiply(a, b)

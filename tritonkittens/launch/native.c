@@ -592,7 +592,7 @@ static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, P
   return key;
 }
 
-// Everything about tensors that a call is planned by: dtype, device, alignment, shape, strides. Their values and addresses are not in it.
+// Everything about tensors that a call is planned by: dtype, device, place within 16 bytes, shape, strides. Their values and addresses are not in it.
 static PyObject *Dispatcher_signature(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
   Reading reading;
   reading.num_words = 0;
@@ -607,8 +607,9 @@ static PyObject *Dispatcher_signature(Dispatcher *self, PyObject *const *args, P
       PyErr_Clear();
       Py_RETURN_NONE;
     }
-    bool is_aligned = (uintptr_t)address % POINTER_ALIGNMENT == 0;
-    put(&reading, (uint64_t)is_aligned | (uint64_t)(uint8_t)dim << 1 | (uint64_t)(uint16_t)dtype << 16 | (uint64_t)(uint32_t)device_index << 32);
+    // The place within 16 bytes, not only whether that is 0: the products of operands that TMA cannot address read words around it
+    uint64_t place = (uintptr_t)address % POINTER_ALIGNMENT;
+    put(&reading, place | (uint64_t)(uint8_t)dim << 8 | (uint64_t)(uint16_t)dtype << 16 | (uint64_t)(uint32_t)device_index << 32);
     for (int64_t axis = 0; axis < dim; ++axis) {
       put(&reading, (uint64_t)sizes[axis]);
       put(&reading, (uint64_t)strides[axis]);
@@ -699,7 +700,7 @@ static PyMethodDef Dispatcher_methods[] = {
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
     {"signature", (PyCFunction)(void (*)(void))Dispatcher_signature, METH_FASTCALL,
-     "signature(*tensors) -> bytes: dtype, device, alignment, shape and strides of each; None where one is no plain tensor on a device of this type."},
+     "signature(*tensors) -> bytes: dtype, device, address % 16, shape and strides of each; None where one is no plain tensor on a device of this type."},
     {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, and the tensors' addresses, or None."},
     {NULL},
 };
