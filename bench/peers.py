@@ -190,14 +190,17 @@ class Attention:
     def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of some rows of some heads."""
         length, group = self.q.shape[-2], self.q.shape[1] // self.k.shape[1]
-        q, k, v = self.q.detach().flatten(0, 1), *(x.detach().repeat_interleave(group, 1).flatten(0, 1) for x in (self.k, self.v))
-        which = torch.randperm(q.shape[0], device=q.device)[:heads]
+        q, k, v = (x.detach().flatten(0, 1) for x in (self.q, self.k, self.v))
         places = torch.randperm(length, device=q.device)[:rows]
-        scores = q[which][:, places].double() @ k[which].double().mT / q.shape[-1] ** 0.5
-        if self.causal:
-            scores = scores.masked_fill(torch.arange(length, device=q.device) > places[:, None], float("-inf"))
-        index = (which[:, None] * length + places).flatten()
-        return frobenius_error((torch.softmax(scores, -1) @ v[which].double()).flatten(0, 1), index)
+        which = torch.randperm(q.shape[0], device=q.device)[:heads]
+        hidden = torch.arange(k.shape[1], device=q.device) > places[:, None]
+        expected = []
+        for head in which.tolist():  # a head at a time: caches are long
+            scores = q[head, places].double() @ k[head // group].double().mT / q.shape[-1] ** 0.5
+            if self.causal:
+                scores = scores.masked_fill(hidden, float("-inf"))
+            expected.append(torch.softmax(scores, -1) @ v[head // group].double())
+        return frobenius_error(torch.cat(expected), (which[:, None] * length + places).flatten())
 
     @deferred
     def gradient_error(self, heads: int = 2) -> Callable[[tuple[torch.Tensor, ...]], float]:

@@ -495,6 +495,9 @@ def test_attention_reference(monkeypatch):
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert peers.Attention(q, k, v).error(heads=6, rows=40)(right) < 1e-6
     assert peers.Attention(q, k, v).error()(right * 1.1) == pytest.approx(0.1, rel=1e-3)
+    few = [x[:, :1] for x in (k, v)]
+    shared = torch.nn.functional.scaled_dot_product_attention(q, *(x.expand_as(q) for x in few))
+    assert peers.Attention(q, *few).error(heads=6, rows=40)(shared) < 1e-6
     causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert peers.Attention(q, k, v, True).error(heads=6, rows=40)(causal) < 1e-6
 

@@ -50,6 +50,32 @@ def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=B
     return out
 
 
+def online_softmax(q, k, v, block=128):
+    """As FlashAttention's: weights are relative to the largest score so far, rounded where they are multiplied, as the result is; all else is exact."""
+    scores, out, total = q.double() @ k.double().mT / q.shape[-1] ** 0.5, 0.0, 0.0
+    largest = torch.full_like(scores[..., :1], -math.inf)
+    for some, values in zip(scores.split(block, -1), v.split(block, -2)):
+        before, largest = largest, torch.maximum(largest, some.amax(-1, keepdim=True))
+        weights, factor = (some - largest).exp(), (before - largest).exp()
+        out, total = out * factor + weights.to(q.dtype).double() @ values.double(), total * factor + weights.sum(-1, keepdim=True)
+    return (out / total).to(q.dtype)
+
+
+@pytest.mark.parametrize("outliers", [0.0, 1e-3])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_errors_are_those_of_an_online_softmax(dim, outliers, rng):
+    """Though weights are relative to a score that need not be the largest. Of 1,024 rows: by chance errors differ by 1 %, those of single rows by far more."""
+
+    def operand(*shape):
+        return randn(*shape) + 10 * randn(*shape) * (torch.rand(shape, device=DEVICE) < outliers)
+
+    q, k, v = operand(32, 32, 1, dim), operand(32, 8, 256, dim), operand(32, 8, 256, dim)
+    rows = q.unflatten(1, (8, 4))[..., 0, :]  # those of a group attend to the same keys
+    exact = (torch.softmax(rows.double() @ k.double().mT / dim**0.5, -1) @ v.double()).reshape(q.shape)
+    found, theirs = ((x.reshape(q.shape).double() - exact).norm().item() for x in (attention_decode(q, k, v), online_softmax(rows, k, v)))
+    assert found <= 1.1 * theirs, f"{found / theirs:.3f} times the error"
+
+
 @pytest.mark.parametrize("parts", [None, 1, 2, 5, 128])
 @pytest.mark.parametrize("keys", [1, 127, 128, 129, LONG])
 def test_parts(keys, parts, rng):
