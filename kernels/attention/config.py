@@ -11,6 +11,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.forward import lines_of_keys
 
 C = TypeVar("C")
+Fused = TypeVar("Fused", bound=tk.lcf)
 SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
 ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
 SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys that `suited` knows as limits
@@ -169,24 +170,27 @@ def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs
 
 
 def choose_backward(
-    make_queries: Callable[[int], tk.lcf], make_keys: Callable[[int, bool, bool], tk.lcf], head_dim: int, value_dim: int,
+    queries: type[tk.lcf], keys: type[tk.lcf], head_dim: int, value_dim: int, **knobs: Any,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """(the pass for dQ, the passes for dK and dV), of templates made for a number of consumers and which of dK and dV: both where the sums of 64 keys by both
-    dimensions, half of that in registers of a thread, leave room for the scores."""
+    """(the pass for dQ, the passes for dK and dV), of templates with these knobs: dK and dV in one where the sums of 64 keys by both dimensions, half of that
+    in registers of a thread, leave room for the scores."""
+    knobs |= dict(head_dim=head_dim, value_dim=value_dim)
     parts = ((True, True),) if head_dim + value_dim <= MAX_SUMS else ((True, False), (False, True))
 
-    def of_part(part: tuple[bool, bool]) -> tk.lcf:
-        return fitting(lambda consumers: make_keys(consumers, *part), (2, 1))
+    def of_part(of_keys: bool, of_values: bool) -> tk.lcf:
+        return fitting(lambda consumers: keys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs), (2, 1))
 
-    return fitting(make_queries, (2, 1)), tuple(of_part(part) for part in parts)
+    return fitting(lambda consumers: queries(consumers=consumers, **knobs), (2, 1)), tuple(of_part(*part) for part in parts)
 
 
-def choose_fused(make: Callable[[int, int, int], tk.lcf], head_dim: int, value_dim: int) -> tk.lcf | None:
-    """The single pass for dQ, dK and dV, of templates made for a padded dimension, the queries of a block and the columns that have sums; None where two passes
-    do less: for dimensions that differ, are far below 64, or whose sums do not fit into registers."""
+def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: Any) -> Fused | None:
+    """The single pass for dQ, dK and dV, of a template with these knobs, for a padded dimension; None where two passes do less: for dimensions that differ, are
+    far below 64, or whose sums do not fit into registers."""
     if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
         return None
-    return make(64, 128, 64) if head_dim <= 64 else make(128, 64, 96 if head_dim <= 96 else 128)
+    # Queries of a block, and columns that have sums
+    dim, cols, summed = (64, 128, 64) if head_dim <= 64 else (128, 64, 96 if head_dim <= 96 else 128)
+    return template(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs)
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:

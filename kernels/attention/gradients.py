@@ -31,12 +31,8 @@ def backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
     """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                                 **deal(causal))
-    return choose_backward(
-        lambda consumers: AttentionBackwardQueries(consumers=consumers, **knobs),
-        lambda consumers, of_keys, of_values: AttentionBackwardKeys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs),
-        head_dim, value_dim)  # fmt: skip
+    return choose_backward(AttentionBackwardQueries, AttentionBackwardKeys, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+                           softcap=softcap, **deal(causal))
 
 
 @functools.lru_cache
@@ -46,11 +42,8 @@ def fused_backward(
 ) -> AttentionBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?
     `parts`: of a group's query heads; `gathers`: shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
-    kernel = GatheringBackward if gathers else AttentionBackward
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, cut=cut, parts=parts,
-                                 turns=parts == 1 and not (causal or window), order=deal(causal)["order"], **dict(more))
-    return cast("AttentionBackward | None",
-                choose_fused(lambda dim, cols, summed: kernel(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
+    return choose_fused(GatheringBackward if gathers else AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+                        softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=deal(causal)["order"], **dict(more))
 
 
 def run_backward(

@@ -35,11 +35,8 @@ def packed_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
     """The kernels of the deterministic backward for types, dimensions and features: (that of dQ, those of dK and dV)."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap)
-    return choose_backward(
-        lambda consumers: PackedBackwardQueries(consumers=consumers, **knobs),
-        lambda consumers, of_keys, of_values: PackedBackwardKeys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs),
-        head_dim, value_dim)  # fmt: skip
+    return choose_backward(PackedBackwardQueries, PackedBackwardKeys, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+                           softcap=softcap)
 
 
 @functools.lru_cache
@@ -47,9 +44,7 @@ def packed_fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
 ) -> PackedBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one. `parts`: of a group's query heads."""
-    knobs: dict[str, Any] = dict(dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
-    return cast("PackedBackward | None", choose_fused(
-        lambda dim, cols, summed: PackedBackward(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs), head_dim, value_dim))
+    return choose_fused(PackedBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
 
 
 def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
