@@ -62,7 +62,7 @@ def run_packed_backward(
 ) -> Gradients:  # fmt: skip
     """(dQ, dK, dV) of what the forward wrote, for gradients of the output and, where given, of the log-sum-exp. What is to be done is thought out once for
     every kind of calls."""
-    operands = (grad, grad_lse, q, k, v, out, lse, starts_q, starts_k)
+    operands = (grad, grad_lse, q, k, v, out, lse.contiguous(), starts_q, starts_k)  # a hook may have given it back otherwise, and kernels read it so
     key = (signature(q, k, v, out, grad, starts_q, starts_k), grad_lse is None, features, scores, deterministic)
     run = _known.get(key)
     if run is None:

@@ -112,6 +112,17 @@ def test_the_same_bits_as_each_sequence_alone(rng):
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_saved_tensors_of_other_strides(rng):
+    """What a hook gives back for what was saved may lie in memory otherwise."""
+    q, k, v = (x.requires_grad_() for x in operands(QUERIES, KEYS))
+    grad, results = torch.randn(q.shape, device=DEVICE).to(BF16), []
+    for unpack in (lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) if x.ndim > 1 else x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            out = attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), causal=True, deterministic=True)
+        results.append(torch.autograd.grad(out, (q, k, v), grad))
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("given", on_gpu_or_simulated(FEATURES, FEATURES[:2]), ids=str)
 def test_nan_stays_in_its_sequence(given, rng):
     """Output and gradients of all others have the bits that they have without it."""
