@@ -27,26 +27,22 @@ def arrive_text(count, issuer, sm):
     return issued(f"mbarrier.arrive.shared::cta.b64 _, [$0]{counted};", issuer, sm)
 
 
+# By every thread: under a predicate ptxas keeps what the register held before, in a loop one register more for each arrival
+_REMOTE = ".reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;"
+
+
 @constexpr_function
 def arrive_remote_text(count, issuer, sm, scope):
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
     if scope not in _SCOPES:
         raise OperandError(f"mbarrier.arrive_remote(scope={scope!r}): 'cta' or 'cluster'")
-    instructions = (
-        "mapa.shared::cluster.u32 remote, $0, $1;",
-        f"mbarrier.arrive{'.release.cluster' if scope == 'cluster' else ''}.shared::cluster.b64 _, [remote], {count};",
-    )
-    return issued(instructions, issuer, sm, ".reg .b32 remote;")
+    return issued(f"mbarrier.arrive{'.release.cluster' if scope == 'cluster' else ''}.shared::cluster.b64 _, [remote], {count};", issuer, sm, _REMOTE)
 
 
 @constexpr_function
 def arrive_expect_tx_remote_text(issuer, sm):
-    instructions = (
-        "mapa.shared::cluster.u32 remote, $0, $1;",
-        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;",
-    )
-    return issued(instructions, issuer, sm, ".reg .b32 remote;")
+    return issued("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;", issuer, sm, _REMOTE)
 
 
 @constexpr_function
