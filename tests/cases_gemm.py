@@ -24,6 +24,8 @@ KINDS = {
     "wide": Config(consumers=1, cols=48),
     "panels": Config(consumers=1, cols=128, panel=32),
     "panels in turns": Config(cols=64, independent=True, panel=32),
+    "packed": Config(cols=64, panel=16, packed=True),
+    "packed, split_tail": Config(cols=64, panel=32, cluster=2, schedule="split_tail", packed=True),
     "streamed": Config(cols=64, independent=True, panel=32, streamed=True),
     "streamed, cluster": Config(consumers=1, cols=64, cluster=2, streamed=True),
     "streamed, wide": Config(consumers=1, cols=48, streamed=True),

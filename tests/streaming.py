@@ -148,6 +148,37 @@ class PipelinedStream(Stream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
+class PackedStream(PipelinedStream):
+    """The same, whose halves wait in registers and leave, one behind the other through one tile, under the iterations of the next task."""
+
+    def layout(self):
+        plan, tensors = super().layout(), {}
+        for name, tiles in plan.globals:
+            tensors[name] = tk.st(self.out, self.rows, self.cols // 2) if name == "Y" else tiles or None
+        half = tk.rt(self.out, self.rows, self.cols // 2)
+        residual = dict(R=tk.st(self.out, self.rows, self.cols)) if self.residual else {}
+        return dataclasses.replace(plan, globals=tensors, finish=dict(Y=tensors["Y"], **residual), preload=tuple(residual), packed=dict(left=half, right=half))
+
+    @triton.jit
+    def load_finish(ctx, staging):
+        tk.load_async(staging.R, ctx.globals.R, (_place(ctx), 0), staging.arrived)
+
+    @triton.jit
+    def pack(ctx, state, staging):
+        acc = state.acc
+        if ctx.config.residual:
+            acc += tk.load(staging.R, like=acc).to(tl.float32)
+        left, right = tk.split_cols(acc, ctx.config.cols // 2)
+        return tk.struct(left=tk.cast(left, ctx.config.out), right=tk.cast(right, ctx.config.out))
+
+    @triton.jit
+    def store_packed(ctx, tile, staging, n):
+        tk.store_read_wait(0)
+        tk.store(staging.Y, tile)
+        tk.fence_async()
+        tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), n))
+
+
 class WatchedStream(PipelinedStream):
     """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may see that."""
 

@@ -123,6 +123,8 @@ def test_tensors_that_no_kernel_reaches():
     (dict(schedule="cluster_split_k", splits=4, panel=48), "Config(panel=48, cols=64): panels must divide the columns"),
     (dict(panel=48), "Config(panel=48, cols=256): panels must divide the columns"),
     (dict(panel=0), "Config(panel=0, cols=256): panels must divide the columns"),
+    (dict(packed=True), "Config(packed=True, panel=None, schedule='persistent'): results that wait in registers leave in panels, of tasks that a block "),
+    (dict(packed=True, panel=16, schedule="cluster_split_k", splits=2), "Config(packed=True, panel=16, schedule='cluster_split_k'): results that wait"),
     (dict(splits=0), "Config(schedule='persistent', splits=0): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):
@@ -163,6 +165,16 @@ def test_panels_that_there_cannot_be(template):
         template(cols=256, panel=48)
     with pytest.raises(tk.TileError, match=rf"{template.__name__}\(panel=64\): a residual comes in an even number of panels; 192 columns have 3"):
         template(cols=192, panel=64, epilogue=Epilogue(residual=True))
+
+
+def test_results_that_cannot_wait_in_registers():
+    message = r"Gemm\(packed=True, panel=(None|64)\): results that wait in registers leave in panels, and no residual is added"
+    for knobs in (dict(), dict(panel=64, epilogue=Epilogue(residual=True))):
+        with pytest.raises(tk.TileError, match=message):
+            Gemm(packed=True, **knobs)
+    config = Config(panel=64, packed=True)
+    assert [config.packs(residual, size) for residual, size in ((False, 1), (False, 2), (False, 4), (True, 2))] == [True, True, False, False]
+    assert not Config(panel=64).packs(False, 2)
 
 
 def test_rows_of_a_consumer_that_are_no_power_of_two():

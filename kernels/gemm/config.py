@@ -73,7 +73,8 @@ class Config:
     A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
     stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
-    results leave L2 before the rows of A that a supergroup reads again.
+    results leave L2 before the rows of A that a supergroup reads again. `packed`: results wait in registers and leave in panels under the products of the
+    block's next task; results of more than two bytes, and where there is a residual, leave at the end of their task all the same.
 
     Raises ValueError for values that no kernel has.
     """
@@ -93,6 +94,7 @@ class Config:
     group: int | None = None
     panel: int | None = None
     streamed: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
@@ -105,6 +107,9 @@ class Config:
                              "independent=False")
         if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
             raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
+        if self.packed and (self.panel is None or self.schedule == "cluster_split_k"):
+            raise ValueError(f"Config(packed=True, panel={self.panel!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, of tasks "
+                             "that a block finishes alone")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
                              "splits, the others 1")
@@ -140,6 +145,10 @@ class Config:
     def stages_panels(self, residual: bool) -> bool:
         """Are results staged in panels? A residual then comes panel by panel, and in an even number."""
         return self.panel is not None and (not residual or self.result_cols // self.panel % 2 == 0)
+
+    def packs(self, residual: bool, itemsize: int) -> bool:
+        """Do results of so many bytes each wait in registers? Those of four bytes take as many as the sums; a residual comes to where they are staged."""
+        return self.packed and not residual and itemsize <= 2
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
@@ -240,6 +249,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, schedule="split_tail"), Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
+    shared += [c for c in (replace(c, packed=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 8)]
@@ -394,7 +404,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
     # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
     alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5
-    between = alone if not config.independent else 0.2 if stages >= TURNS_STAGES else 0.4
+    packs = config.packs(problem.epilogue == "tile", out) and iterations >= 2 * stages
+    between = alone if not (config.independent or packs) else 0.2 if stages >= TURNS_STAGES else 0.4
     synchronisation = (1 + alone + (turns - 1) * between) * TASK + stalled
     if parts > 1:
         read = 1 if parts == 2 else parts  # of two parts the last has its own
@@ -406,7 +417,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
     epilogue = rounds * crowd * per_task
-    hidden = config.independent or crowd > 1.5
+    hidden = config.independent or packs or crowd > 1.5
     alu = (epilogue if hidden else 0.0) + (device.seconds(steps * block_rows * cols * 4 / 128) if problem.scales else 0.0)
     synchronisation += per_task if hidden else epilogue
     setup = LAUNCH + (CLUSTER_LAUNCH if config.cluster > 1 else 0)

@@ -446,8 +446,9 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
                  passing="evict_first" if config.streamed else None, **types)  # fmt: skip
     if blockwise:
         plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
-        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain:
-            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, and tasks are neither swapped, independent nor split")
+        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain or config.packed:
+            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, independent nor split, and "
+                             "results not packed")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swapped:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
@@ -456,4 +457,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
                 independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
+                packed=config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -87,9 +87,34 @@ def _store_panels(ctx, sums, staging, row):
                 _load_panel(ctx, staging, row, panel + 1, staging.filled)
         elif panel > 1:
             tk.store_read_wait(1)
-        tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
-        tk.fence_async()
-        tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), ctx.config.passing)
+        _store_panel(ctx, tile, home, row, panel)
+
+
+@triton.jit
+def pack_result(ctx, sums, staging, row):
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`."""
+    NAMES: tl.constexpr = ctx.config.panel_names
+    panels = tk.split_cols(sums, ctx.config.panel)
+    packed = tk.struct()
+    for panel in tl.static_range(len(NAMES)):
+        tile = finish_tile(ctx, panels[panel], staging, None, row, ctx.result_col, panel, len(NAMES))
+        packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
+    return packed
+
+
+@triton.jit
+def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
+    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of the task before may have been."""
+    tk.store_read_wait(1 if PANEL > 0 else 0)
+    _store_panel(ctx, tile, _panel_home(staging, PANEL), row, PANEL)
+
+
+@triton.jit
+def _store_panel(ctx, tile, home, row, PANEL: tl.constexpr):
+    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
+    tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
+    tk.fence_async()
+    tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm), ctx.config.passing)
 
 
 @triton.jit

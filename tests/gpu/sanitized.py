@@ -22,7 +22,8 @@ ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; 
     (48, 48, 1024, 1024, 64, 64, {}), (48, 48, 1024, 1024, 128, 128, {}),  # so many that dQ is made of the sums that are done
 ]  # fmt: skip
 PARTS = 6  # of `ATTENTIONS`, which compile for long
-PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail")]
+PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail"),
+          Config(panel=64, cluster=2, schedule="split_tail", packed=True)]  # fmt: skip
 
 
 def products():

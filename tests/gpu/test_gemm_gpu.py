@@ -73,7 +73,8 @@ def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
 
 PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
           Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k"),
-          Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16)]  # fmt: skip
+          Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16), Config(panel=64, packed=True),
+          Config(panel=64, packed=True, cluster=2, schedule="split_tail"), Config(cols=192, panel=64, packed=True, swapped=True)]  # fmt: skip
 
 
 OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))

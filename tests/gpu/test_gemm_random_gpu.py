@@ -25,6 +25,8 @@ SORTS = [
     (BF16, True, False, (), ("residual",), None, "independent"),
     (BF16, True, True, (), (), None, "split_tail"),
     (BF16, False, True, (), ("bias", "gate_col"), "silu", "swapped"),
+    (BF16, False, True, (), ("bias",), "silu", "packed"),
+    (E4M3, False, True, (), (), None, "packed, split_tail"),
     (BF16, False, True, (), (), None, "split_k"),
     (BF16, False, True, (), ("bias", "residual"), None, "cluster_split_k"),
     (BF16, False, False, (3,), ("residual", "gate_tile"), None, "two consumers"),

@@ -13,6 +13,7 @@ from tests.streaming import (
     DeferringStream,
     FollowedStream,
     ListedStream,
+    PackedStream,
     PipelinedStream,
     PlainSendingStream,
     Prefix,
@@ -78,12 +79,20 @@ PIPELINED = [
     (dict(consumers=4, weighted=False, extra=64, stages=2, staggered=True), (2, 2)),
     (dict(consumers=2, cols=128, extra=64, staggered=True), (2, 1)),
 ]
-CASES = [(Stream, *case) for case in PLAIN] + [(PipelinedStream, *case) for case in PIPELINED]
+PACKED = [
+    (dict(consumers=1, stages=2), (2, 2)),
+    (dict(consumers=2, stages=2, staggered=True), (2, 2)),
+    (dict(consumers=3, stages=5, weighted=False), (5, 5)),
+    (dict(consumers=2, stages=3, out=tk.bf16, dtype=tk.bf16, blocks_per_sm=2), (3, 3)),
+    (dict(consumers=2, cols=128, extra=64, staggered=True, stages=2), (2, 2)),
+]
+CASES = [(cls, *case) for cls, cases in ((Stream, PLAIN), (PipelinedStream, PIPELINED), (PackedStream, PACKED)) for case in cases]
 
 
 def name(case):
     cls, knobs, _ = case
-    return "-".join(["pipelined" if cls is PipelinedStream else "plain", *(f"{k}_{v}" for k, v in knobs.items())])
+    kind = {Stream: "plain", PipelinedStream: "pipelined", PackedStream: "packed"}[cls]
+    return "-".join([kind, *(f"{k}_{v}" for k, v in knobs.items())])
 
 
 def run(template, tensors, tasks, blocks, debug=True, residual=None, prefix=None):

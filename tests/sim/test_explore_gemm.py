@@ -21,6 +21,9 @@ CASES = {
     "independent": (KINDS["independent"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
+    "packed": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "gate")),
+    "packed, split tail, cluster": (dict(KINDS["packed, split_tail"].__dict__, stages=2), ("bias",)),
+    "packed, swapped": (dict(consumers=1, cols=32, panel=16, swapped=True, packed=True, stages=2), ("gate",)),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
     "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
     "panels of a residual, two parts": (dict(consumers=1, cols=64, schedule="cluster_split_k", splits=2, panel=16, stages=2), ("bias", "residual")),
@@ -85,6 +88,19 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, rng):
     config = Config(cols=64, panel=16, stages=2, **knobs)
     sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=config), schedules=SCHEDULES, multiprocessors=1)
     check(out, a, b, str(knobs), residual=residual)
+
+
+@pytest.mark.parametrize("knobs", [dict(), dict(cluster=2, schedule="split_tail"), dict(cols=48, consumers=1), dict(schedule="stream_k"), dict(swapped=True)],
+                         ids=str)
+@pytest.mark.parametrize("k", [0, 64, 400])
+def test_packed_results_in_task_after_task(knobs, k, rng):
+    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
+    m, n = 290, 136
+    a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
+    out = poison(torch.empty(m, n, dtype=BF16))
+    config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True), **knobs})
+    sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=SCHEDULES, multiprocessors=config.cluster)
+    check(out, a, b, str(knobs), bias=bias)
 
 
 @pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256), dict(cols=256, panel=64)], ids=str)

@@ -44,9 +44,12 @@ from tritonkittens.lang.hooks import (
     load_trailing,
     marked_edges,
     new_context,
+    nothing_packed,
     of_consumer,
+    pack_results,
     release_before,
     release_slot,
+    store_packed,
     wait_for_stores,
     without,
 )
@@ -66,6 +69,7 @@ EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ tak
 # Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
 # of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
 LONG_TASK = tl.constexpr(8)
+LONG_PACKED_TASK = tl.constexpr(2)  # where results are packed: who comes first is soon back (GEMM 16384×16384×2048 of e4m3 on the H100: 1 to 1.5 %)
 PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
@@ -139,7 +143,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
-    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries) as constants.
+    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries, packs) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -150,7 +154,7 @@ def _facts(t: Trace, T: Any) -> Any:
     early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
-             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan))
+             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed))
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -503,7 +507,8 @@ def _held_at(ctx, A, following, work, T: tl.constexpr):
     STAGGERS: tl.constexpr = _facts(T)[14]
     STAGES: tl.constexpr = _facts(T)[0]
     if STAGGERS:
-        return tl.where((work.count >= LONG_TASK * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
+        LONG: tl.constexpr = LONG_PACKED_TASK if _facts(T)[18] > 0 else LONG_TASK
+        return tl.where((work.count >= LONG * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
     else:
         return 0
 
@@ -528,6 +533,18 @@ def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.const
 
 
 @triton.jit
+def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
+    """Behind the product of iteration i: store one tile of the results of the task `before`, where those are pending. The first iterations store none: while
+    the other consumer ends its task, for as many iterations as it was held in front of, this one's products are all that tensor cores have."""
+    PACKS: tl.constexpr = _facts(T)[18]
+    FIRST: tl.constexpr = _facts(T)[0] - 1
+    if (i >= FIRST) & (i < FIRST + PACKS) & (pending > 0):
+        for n in tl.static_range(PACKS):
+            if i == FIRST + n:
+                store_packed(before, packed, memory, n)
+
+
+@triton.jit
 def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = _facts(T)[0]
     OVER_RING: tl.constexpr = _facts(T)[2]
@@ -537,6 +554,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
     STAGGERS: tl.constexpr = _facts(T)[14]
+    PACKS: tl.constexpr = _facts(T)[18]
     slot = 0
     phases = 0
     turn = 0
@@ -550,6 +568,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             slot, phases = skip_slots(slot, phases, work.count, STAGES)
             unit, work = _next_work(ctx, A, unit, work)
     open_turns(WORKER, T)
+    if PACKS > 0:  # the results of task `done` wait in registers
+        # Not `work`: in Triton 3.9 a name that a loop gives the value of another one is not carried by it where both begin as the same value
+        packed, done, pending = nothing_packed(T), some_work(ctx, A), 0
     while work.valid:
         mine = of_consumer(extended(ctx, work), memory, WORKER, turn)
         if OVER_RING:
@@ -569,6 +590,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 wait(memory.arrived[slot], (phases >> slot) & 1)
                 here = at_iteration(addressed_anew(mine, memory), work.begin, EDGES is None or EDGES != 0)
                 state = call_first(here, state, slot_tiles(memory, slot))
+                if PACKS > 0:
+                    before = of_consumer(extended(ctx, done), memory, WORKER, turn)
                 await_kept(here.deferred)
                 give_staging(memory, WORKER, T)
                 previous = slot
@@ -578,8 +601,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 if EDGES == -1:
                     for i in range(1, inner):
                         state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, True, WORKER, T)
+                        if PACKS > 0:
+                            _store_packed_at(before, packed, memory, i, pending, T)
                 for i in range(inner, work.count):
                     state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGES is None, WORKER, T)
+                    if PACKS > 0:
+                        _store_packed_at(before, packed, memory, i, pending, T)
                 if STAGGERS and WORKER + 1 < T.consumers:
                     if held_at > 0:
                         call_next(WORKER, T)
@@ -604,13 +631,23 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 state, slot, phases, out, out_phases = _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
             behind = _leave_input(ctx, A, memory, following, work, WORKER, T)
             give_kept_back(mine)
-        finish_task(without(mine, "scratch", "common", "deferred"), state, memory, turn, phases, behind.valid)
+        ended = without(mine, "scratch", "common", "deferred")
+        if PACKS > 0:
+            for i in range(tl.maximum(work.count, 1), STAGES - 1 + PACKS):  # those that a short task had no iterations for
+                _store_packed_at(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, i, pending, T)
+            packed, pending = pack_results(ended, state, memory, turn)
+            done = work
+        else:
+            finish_task(ended, state, memory, turn, phases, behind.valid)
         unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
+    if PACKS > 0:
+        for i in range(1, STAGES - 1 + PACKS):
+            _store_packed_at(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, i, pending, T)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         _opened(T)

@@ -19,8 +19,9 @@ from tritonkittens.lang.partials import join_parts, own_part
 from tritonkittens.lang.sending import await_last_sent, check_calls
 from tritonkittens.lang.sync import arrive, cluster_rank, expect, sync, wait
 from tritonkittens.lang.template_memory import KEPT, in_slot, kept_tiles, slot_tiles, staging_tiles
+from tritonkittens.lang.tiles import zero
 from tritonkittens.lang.types import split, st, unwrap
-from tritonkittens.lang.values import struct
+from tritonkittens.lang.values import shape_of, struct
 from tritonkittens.lang.work import extra
 
 # ---------------------------------------------------------------- contexts
@@ -446,6 +447,50 @@ def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     if unwrap(ctx.config)._plan.refill:
         staging = struct(**staging.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
     t.call(hook, ctx, state, staging)
+
+
+@op
+def nothing_packed(t: Trace, T: Any) -> Any:
+    """Packed tiles before the first task has ended."""
+    return struct(**{n: t.call(zero, tile) for n, tile in unwrap(T)._plan.packed})
+
+
+@op
+def _call_pack(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+    config = unwrap(ctx.config)
+    packed = t.call(type(config).pack, ctx, state, t.call(staging_tiles, ctx, memory, ctx.worker))
+    declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.packed}
+    if not isinstance(packed, struct) or {n: (shape_of(v), v.dtype) for n, v in packed.fields.items()} != declared:
+        have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in packed.fields.items()) if isinstance(packed, struct) else repr(packed)
+        raise TileError(f"{type(config).__name__}.pack: must return a tk.struct as layout(packed={dict(config._plan.packed)}) says, not {have}")
+    return struct(**{n: packed.fields[n] for n in declared})
+
+
+@triton.jit
+def _pack_joined(ctx, state, memory):
+    """What is packed of a task that blocks share, and whether this block is the last of them. Where it is not, what it packs is of no use; but a branch would
+    keep the results of the task before in registers."""
+    state, last = join_parts(ctx, own_part(ctx, state))
+    return _call_pack(ctx, state, memory), tl.where(last, 1, 0)
+
+
+@op
+def pack_results(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+    """(what hook `pack` makes of a task's state, 1 or 0 where another block ends the task)."""
+    config = unwrap(ctx.config)
+    if config._plan.preload:
+        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+    if config.splits:
+        return t.call(_pack_joined, ctx, state, memory)
+    return tl.tuple([t.call(_call_pack, ctx, state, memory), 1])
+
+
+@op
+def store_packed(t: Trace, ctx: Any, packed: Any, memory: Any, n: Any) -> Any:
+    """Stage and store tile number n of packed results. The producer fills what is loaded for `pack` already for the next task."""
+    config, n = unwrap(ctx.config), unwrap(n)
+    staging = t.call(without, t.call(staging_tiles, ctx, memory, ctx.worker), *config._plan.preload)
+    t.call(type(config).store_packed, ctx, packed.fields[config._plan.packed[n][0]], staging, tl.constexpr(n))
 
 
 @triton.jit

@@ -62,6 +62,7 @@ class layout:
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `merged`: what hook `part` returns, of fp32: tiles (`rt`), of which each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, and
       vectors (`rv`, a value for every row), which it gets whole;
+    - `packed`: what hook `pack` returns, register tiles (`rt`) in which the results of a task wait for the products of the next;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
     - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `entry` of `lcf`);
@@ -74,6 +75,7 @@ class layout:
     finish: Any = field(default_factory=dict)
     accumulators: Any = field(default_factory=dict)
     merged: Any = field(default_factory=dict)
+    packed: Any = field(default_factory=dict)
     args: tuple[str, ...] = ()
     multicast: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
@@ -105,6 +107,7 @@ class layout:
             raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         object.__setattr__(self, "merged", _named("merged", self.merged, (rt, rv)))
+        object.__setattr__(self, "packed", _named("packed", self.packed, (rt,)))
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
         for first, second, kinds in ((self.working, self.exchange, "a working and an exchange tile"),

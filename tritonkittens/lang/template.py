@@ -81,6 +81,13 @@ class lcf:
     - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
       first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
 
+    Where a layout has `packed` tiles, two are called instead of `finish`, which then may be missing. Results wait in registers and leave under the products of
+    the block's next task, which so need not wait for them:
+
+    - `pack(ctx, state, staging)` → a `tk.struct` of what the layout names in `packed` (consumer, once a task), in fewer registers than accumulators take;
+    - `store_packed(ctx, tile, staging, n)` (consumer, behind the product of an iteration): store `tile`, number `n` (a constant) of these, through the
+      `staging` tiles, those in `preload` excepted; `ctx` too is of the task that packed it.
+
     Two more are called by a warp beside each consumer, its sender, which moves working tiles to global memory: what that waits for, the consumer need not.
 
     - `send(ctx, working)` → any value, once an iteration: waits until the consumer has called `tk.call_sender` (`tk.await_call`), and starts copies out of the
@@ -118,8 +125,8 @@ class lcf:
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
-      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
-      tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
+      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, two where results are packed, behind
+      which others come; not where tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
     - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
@@ -152,13 +159,14 @@ class lcf:
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
         "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "entry", "fetch", "start", "first", "drain", "send",
-        "sent", "follow", "tally", "part", "merge",
+        "sent", "follow", "tally", "part", "merge", "pack", "store_packed",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
         "prefetch": ("ctx",), "entry": ("ctx", "n"), "fetch": ("ctx",),
-        "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"),
+        "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
+        "store_packed": ("ctx", "tile", "staging", "n"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
@@ -290,11 +298,23 @@ class lcf:
             raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
         if missing := [name for name in ("part", "merge") if plan.merged and not hasattr(type(self), name)]:
             raise self._error(f"its layout has what is merged of parts of a task, but hook {missing[0]!r} is missing")
+        self._check_packed()
         if (self.splits or self.sharers > 1) and not (plan.merged or plan.accumulators):
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         if bool(plan.output) != isinstance(self, lcsf):
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
+
+    def _check_packed(self) -> None:
+        if not self._plan.packed:
+            if "finish" in self._required and not hasattr(type(self), "finish"):
+                raise self._error("hook 'finish' is missing; its layout has no packed tiles")
+            return
+        if missing := [name for name in ("pack", "store_packed") if not hasattr(type(self), name)]:
+            raise self._error(f"its layout has packed tiles, but hook {missing[0]!r} is missing")
+        if not self.pipelined or self.sharers > 1 or self._plan.refill or self._plan.working:
+            raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'drain', whole tasks "
+                              "of a block, and neither working tiles nor finish tiles to refill")
 
     def _moved(self, tiles: tuple) -> tuple:
         """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, the blocks' parts."""
@@ -372,7 +392,8 @@ class lcf:
         """Stages and shared-memory placement on an architecture (compute capability as an integer)."""
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
-            together = not (self.independent or self.splits or self.cluster_size > 1 or self._plan.preload or self._plan.refill or self._plan.output)
+            plan = self._plan
+            together = not (self.independent or self.splits or self.cluster_size > 1 or plan.preload or plan.refill or plan.output or plan.packed)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
             scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
             numbers = BYTES if self.draws else 0
@@ -574,7 +595,7 @@ class Call:
 
 def _check_hooks(cls: type[lcf]) -> bool:
     """Refuse missing, misspelt and malformed hooks. Returns whether the computation is pipelined by one iteration."""
-    required, known = cls._required, (*cls._required, *cls._optional)
+    required, known = [n for n in cls._required if n != "finish" or not hasattr(cls, "pack")], (*cls._required, *cls._optional)
     for c in cls.__mro__:
         for name, value in vars(c).items():
             if isinstance(value, InterpretedFunction):
