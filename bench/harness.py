@@ -24,7 +24,7 @@ import torch
 
 from bench.machine import clocks, machine
 from bench.plots import draw
-from bench.timing import KINDS, SHARING_A_CLOCK, Call, Round, settle
+from bench.timing import KINDS, SHARING_A_CLOCK, Call, Round, rounds_of, settle
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
@@ -166,7 +166,7 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
         if timer is not None:
             timed[name] = timer
     if kinds[case.kind] in SHARING_A_CLOCK:
-        settle(timed.values())
+        rounds = rounds_of(rounds, settle(timed.values()))
     for name, ms in interleaved(timed, rounds).items():
         value = UNITS[unit]
         cells[name] |= {"value": value(case.work, statistics.median(ms)), "low": value(case.work, max(ms)), "high": value(case.work, min(ms)), "ms": ms}

@@ -376,17 +376,17 @@ def test_long_calls_take_turns_until_their_clock_is_steady(calls, turns, monkeyp
         log.append(ms)
         return ms
 
-    timing.settle([functools.partial(a_round, ms) for ms in calls])
+    assert timing.settle([functools.partial(a_round, ms) for ms in calls]) == max(calls, default=0.0)
     assert log == list(calls) * turns
 
 
 def test_a_row_of_bursts_settles_first(monkeypatch):
     log, kind = [], fake_kind()
     monkeypatch.setattr(harness, "SHARING_A_CLOCK", (kind,))
-    monkeypatch.setattr(harness, "settle", lambda rounds: log.append(len(rounds)))
-    row_of(trial(mine=constant(1.0)), {"device": kind})
-    row_of(trial(mine=constant(1.0)), {"device": fake_kind()})
-    assert log == [3]
+    monkeypatch.setattr(harness, "settle", lambda rounds: log.append(len(rounds)) or 12.0)
+    many = row_of(trial(mine=constant(1.0)), {"device": kind})
+    few = row_of(trial(mine=constant(1.0)), {"device": fake_kind()})
+    assert log == [3] and len(many["contenders"]["mine"]["ms"]) == 10 * len(few["contenders"]["mine"]["ms"])
 
 
 def test_knobs_are_literals_or_words():
@@ -396,6 +396,14 @@ def test_knobs_are_literals_or_words():
 
 def test_bursts_are_neither_short_nor_endless():
     assert [timing.burst_length(ms) for ms in (0.0, 0.1, 12.0)] == [timing.MOST, 100, timing.FEWEST]
+
+
+def test_long_calls_have_as_many_rounds_as_make_up_for_short_bursts(monkeypatch):
+    assert [timing.rounds_of(20, ms) for ms in (0.0, 0.1, 1.0, 1.2, 3.0, 6.4, 12.0, 90.0)] == [20, 20, 20, 40, 80, 100, 200, 200]
+    cuda = FakeCuda(monkeypatch, host=0.005, gpu=12.0)
+    measure = timing.device(cuda.run)
+    cuda.log.clear()
+    assert measure() == pytest.approx(12.0) and cuda.log == ["sleep", "flush", "event", "run", "event"]
 
 
 # Suites
