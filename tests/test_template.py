@@ -95,6 +95,11 @@ def test_results_are_finished_or_packed():
     assert type("Bare", (tk.lcf,), {**hooks, **pipelined, "layout": layout})()._plan.packed
 
 
+def test_where_results_wait_is_explained():
+    said = "  results wait in registers (left rt(bf16, 64, 32), right rt(bf16, 64, 32)) and leave under the next task, a tile an iteration, behind its first 2"
+    assert said in PackedStream(stages=3, out=tk.bf16).explain().splitlines() and "wait in registers" not in PipelinedStream(stages=3).explain()
+
+
 def test_what_is_packed_is_what_the_layout_says():
     class Unpacked(PackedStream):
         weighted = False

@@ -443,6 +443,9 @@ class lcf:
             lines.append("  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
+        if plan.packed:
+            tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.packed)
+            lines.append(f"  results wait in registers ({tiles}) and leave under the next task, a tile an iteration, behind its first {placed.stages - 1}")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:
