@@ -404,7 +404,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
     # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
     alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5
-    packs = config.packs(problem.epilogue == "tile", out) and iterations >= 2 * stages
+    packs = config.packs(problem.epilogue == "tile", out)
     between = alone if not (config.independent or packs) else 0.2 if stages >= TURNS_STAGES else 0.4
     synchronisation = (1 + alone + (turns - 1) * between) * TASK + stalled
     if parts > 1:
