@@ -1,0 +1,47 @@
+"""Templates whose results wait in registers: their hooks, what these return, and what is said of them."""
+
+import torch
+import triton
+
+import tritonkittens.lang as tk
+from tests.streaming import PackedStream, PipelinedStream
+from tests.test_template import Copy, tile
+from tests.util import meta, refused
+
+
+def test_results_are_finished_or_packed():
+    def layout(self):
+        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile), packed=dict(Y=tk.rt(tk.bf16, 64, 64)))
+
+    hooks = {n: v for n, v in vars(PackedStream).items() if n in ("pack", "store_packed")} | {n: vars(Copy)[n] for n in ("setup", "load", "compute")}
+    for name in ("pack", "store_packed"):
+        with refused(f"Bare: its layout has packed tiles, but hook {name!r} is missing"):
+            type("Bare", (Copy,), {"layout": layout} | {n: v for n, v in hooks.items() if n != name})()
+    with refused("Bare: hook 'finish' is missing; its layout has no packed tiles"):
+        type("Bare", (tk.lcf,), {**hooks, "layout": vars(Copy)["layout"]})()
+    message = "packed results are stored under products of the next task; that needs hook 'drain', whole tasks of a block, and neither working tiles nor finish"
+    with refused(f"Bare(schedule=Persistent()): {message} tiles to refill"):
+        type("Bare", (tk.lcf,), {**hooks, "layout": layout})()
+    with refused(f"PackedStream(schedule=ClusterSplitK(parts=2)): {message}"):
+        PackedStream(schedule=tk.ClusterSplitK(2), weighted=False)
+    pipelined = {n: vars(PipelinedStream)[n] for n in ("compute", "drain")}
+    assert type("Bare", (tk.lcf,), {**hooks, **pipelined, "layout": layout})()._plan.packed
+
+
+def test_where_results_wait_is_explained():
+    said = "  results wait in registers (left rt(bf16, 64, 32), right rt(bf16, 64, 32)) and leave under the next task, a tile an iteration, behind its first 2"
+    assert said in PackedStream(stages=3, out=tk.bf16).explain().splitlines() and "wait in registers" not in PipelinedStream(stages=3).explain()
+
+
+def test_what_is_packed_is_what_the_layout_says():
+    class Unpacked(PackedStream):
+        weighted = False
+
+        @triton.jit
+        def pack(ctx, state, staging):
+            return tk.struct(left=state.acc)
+
+    x, y = meta(2, 64, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)
+    half = "rt(fp32, 64, 32)"
+    with refused(f"Unpacked.pack: must return a tk.struct as layout(packed={{'left': {half}, 'right': {half}}}) says, not left [64, 64] of fp32"):
+        Unpacked(consumers=1).compile(x, x, y, y, meta(2, dtype=torch.int32), tasks=2)
