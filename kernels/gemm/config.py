@@ -243,10 +243,10 @@ def _in_panels(problem: Problem) -> list[Config]:
     what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Consumers that share a tile draw less of a card
     at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and 1.03 sustained; in turns 1.07
     and 0.97). e4m3 16384³ by rows takes an H200 6.81 ms in pairs that share B, 6.75 in turns, 6.71 in turns that compute Cᵀ (torch 6.78) between bursts of the
-    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`). With packed results, in
-    single calls, 6.32 in pairs, 6.29 in turns that are streamed (torch 6.36). Streamed in high supergroups, turns read less of HBM (e4m3 16384³: 5.8 GB instead
-    of 7.8) and so draw less: sustained, e4m3 8192³ by rows takes an H200 1.3 % less, between bursts of others as long as without; an H100 takes 1.4 times as
-    long as in pairs."""
+    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`). In single
+    calls an H200 takes 6.32 ms where two consumers share a tile and pack its results, in supergroups of 16, 6.29 in turns that are streamed (torch 6.36), but
+    sustained 1.037 and 1.008 of torch. Streamed in high supergroups, turns read less of HBM (e4m3 16384³: 5.8 GB instead of 7.8) and so draw less: sustained,
+    e4m3 8192³ by rows takes an H200 1.3 % less, between bursts of others as long as without; an H100 takes 1.4 times as long as in pairs."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
