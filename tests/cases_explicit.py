@@ -175,6 +175,24 @@ def views_by_tma(X, Y, Z, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
     tk.store_wait()
 
 
+@tk.kernel
+@triton.jit
+def elements_in_parts(X, Y, Z, parts, rows, TILE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Y = 2·X part by part in a shared tile, Z the same with its bands of rows in reverse order. `parts`, `rows`: how many parts and bands there are, at run
+    time."""
+    tile = tk.allocate(TILE)
+    tk.load_into(tile, X, (0, 0))
+    tk.sync()
+    for part in range(parts):
+        tk.store_elements(tile, tk.load_elements(tile, part, PARTS).to(tl.float32) * 2, part, PARTS)
+    tk.sync()
+    tk.store(Y, tk.load(tile), (0, 0))
+    tk.fence_async()
+    for row in range(rows):
+        tk.store_async(Z, tk.subtile(tile, ROWS, TILE.cols, rows - 1 - row), (row, 0))
+    tk.store_wait()
+
+
 # ---- products ------------------------------------------------------------------------------------------------------------
 
 

@@ -58,8 +58,9 @@ def problem(**fields):
     return Problem(**{**dict(dtype="bf16", out="bf16", a="mk", b="kn", epilogue="", scales="", batch=1), **fields})
 
 
-def check(out, a, b, what="", **operands):
-    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`."""
+def check(out, a, b, what="", packed=False, **operands):
+    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `packed`: may results have been rounded before a
+    residual was added or, where there is nothing else behind it, the activation applied, as in torch's own sequence of operations?"""
     host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
     a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()
     ref = gemm_torch(a, b, **host)
@@ -71,7 +72,13 @@ def check(out, a, b, what="", **operands):
     if out.dtype in FP8:
         ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
     inexact = (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) + (APPROXIMATION if "activation" in host else 0)
-    bound = HALF_ULP[out.dtype] * ref.abs() + inexact * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
+    if packed and "residual" in host:
+        magnitude_before = gemm_torch(a, b, **{k: v for k, v in host.items() if k != "residual"}).abs()
+    elif packed and "activation" in host and "gate" not in host:
+        magnitude_before = STEEPEST * gemm_torch(a, b, **{k: v for k, v in host.items() if k != "activation"}).abs()
+    else:
+        magnitude_before = torch.zeros_like(ref)
+    bound = HALF_ULP[out.dtype] * (ref.abs() + magnitude_before) + inexact * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
     assert out.shape == ref.shape, f"{what}: shape {tuple(out.shape)}, expected {tuple(ref.shape)}"
     error = (out.double() - ref).abs()
     wrong = ~(error <= bound)  # also where NaN

@@ -179,6 +179,53 @@ class PackedStream(PipelinedStream):
         tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), n))
 
 
+class SteppedStream(PackedStream):
+    """The same, whose halves are finished a part an iteration where they are staged: they come there too small, by a number of the half. The residual comes to
+    where they are staged, too, the second half's behind the first."""
+
+    def layout(self):
+        plan = super().layout()
+        tensors = {name: tiles or None for name, tiles in plan.globals}
+        residual = dict(R=tensors["Y"]) if self.residual else {}
+        staged = dict(Y=tk.st(self.out, self.rows, self.cols // 2))
+        return dataclasses.replace(plan, globals=tensors | residual, finish=staged, preload=(), refill=("Y",) if self.residual else (), packed_steps=2)
+
+    @triton.jit
+    def fill_packed(ctx, staging):
+        _fill_half(ctx, staging, 0)
+
+    @triton.jit
+    def pack(ctx, state, staging):
+        left, right = tk.split_cols(state.acc, ctx.config.cols // 2)
+        return tk.struct(left=tk.cast(left, ctx.config.out), right=tk.cast(right, ctx.config.out))
+
+    @triton.jit
+    def store_packed(ctx, tile, staging, n):
+        if ctx.config.residual:
+            tk.wait(staging.filled, n)
+            tile += tk.load(staging.Y, like=tile)
+        else:
+            tk.store_read_wait(0)
+        tk.store(staging.Y, tile - (n + 1))
+
+    @triton.jit
+    def finish_packed(ctx, staging, n, step, steps):
+        tk.store_elements(staging.Y, tk.load_elements(staging.Y, step, steps) + (n + 1), step, steps)
+        if step == steps - 1:
+            tk.fence_async()
+            tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), n))
+            if ctx.config.residual:
+                if n == 0:
+                    _fill_half(ctx, staging, 1)
+
+
+@triton.jit
+def _fill_half(ctx, staging, half: tl.constexpr):
+    tk.store_read_wait(0)
+    tk.expect(staging.filled, staging.Y)
+    tk.load_async(staging.Y, ctx.globals.R, (_place(ctx), half), staging.filled)
+
+
 class WatchedStream(PipelinedStream):
     """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may see that."""
 

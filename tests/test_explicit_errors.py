@@ -146,6 +146,20 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64)), 32, 64)
     elif WHAT == "view of ring":
         tk.subtile(tk.allocate(TILE, stages=2), 32, 64)
+    elif WHAT == "view of columns at a row":
+        tk.subtile(tk.allocate(TILE), 32, 32, tl.program_id(0))
+    elif WHAT == "view of half an atom at a row":
+        tk.subtile(tk.allocate(TILE), 4, 64, tl.program_id(0))
+    elif WHAT == "composite view at a row":
+        tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 96)), 32, 96, tl.program_id(0))
+    elif WHAT == "elements of a ring":
+        tk.load_elements(tk.allocate(TILE, stages=2))
+    elif WHAT == "elements of a tile in pieces":
+        tk.store_elements(tk.allocate(tk.st(tk.bf16, 64, 96)), tk.zero(tk.rt(tk.bf16, 64, 96)))
+    elif WHAT == "too many parts":
+        tk.load_elements(tk.allocate(TILE), 0, 8)
+    elif WHAT == "parts of the run time":
+        tk.load_elements(tk.allocate(TILE), 0, tl.program_id(0))
     elif WHAT == "view of no vector":
         tk.subvector(tk.allocate(tk.st(tk.bf16, 64, 64)), 32)
     elif WHAT == "vector view outside":
@@ -247,6 +261,8 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
 
 
 VIEW = "subtile({}, {}) number ({}, {}) of st(bf16, 64, 64) lies outside it or does not divide it"
+AT_A_ROW = ("subtile({}, {}) of {} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and it has all columns of a tile "
+            "whose extents are powers of two")
 TILES = {
     "stages": "allocate(st(bf16, 64, 64), stages=0): a ring has at least one stage",
     "register type": "allocate(rt(bf16, 64, 64)): shared memory holds st and sv types",
@@ -256,6 +272,12 @@ TILES = {
     "view before": VIEW.format(32, 64, -1, 0),
     "view of composite": "subtile of st(bf16, 64, 96): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
     "composite rows": "subtile of st(bf16, 96, 64): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
+    "view of columns at a row": AT_A_ROW.format(32, 32, "st(bf16, 64, 64)"),
+    "view of half an atom at a row": AT_A_ROW.format(4, 64, "st(bf16, 64, 64)"),
+    "composite view at a row": AT_A_ROW.format(32, 96, "st(bf16, 64, 96)"),
+    "elements of a ring": "load_elements of st(bf16, 64, 64): takes a shared tile whose extents are powers of two",
+    "elements of a tile in pieces": "store_elements of st(bf16, 64, 96): takes a shared tile whose extents are powers of two",
+    "too many parts": "load_elements(parts=8) of st(bf16, 64, 64) by 128 threads: each takes 16 bytes or a multiple of each part",
     "view of no vector": "subvector of st(bf16, 64, 64): takes a shared vector",
     "vector view outside": "subvector(64) number 3 of sv(fp32, 192) lies outside it or does not divide it",
     "vector view across pieces": "subvector(96) number 1 of sv(fp32, 192) lies in several of its pieces, (128, 64)",
@@ -313,6 +335,7 @@ TILES = {
     "axis": "extent(axis=2): the tensor has 2 dimensions",
 }
 BEGINNINGS = {  # messages that go on with what Triton prints of a value
+    "parts of the run time": "load_elements(parts=",
     "view of registers": "subtile of ",
     "no global": "load_into: ",
     "TMA of registers": "store_async: the source must be a shared tile or vector, got ",

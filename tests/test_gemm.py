@@ -4,6 +4,7 @@ import ast
 import inspect
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tritonkittens import sim, tune
 from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import alike, candidates, cost
-from tritonkittens.kernels.gemm.epilogue import Epilogue
+from tritonkittens.kernels.gemm.epilogue import Epilogue, Operand
 from tritonkittens.kernels.gemm.product import described
 
 
@@ -168,13 +169,26 @@ def test_panels_that_there_cannot_be(template):
 
 
 def test_results_that_cannot_wait_in_registers():
-    message = r"Gemm\(packed=True, panel=(None|64)\): results that wait in registers leave in panels, and no residual is added"
-    for knobs in (dict(), dict(panel=64, epilogue=Epilogue(residual=True))):
-        with pytest.raises(tk.TileError, match=message):
+    why = "results that wait in registers leave in panels, and a residual is added to those of tasks that a block computes alone"
+    for knobs, said in ((dict(), "panel=None, schedule=Persistent()"),
+                        (dict(panel=64, epilogue=Epilogue(residual=True), schedule=tk.SplitTail()), "panel=64, schedule=SplitTail()")):
+        with pytest.raises(tk.TileError, match=re.escape(f"Gemm(packed=True, {said}): {why}")):
             Gemm(packed=True, **knobs)
     config = Config(panel=64, packed=True)
-    assert [config.packs(residual, size) for residual, size in ((False, 1), (False, 2), (False, 4), (True, 2))] == [True, True, False, False]
-    assert not Config(panel=64).packs(False, 2)
+    assert [config.packs(False, size) for size in (1, 2, 4)] == [True, True, False] and [config.packs(True, size) for size in (1, 2, 4)] == [False, True, False]
+    assert not Config(panel=64).packs(False, 2) and not replace(config, cols=192).packs(True, 2) and not replace(config, schedule="split_tail").packs(True, 2)
+
+
+@pytest.mark.parametrize("epilogue, out, steps", [
+    (Epilogue(activation="gelu"), tk.bf16, 4), (Epilogue(activation="silu", bias=Operand("col", "bf16")), tk.bf16, 4), (Epilogue(), tk.bf16, 0),
+    (Epilogue(activation="gelu"), tk.fp16, 0), (Epilogue(activation="silu", gate=Operand("col", "bf16")), tk.bf16, 0),
+    (Epilogue(activation="silu", residual=True), tk.bf16, 0),
+])  # fmt: skip
+def test_where_the_activation_is_applied_to_packed_results(epilogue, out, steps):
+    assert Gemm(epilogue=epilogue, out_dtype=out, panel=64, packed=True).activation_steps == steps
+    assert Gemm(epilogue=epilogue, out_dtype=out, panel=16, rows=64, cols=64, packed=True).activation_steps == bool(steps)
+    assert Gemm(epilogue=epilogue, out_dtype=out, cols=192, panel=48, packed=not epilogue.residual).activation_steps == 0  # whose tiles are no single piece
+    assert Gemm(epilogue=epilogue, out_dtype=out, panel=64).activation_steps == 0
 
 
 def test_rows_of_a_consumer_that_are_no_power_of_two():

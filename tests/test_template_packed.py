@@ -1,10 +1,11 @@
 """Templates whose results wait in registers: their hooks, what these return, and what is said of them."""
 
+import pytest
 import torch
 import triton
 
 import tritonkittens.lang as tk
-from tests.streaming import PackedStream, PipelinedStream
+from tests.streaming import PackedStream, PipelinedStream, SteppedStream
 from tests.test_template import Copy, tile
 from tests.util import meta, refused
 
@@ -19,8 +20,8 @@ def test_results_are_finished_or_packed():
             type("Bare", (Copy,), {"layout": layout} | {n: v for n, v in hooks.items() if n != name})()
     with refused("Bare: hook 'finish' is missing; its layout has no packed tiles"):
         type("Bare", (tk.lcf,), {**hooks, "layout": vars(Copy)["layout"]})()
-    message = "packed results are stored under products of the next task; that needs hook 'drain', whole tasks of a block, and neither working tiles nor finish"
-    with refused(f"Bare(schedule=Persistent()): {message} tiles to refill"):
+    message = "packed results are stored under products of the next task; that needs hook 'drain', whole tasks of a block, and no working tiles"
+    with refused(f"Bare(schedule=Persistent()): {message}"):
         type("Bare", (tk.lcf,), {**hooks, "layout": layout})()
     with refused(f"PackedStream(schedule=ClusterSplitK(parts=2)): {message}"):
         PackedStream(schedule=tk.ClusterSplitK(2), weighted=False)
@@ -28,9 +29,22 @@ def test_results_are_finished_or_packed():
     assert type("Bare", (tk.lcf,), {**hooks, **pipelined, "layout": layout})()._plan.packed
 
 
+def test_tasks_that_blocks_share_fill_no_tiles_where_packed_results_are_staged():
+    with refused("SteppedStream(schedule=SplitK(parts=2)): of a task that blocks share only one stores packed results; none can fill finish tiles "
+                 "itself (refill=('Y',))"):
+        SteppedStream(schedule=tk.SplitK(2), weighted=False, residual=True)
+
+
+@pytest.mark.parametrize("steps, packed", [(-1, True), (2, False), ("2", True)])
+def test_steps_that_there_cannot_be(steps, packed):
+    with refused(f"layout(packed_steps={steps!r}): must be a number of iterations, and 0 where no tiles are packed"):
+        tk.layout(globals=dict(A=tile), input=dict(A=tile), packed=dict(Y=tk.rt(tk.bf16, 64, 64)) if packed else {}, packed_steps=steps)
+
+
 def test_where_results_wait_is_explained():
     said = "  results wait in registers (left rt(bf16, 64, 32), right rt(bf16, 64, 32)) and leave under the next task, a tile an iteration, behind its first 2"
     assert said in PackedStream(stages=3, out=tk.bf16).explain().splitlines() and "wait in registers" not in PipelinedStream(stages=3).explain()
+    assert "leave under the next task, a tile in 3 iterations, behind its first 1" in SteppedStream(stages=2).explain()
 
 
 def test_what_is_packed_is_what_the_layout_says():

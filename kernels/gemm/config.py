@@ -74,7 +74,7 @@ class Config:
     computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
     stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
     results leave L2 before the rows of A that a supergroup reads again. `packed`: results wait in registers and leave in panels under the products of the
-    block's next task; results of more than two bytes, and where there is a residual, leave at the end of their task all the same.
+    block's next task; those of more than two bytes, and of one byte or of split tasks where there is a residual, leave at the end of their task all the same.
 
     Raises ValueError for values that no kernel has.
     """
@@ -147,8 +147,10 @@ class Config:
         return self.panel is not None and (not residual or self.result_cols // self.panel % 2 == 0)
 
     def packs(self, residual: bool, itemsize: int) -> bool:
-        """Do results of so many bytes each wait in registers? Those of four bytes take as many as the sums; a residual comes to where they are staged."""
-        return self.packed and not residual and itemsize <= 2
+        """Do results of so many bytes each wait in registers? Those of four bytes take as many as the sums. A residual is added to them as they are, so not to
+        single bytes, and of a task that blocks share not by all."""
+        added = self.stages_panels(residual=True) and self.schedule in UNSPLIT and itemsize == 2
+        return self.packed and itemsize <= 2 and (added or not residual)
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""

@@ -38,17 +38,27 @@ class Epilogue(tk.Knob):
     gate: Operand | None = None
     residual: bool = False
 
-    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None) -> tuple[dict, dict, dict]:
+    def activates_late(self, out: tl.dtype) -> bool:
+        """Of results that wait in registers as `out`: is the activation applied where they are staged? Where nothing else is behind it, to bf16, which has the
+        range of fp32."""
+        return self.activation is not None and self.gate is None and not self.residual and out == tk.bf16
+
+    @property
+    def gates_bias(self) -> bool:
+        """Are a gate and a bias, with a value for every column each, all that there is for sums?"""
+        return self.activation is None and all(x is not None and x.place == "col" for x in (self.bias, self.gate))
+
+    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False) -> tuple[dict, dict, dict]:
         """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
         `staged`: (`globals` of the residual, those of the operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are
-        staged: ahead, and of more than two panels the later ones once those before have left. A value for every column is read by all threads of a warp alike,
-        and from global memory each tile would wait for it."""
+        staged: ahead, and of more than two panels the later ones once those before have left; of `packed` results each when the one before is staged. A value
+        for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        ahead = ("C",) if self.residual else ()
-        later = ahead if panel is not None and cols > 2 * panel else ()
+        ahead = ("C",) if self.residual and not packed else ()
+        later = ("C",) if self.residual and (packed or (panel is not None and cols > 2 * panel)) else ()
         return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *vectors), refill=later)
 
     def swapped(self) -> Epilogue:
@@ -112,10 +122,18 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
 
 
 @triton.jit
+def _of_columns(ctx, staging, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
+    """An operand with a value for every column, of a panel's columns, in fp32."""
+    COLS: tl.constexpr = ctx.config.result_cols // PANELS
+    ELEMENT: tl.constexpr = tk.field(ctx.globals, NAME).pointer.dtype.element_ty
+    values = tk.field(staging, NAME) if PANELS == 1 else tk.subvector(tk.field(staging, NAME), COLS, PANEL)
+    return tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), ELEMENT)), tk.fp32)
+
+
+@triton.jit
 def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """The tile times or plus an operand."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
-    TILE: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, COLS)
     tensor = tk.field(ctx.globals, NAME)
     ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
     if PLACE == "scalar":
@@ -125,8 +143,7 @@ def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTI
         value = tk.cast(tk.field(ctx.fetched, NAME), tk.fp32)
         return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
     elif PLACE == "col":
-        values = tk.field(staging, NAME) if PANELS == 1 else tk.subvector(tk.field(staging, NAME), COLS, PANEL)
-        value = tk.cast(tk.load(values, tk.row_vec(TILE, ELEMENT)), tk.fp32)
+        value = _of_columns(ctx, staging, NAME, PANEL, PANELS)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
     else:
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
@@ -138,24 +155,47 @@ def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTI
 def finish_tile(ctx, tile, staging, residual, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
     """The results of a tile of sums, still in fp32; `staging` holds vectors, `residual` the tile that is added. `row`, `col`: which tile, in tiles; `tile` may
     be one panel of columns of several."""
+    tile = combine(ctx, tile, staging, row, col, PANEL, PANELS)
+    return add_residual(ctx, tile, residual) if ctx.config.epilogue.residual else tile
+
+
+@triton.jit
+def combine(ctx, tile, staging, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True):
+    """The same but for the residual, and without the activation where that is applied later."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
         tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
     if E.scale_b is not None:
         tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
-    if E.bias is not None:
-        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
-    if E.activation == "gelu":
-        tile = tk.gelu(tile, fast=ctx.config.out_dtype)
-    if E.activation == "gelu_tanh":
-        tile = tk.gelu(tile, "tanh", fast=True)
-    if E.activation == "silu":
-        tile = tk.silu(tile, fast=True)
-    if E.gate is not None:
-        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
-    if E.residual:
-        if ctx.config.c_stored_nm:
-            tile = tk.add(tile, tk.cast(tk.transpose(tk.load(residual)), tk.fp32))
-        else:
-            tile = tile + tk.cast(tk.load(residual, like=tile), tk.fp32)
-    return tile
+    if E.gates_bias:  # gate · (tile + bias), an instruction an element
+        gate = _of_columns(ctx, staging, "gate", PANEL, PANELS)
+        return tk.add_col(tk.mul_col(tile, gate), gate * _of_columns(ctx, staging, "bias", PANEL, PANELS))
+    else:
+        if E.bias is not None:
+            tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
+        if ACTIVATE and E.activation is not None:
+            tile = activate(ctx, tile)
+        if E.gate is not None:
+            tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
+        return tile
+
+
+@triton.jit
+def activate(ctx, tile):
+    """The activation of a tile of fp32."""
+    ACTIVATION: tl.constexpr = ctx.config.epilogue.activation
+    if ACTIVATION == "gelu":
+        return tk.gelu(tile, fast=ctx.config.out_dtype)
+    elif ACTIVATION == "gelu_tanh":
+        return tk.gelu(tile, "tanh", fast=ctx.config.out_dtype)
+    else:
+        return tk.silu(tile, fast=ctx.config.out_dtype)
+
+
+@triton.jit
+def add_residual(ctx, tile, residual):
+    """The tile plus the residual, which lies where results are staged, in the tile's type."""
+    if ctx.config.c_stored_nm:
+        return tk.add(tile, tk.cast(tk.transpose(tk.load(residual)), tile.dtype))
+    else:
+        return tile + tk.cast(tk.load(residual, like=tile), tile.dtype)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import finish_tile
+from tritonkittens.kernels.gemm.epilogue import activate, add_residual, combine, finish_tile
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
@@ -41,7 +41,7 @@ def load_residual(ctx, staging, row):
         tk.load_async(staging.C, ctx.globals.residual, where, staging.arrived)
     else:
         for panel in tl.static_range(2):
-            _load_panel(ctx, staging, row, panel, staging.arrived)
+            _load_panel(ctx, staging, row, panel, _panel_home(staging, panel), staging.arrived)
 
 
 @triton.jit
@@ -82,39 +82,88 @@ def _store_panels(ctx, sums, staging, row):
         tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.result_col, panel, PANELS)
         if RESIDUAL:
             if panel > 0 and panel + 1 < PANELS:
+                other = _panel_home(staging, panel + 1)
                 tk.store_read_wait(0)
-                tk.expect(staging.filled, home)
-                _load_panel(ctx, staging, row, panel + 1, staging.filled)
+                tk.expect(staging.filled, other)
+                _load_panel(ctx, staging, row, panel + 1, other, staging.filled)
         elif panel > 1:
             tk.store_read_wait(1)
-        _store_panel(ctx, tile, home, row, panel)
+        _stage(ctx, tile, home)
+        _send(ctx, home, row, panel)
 
 
 @triton.jit
 def pack_result(ctx, sums, staging, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`."""
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`: but for the residual, and for an activation
+    that is applied where they are staged."""
     NAMES: tl.constexpr = ctx.config.panel_names
     panels = tk.split_cols(sums, ctx.config.panel)
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
-        tile = finish_tile(ctx, panels[panel], staging, None, row, ctx.result_col, panel, len(NAMES))
+        tile = combine(ctx, panels[panel], staging, row, ctx.result_col, panel, len(NAMES), ctx.config.activation_steps == 0)
         packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
     return packed
 
 
 @triton.jit
-def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
-    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of the task before may have been."""
-    tk.store_read_wait(1 if PANEL > 0 else 0)
-    _store_panel(ctx, tile, _panel_home(staging, PANEL), row, PANEL)
+def ask_residual(ctx, staging, row, panel):
+    """Ask for the residual of packed results, `asked_panels` from this one on, where results were, once they have left. Of two panels the number may be one of
+    the run time."""
+    ASKED: tl.constexpr = ctx.config.asked_panels
+    tk.store_read_wait(0)
+    if ASKED == 1:
+        home = _panel_home(staging, panel)
+        tk.expect(staging.filled, home)
+        _load_panel(ctx, staging, row, panel, home, staging.filled)
+    else:
+        tk.expect(staging.filled, staging.C)
+        for i in tl.static_range(2):
+            _load_panel(ctx, staging, row, panel + i, _panel_home(staging, i), staging.filled)
 
 
 @triton.jit
-def _store_panel(ctx, tile, home, row, PANEL: tl.constexpr):
-    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
+def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
+    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of the task before may have been. A
+    residual has come there; with an activation it is only staged."""
+    home = _panel_home(staging, PANEL)
+    if ctx.config.epilogue.residual:
+        ASKED: tl.constexpr = ctx.config.asked_panels
+        if PANEL % ASKED == 0:
+            tk.wait(staging.filled, PANEL // ASKED % 2)
+        if ASKED == 1 and PANEL + 1 < ctx.config.result_cols // ctx.config.panel:
+            ask_residual(ctx, staging, row, PANEL + 1)
+        tile = add_residual(ctx, tile, home)
+    else:
+        tk.store_read_wait(1 if PANEL > 0 else 0)
+    _stage(ctx, tile, home)
+    if ctx.config.activation_steps == 0:
+        _send(ctx, home, row, PANEL)
+
+
+@triton.jit
+def finish_packed_panel(ctx, staging, row, panel, step, STEPS: tl.constexpr):
+    """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for more of the residual."""
+    if ctx.config.activation_steps > 0:
+        home = tk.subtile(staging.C, tk.shape(staging.C, 0) // 2, tk.shape(staging.C, 1), panel % 2)
+        tk.store_elements(home, activate(ctx, tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)), step, STEPS)
+        if step == STEPS - 1:
+            _send(ctx, home, row, panel)
+    elif ctx.config.asked_panels == 2:
+        if (step == 0) & (panel % 2 == 1) & (panel + 1 < ctx.config.result_cols // ctx.config.panel):
+            ask_residual(ctx, staging, row, panel + 1)
+
+
+@triton.jit
+def _stage(ctx, tile, home):
     tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
+
+
+@triton.jit
+def _send(ctx, home, row, panel):
+    """Store a panel that is staged."""
+    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
     tk.fence_async()
-    tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm), ctx.config.passing)
+    tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), ctx.config.passing)
 
 
 @triton.jit
@@ -123,8 +172,7 @@ def _panel_home(staging, PANEL: tl.constexpr):
 
 
 @triton.jit
-def _load_panel(ctx, staging, row, PANEL: tl.constexpr, arrived):
+def _load_panel(ctx, staging, row, panel, home, arrived):
     """Ask for a panel of the residual."""
     PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
-    where = place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + PANEL, ctx.config.c_stored_nm)
-    tk.load_async(_panel_home(staging, PANEL), ctx.globals.residual, where, arrived)
+    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), arrived)

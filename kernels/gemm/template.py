@@ -8,10 +8,22 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
-from tritonkittens.kernels.gemm.result import load_residual, pack_result, place, result_tiles, store_packed_panel, store_result
+from tritonkittens.kernels.gemm.result import (
+    ask_residual,
+    finish_packed_panel,
+    load_residual,
+    pack_result,
+    place,
+    result_tiles,
+    store_packed_panel,
+    store_result,
+)
 from tritonkittens.lang.types import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
+ACTIVATION_STEPS = 4  # iterations in which a panel of packed results goes through an activation, and
+RESIDUAL_STEPS = 3  # those between two to which a residual is added, which comes meanwhile
+ACCESS = 128 * 16  # bytes that a consumer's threads read or write of shared memory at a time
 FOUR_CONSUMERS_COLS = 128  # of one product whose sums have room in the 96 registers that a thread of such a block starts with
 
 
@@ -29,7 +41,7 @@ class Gemm(tk.lcf):
 
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
     `packed`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task (1 % of
-    4096³ in bf16, 0.4 to 1 % of 8192³ and 16384³ on the H100; the same file). Not with a residual, which comes to where they are staged.
+    4096³ in bf16, 0.4 to 1 % of 8192³ and 16384³ on the H100; the same file). So do a residual and, in bf16, an activation: see `epilogue.py`.
     `passing`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
     """
 
@@ -59,18 +71,35 @@ class Gemm(tk.lcf):
         a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
         b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
         c, staged = result_tiles(self)
-        if self.packed and (self.panel is None or self.epilogue.residual):
-            raise tk.TileError(f"Gemm(packed=True, panel={self.panel!r}): results that wait in registers leave in panels, and no residual is added")
+        if self.packed and (self.panel is None or (self.epilogue.residual and self.splits)):
+            raise tk.TileError(f"Gemm(packed=True, panel={self.panel!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
+                               "residual is added to those of tasks that a block computes alone")
         packed = {name: tk.rt(self.out_dtype, self.rows, self.panel) for name in self.panel_names}
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)
+        steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.packed)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), packed=packed, multicast=("B",) if self.cluster > 1 else (),
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), packed=packed, packed_steps=steps,
+                         multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
 
     @property
     def panel_names(self) -> tuple[str, ...]:
         """Names of the panels of a consumer's results, where they wait in registers."""
         return tuple(f"C{panel}" for panel in range(self.result_cols // self.panel)) if self.packed and self.panel else ()
+
+    @property
+    def activation_steps(self) -> int:
+        """Parts in which the activation is applied to a panel of packed results where it is staged; 0 where it is applied to sums."""
+        if not self.packed or not self.panel or self.panel & (self.panel - 1) or not self.epilogue.activates_late(self.out_dtype):
+            return 0
+        return min(ACTIVATION_STEPS, self.rows * self.panel * tk.to_torch(self.out_dtype).itemsize // ACCESS)
+
+    @property
+    def asked_panels(self) -> int:
+        """Panels of the residual of packed results that come at a time, so many that a task asks for them an even number of times; 0 without a residual."""
+        if not self.packed or not self.panel or not self.epilogue.residual:
+            return 0
+        return 2 if self.result_cols // self.panel % 4 == 0 else 1
 
     @property
     def a_tiles(self) -> tuple[str, ...]:
@@ -123,7 +152,7 @@ class Gemm(tk.lcf):
     @triton.jit
     def load_finish(ctx, staging):
         load_vectors(ctx, staging)
-        if ctx.config.epilogue.residual:
+        if ctx.config.epilogue.residual and not ctx.config.packed:
             load_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
@@ -154,6 +183,14 @@ class Gemm(tk.lcf):
     @triton.jit
     def store_packed(ctx, tile, staging, n):
         store_packed_panel(ctx, tile, staging, ctx.row * ctx.config.team + ctx.consumer, n)
+
+    @triton.jit
+    def fill_packed(ctx, staging):
+        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0)
+
+    @triton.jit
+    def finish_packed(ctx, staging, n, step, steps):
+        finish_packed_panel(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
 
 
 @triton.jit

@@ -260,6 +260,17 @@ def test_views_by_tma(rng, tile, rows, cols):
     assert same(y.tensor, turned) and same(z.tensor, turned) and y.intact() and z.intact()
 
 
+@pytest.mark.parametrize(("tile", "parts", "rows"), [(tk.st(tk.bf16, 64, 64), 4, 32), (tk.st(tk.fp32, 64, 32), 1, 16), (tk.st(tk.fp8e4m3, 128, 128), 2, 128),
+                                                     (tk.st(tk.bf16, 64, 16), 1, 16)], ids=str)  # fmt: skip
+def test_elements_in_parts(rng, tile, parts, rows):
+    dtype, band = TORCH[tile.dtype], tk.st(tile.dtype, rows, tile.cols)
+    x, y, z = whole_numbers(rng, *tile.shape, dtype=dtype, high=8), Canvas(*tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype)
+    bands = tile.rows // rows
+    cases.elements_in_parts[(1,)](tk.gl(x), tk.gl(y.tensor), tk.gl(z.tensor, band), parts, bands, tile, parts, rows, debug=True)
+    doubled = (x.float() * 2).to(dtype)
+    assert same(y.tensor, doubled) and same(z.tensor, doubled.reshape(bands, rows, tile.cols).flip(0).reshape(tile.shape)) and y.intact() and z.intact()
+
+
 # ---- products --------------------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from tests.streaming import (
     Prefix,
     SendingStream,
     SparseStream,
+    SteppedStream,
     Stream,
     TrailingStream,
     add_followed,
@@ -86,13 +87,14 @@ PACKED = [
     (dict(consumers=2, stages=3, out=tk.bf16, dtype=tk.bf16, blocks_per_sm=2), (3, 3)),
     (dict(consumers=2, cols=128, extra=64, staggered=True, stages=2), (2, 2)),
 ]
-CASES = [(cls, *case) for cls, cases in ((Stream, PLAIN), (PipelinedStream, PIPELINED), (PackedStream, PACKED)) for case in cases]
+STEPPED = [*PACKED[:2], (dict(consumers=2, stages=3, weighted=False), (3, 3))]
+KINDS = {Stream: ("plain", PLAIN), PipelinedStream: ("pipelined", PIPELINED), PackedStream: ("packed", PACKED), SteppedStream: ("stepped", STEPPED)}
+CASES = [(cls, *case) for cls, (_, cases) in KINDS.items() for case in cases]
 
 
 def name(case):
     cls, knobs, _ = case
-    kind = {Stream: "plain", PipelinedStream: "pipelined", PackedStream: "packed"}[cls]
-    return "-".join([kind, *(f"{k}_{v}" for k, v in knobs.items())])
+    return "-".join([KINDS[cls][0], *(f"{k}_{v}" for k, v in knobs.items())])
 
 
 def run(template, tensors, tasks, blocks, debug=True, residual=None, prefix=None):

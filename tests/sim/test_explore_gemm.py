@@ -23,6 +23,8 @@ CASES = {
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
     "packed": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "gate")),
     "packed, split tail, cluster": (dict(KINDS["packed, split_tail"].__dict__, stages=2), ("bias",)),
+    "packed, residual": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "residual")),
+    "packed, residual in two panels, swapped": (dict(consumers=1, cols=32, panel=16, swapped=True, packed=True, stages=2), ("gate", "residual")),
     "packed, swapped": (dict(consumers=1, cols=32, panel=16, swapped=True, packed=True, stages=2), ("gate",)),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
     "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
@@ -51,7 +53,7 @@ def test_products(name, rng):
     out = poison(torch.empty(m, n, dtype=BF16))
     result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=SCHEDULES)
     assert result.seeds == SCHEDULES
-    check(out, a, b, name, **operands)
+    check(out, a, b, name, packed="packed" in name, **operands)
 
 
 OPERANDS = {
@@ -101,6 +103,23 @@ def test_packed_results_in_task_after_task(knobs, k, rng):
     config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True), **knobs})
     sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=SCHEDULES, multiprocessors=config.cluster)
     check(out, a, b, str(knobs), bias=bias)
+
+
+@pytest.mark.parametrize("k", [0, 64, 900])
+@pytest.mark.parametrize("knobs", [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swapped=True),
+                                   dict(residual=True), dict(residual=True, swapped=True), dict(activation="gelu", residual=True, cols=32)], ids=str)
+def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
+    """Under the next task's products, which may be fewer than that takes."""
+    m, n = 290, 136
+    a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
+    out, knobs = poison(torch.empty(m, n, dtype=BF16)), dict(knobs)
+    operands = dict(bias=bias, **({"activation": knobs.pop("activation")} if "activation" in knobs else dict(gate=randn(n).cpu())))
+    if knobs.pop("residual", False):
+        operands["residual"] = randn(m, n).cpu()
+    schedule = "split_tail" if knobs.pop("split", False) else "persistent"
+    config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True, schedule=schedule), **knobs})
+    sim.explore(lambda: gemm(a, b, out=out, config=config, **operands), schedules=4, multiprocessors=1)
+    check(out, a, b, str(config), packed=True, **operands)
 
 
 @pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256), dict(cols=256, panel=64)], ids=str)

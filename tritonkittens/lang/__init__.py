@@ -149,7 +149,7 @@ from tritonkittens.lang.schedule import (
     unravel,
 )
 from tritonkittens.lang.sending import await_call, await_sender, call_sender
-from tritonkittens.lang.shared import allocate, bank_conflicts, subtile, subvector
+from tritonkittens.lang.shared import allocate, bank_conflicts, load_elements, store_elements, subtile, subvector
 from tritonkittens.lang.sync import (
     advance,
     arrive,

@@ -34,6 +34,8 @@ from tritonkittens.lang.hooks import (
     call_store,
     call_tally,
     extended,
+    fill_packed,
+    finish_packed,
     finish_task,
     give_kept_back,
     give_staging,
@@ -143,7 +145,7 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 @op
 def _facts(t: Trace, T: Any) -> Any:
     """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
-    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries, packs) as constants.
+    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries, packs, iterations for each) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
@@ -154,7 +156,8 @@ def _facts(t: Trace, T: Any) -> Any:
     early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
-             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed))
+             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed),
+             1 + plan.packed_steps)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -534,14 +537,53 @@ def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.const
 
 @triton.jit
 def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
-    """Behind the product of iteration i: store one tile of the results of the task `before`, where those are pending. The first iterations store none: while
-    the other consumer ends its task, for as many iterations as it was held in front of, this one's products are all that tensor cores have."""
+    """Behind the product of iteration i: stage one tile of the results of the task `before`, where those are pending, or do what is left to do with it, by
+    code that all tiles share. The first iterations do neither: while the other consumer ends its task, for as many iterations as it was held in front of, this
+    one's products are all that tensor cores have."""
     PACKS: tl.constexpr = _facts(T)[18]
+    EVERY: tl.constexpr = _facts(T)[19]
     FIRST: tl.constexpr = _facts(T)[0] - 1
-    if (i >= FIRST) & (i < FIRST + PACKS) & (pending > 0):
-        for n in tl.static_range(PACKS):
-            if i == FIRST + n:
-                store_packed(before, packed, memory, n)
+    if (i >= FIRST) & (i < FIRST + PACKS * EVERY) & (pending > 0):
+        step = (i - FIRST) % EVERY
+        if EVERY == 1 or step == 0:
+            for n in tl.static_range(PACKS):
+                if i == FIRST + n * EVERY:
+                    store_packed(before, packed, memory, n)
+        else:
+            finish_packed(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
+
+
+@triton.jit
+def _packed_until(T: tl.constexpr):
+    """The iteration in which packed results of the task before have left."""
+    return _facts(T)[0] - 1 + _facts(T)[18] * _facts(T)[19]
+
+
+@triton.jit
+def _fill_packed_at(mine, memory, i, T: tl.constexpr):
+    if i == _packed_until(T):
+        fill_packed(mine, memory)
+
+
+@triton.jit
+def _store_rest(before, packed, memory, i, pending, T: tl.constexpr):
+    """What iterations before `i` have not stored of packed results, in front of the end of a short task."""
+    for j in range(tl.maximum(i, _facts(T)[0] - 1), _packed_until(T)):
+        _store_packed_at(before, packed, memory, j, pending, T)
+
+
+@triton.jit
+def _store_last(before, packed, memory, pending, T: tl.constexpr):
+    """The packed results of a block's last task: no products hide what is done with them, nor need registers."""
+    PACKS: tl.constexpr = _facts(T)[18]
+    EVERY: tl.constexpr = _facts(T)[19]
+    if pending > 0:
+        for tile in range(PACKS):
+            for n in tl.static_range(PACKS):
+                if tile == n:
+                    store_packed(before, packed, memory, n)
+            if EVERY > 1:
+                finish_packed(before, memory, tile, 0, 1)
 
 
 @triton.jit
@@ -603,10 +645,12 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                         state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, True, WORKER, T)
                         if PACKS > 0:
                             _store_packed_at(before, packed, memory, i, pending, T)
+                            _fill_packed_at(mine, memory, i, T)
                 for i in range(inner, work.count):
                     state, slot, phases, previous = _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGES is None, WORKER, T)
                     if PACKS > 0:
                         _store_packed_at(before, packed, memory, i, pending, T)
+                        _fill_packed_at(mine, memory, i, T)
                 if STAGGERS and WORKER + 1 < T.consumers:
                     if held_at > 0:
                         call_next(WORKER, T)
@@ -633,8 +677,9 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             give_kept_back(mine)
         ended = without(mine, "scratch", "common", "deferred")
         if PACKS > 0:
-            for i in range(tl.maximum(work.count, 1), STAGES - 1 + PACKS):  # those that a short task had no iterations for
-                _store_packed_at(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, i, pending, T)
+            _store_rest(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, work.count, pending, T)
+            if work.count <= _packed_until(T):
+                fill_packed(ended, memory)
             packed, pending = pack_results(ended, state, memory, turn)
             done = work
         else:
@@ -646,8 +691,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
                 slot, phases = skip_slots(slot, phases, work.count, STAGES)
                 unit, work = _next_work(ctx, A, unit, work)
     if PACKS > 0:
-        for i in range(1, STAGES - 1 + PACKS):
-            _store_packed_at(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, i, pending, T)
+        _store_last(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, pending, T)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         _opened(T)

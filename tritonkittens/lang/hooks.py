@@ -438,15 +438,19 @@ def copies(tiles: Any) -> int:
     return sum(len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length)) for _, tile in tiles)
 
 
-@op
-def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
-    hook = getattr(type(unwrap(ctx.config)), "finish", None)
-    if hook is None:
-        return
+def _staging(t: Trace, ctx: Any, memory: Any) -> Any:
+    """The tiles in which this consumer stages results, and the semaphore on which it fills them itself, if it does."""
     staging = t.call(staging_tiles, ctx, memory, ctx.worker)
     if unwrap(ctx.config)._plan.refill:
         staging = struct(**staging.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
-    t.call(hook, ctx, state, staging)
+    return staging
+
+
+@op
+def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+    hook = getattr(type(unwrap(ctx.config)), "finish", None)
+    if hook is not None:
+        t.call(hook, ctx, state, _staging(t, ctx, memory))
 
 
 @op
@@ -458,7 +462,7 @@ def nothing_packed(t: Trace, T: Any) -> Any:
 @op
 def _call_pack(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     config = unwrap(ctx.config)
-    packed = t.call(type(config).pack, ctx, state, t.call(staging_tiles, ctx, memory, ctx.worker))
+    packed = t.call(type(config).pack, ctx, state, _staging(t, ctx, memory))
     declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.packed}
     if not isinstance(packed, struct) or {n: (shape_of(v), v.dtype) for n, v in packed.fields.items()} != declared:
         have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in packed.fields.items()) if isinstance(packed, struct) else repr(packed)
@@ -487,10 +491,30 @@ def pack_results(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 @op
 def store_packed(t: Trace, ctx: Any, packed: Any, memory: Any, n: Any) -> Any:
-    """Stage and store tile number n of packed results. The producer fills what is loaded for `pack` already for the next task."""
+    """Stage tile number n of packed results."""
     config, n = unwrap(ctx.config), unwrap(n)
-    staging = t.call(without, t.call(staging_tiles, ctx, memory, ctx.worker), *config._plan.preload)
-    t.call(type(config).store_packed, ctx, packed.fields[config._plan.packed[n][0]], staging, tl.constexpr(n))
+    t.call(type(config).store_packed, ctx, packed.fields[config._plan.packed[n][0]], _staging_of_packed(t, ctx, memory), tl.constexpr(n))
+
+
+@op
+def finish_packed(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> Any:
+    """What is done with tile number n, which is staged: a step of so many, or all at once."""
+    hook = getattr(type(unwrap(ctx.config)), "finish_packed", None)
+    if hook is not None:
+        t.call(hook, ctx, _staging_of_packed(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
+
+
+@op
+def fill_packed(t: Trace, ctx: Any, memory: Any) -> Any:
+    """What is asked for in advance where packed results are staged, which those of the task before have left."""
+    hook = getattr(type(unwrap(ctx.config)), "fill_packed", None)
+    if hook is not None and unwrap(ctx.config)._plan.refill:
+        t.call(hook, ctx, _staging_of_packed(t, ctx, memory))
+
+
+def _staging_of_packed(t: Trace, ctx: Any, memory: Any) -> Any:
+    """Where packed results are staged. The producer fills what is loaded for `pack` already for the next task."""
+    return t.call(without, _staging(t, ctx, memory), *unwrap(ctx.config)._plan.preload)
 
 
 @triton.jit

@@ -57,12 +57,13 @@ class layout:
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `refill`: names of finish tiles that hook `finish` fills itself, on the semaphore `staging.filled`, an even number of times (so that its parity is 0 at
-      the beginning of each);
+      the beginning of each); of packed results, `fill_packed` and the hooks behind it together;
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `merged`: what hook `part` returns, of fp32: tiles (`rt`), of which each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, and
       vectors (`rv`, a value for every row), which it gets whole;
-    - `packed`: what hook `pack` returns, register tiles (`rt`) in which the results of a task wait for the products of the next;
+    - `packed`: what hook `pack` returns, register tiles (`rt`) in which the results of a task wait for the products of the next; `packed_steps` (0): iterations
+      between the one in which one of them is staged and that of the next, in each of which hook `finish_packed` is called, if there is one;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
     - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `entry` of `lcf`);
@@ -76,6 +77,7 @@ class layout:
     accumulators: Any = field(default_factory=dict)
     merged: Any = field(default_factory=dict)
     packed: Any = field(default_factory=dict)
+    packed_steps: int = 0
     args: tuple[str, ...] = ()
     multicast: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
@@ -108,6 +110,8 @@ class layout:
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         object.__setattr__(self, "merged", _named("merged", self.merged, (rt, rv)))
         object.__setattr__(self, "packed", _named("packed", self.packed, (rt,)))
+        if not isinstance(self.packed_steps, int) or self.packed_steps < 0 or (self.packed_steps and not self.packed):
+            raise TileError(f"layout(packed_steps={self.packed_steps!r}): must be a number of iterations, and 0 where no tiles are packed")
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
         for first, second, kinds in ((self.working, self.exchange, "a working and an exchange tile"),

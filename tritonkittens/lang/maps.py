@@ -89,13 +89,29 @@ def _fast_gelu(x):
     return x * ptx_math.rcp(1.0 + ptx_math.ex2(-x * logit))
 
 
+# For results of eight bits of significand, as bf16's, one instruction of that unit is enough: tanh, of which the H200's is right to 8e-6, and 1 − |tanh u| to
+# 1e-4 up to |u| = 3 and 2e-4 up to 4 (`tests/gpu/test_fast_activations_gpu.py`; PTX promises 2⁻¹¹). The sigmoid of 2u is (1 + tanh u) / 2.
+
+
+@triton.jit
+def _silu_for_bf16(x):
+    half = 0.5 * x
+    return half * ptx_math.tanh(half) + half
+
+
+@triton.jit
+def _gelu_tanh_for_bf16(x):
+    half = 0.5 * x
+    return half * ptx_math.tanh(x * (0.7978845608028654 + 0.03567740813636141 * (x * x))) + half
+
+
 @triton.jit
 def _gelu_for_bf16(x):
     # As `_fast_gelu` with fewer terms, held back where their sum would turn round (|x| = 7): relative errors of Φ of 4.7e-4 down to x = −3.5, 1.6e-2 to −4 and
-    # 0.27 to −5, where that is 4e-7 of the result. Nine instructions; what an epilogue costs beside products is its code, for which consumers' instruction
-    # fetches compete: GEMM 4096³ 288.4 thousand cycles, 292.4 with `_gelu_for_fp16`, 281.2 with neither (H200).
+    # 0.27 to −5, beside tanh's
     t = tl.minimum(x * x, 49.0)
-    return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * (-2.2997546 + t * (-0.10778251 + t * 0.00114525614))))
+    half = 0.5 * x
+    return half * ptx_math.tanh(x * (0.7970342084848824 + t * (0.037354571460087055 - 0.000396915532229983 * t))) + half
 
 
 @triton.jit
@@ -157,18 +173,27 @@ neg = _unary("neg", _neg, "−x", any_dtype=True)
 relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", any_dtype=True)
 
 
+def _rounded_to(fast: Any) -> tl.dtype | None:
+    """The element type of at most 16 bits that results are rounded to, where `fast` is one."""
+    return fast if isinstance(fast, tl.dtype) and fast.primitive_bitwidth <= 16 else None
+
+
 @op
 def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
     """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`).
 
-    `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). It may be the element type that the results are rounded to: for 16
-    bits and less the erf form is shorter still, with a relative error of Φ(x) of at most a quarter of that rounding: 1.2e-4 from x = −4 on for fp16, 4.8e-4
-    from x = −3.5 on for bf16 and fp8.
+    `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). It may be the element type that the results are rounded to, for
+    forms shorter still. Their relative error is at most a third of that rounding: of Φ(x) 1.3e-4 from x = −4 on for fp16, 6.6e-4 from x = −3.3 on for bf16
+    and fp8; of the tanh form, which is shorter for bf16 and fp8 only, 4.9e-4 from x = −3 on.
     """
     fast = not t.interpreted and unwrap(fast)
-    short = isinstance(fast, tl.dtype) and fast.primitive_bitwidth <= 16
-    erf_form = _fast_gelu if not short else _gelu_for_fp16 if fast == tl.float16 else _gelu_for_bf16
-    forms = {"none": erf_form, "tanh": _fast_gelu_tanh} if fast else {"none": _gelu, "tanh": _gelu_tanh}
+    short = _rounded_to(fast)
+    if short is None:
+        forms = {"none": _fast_gelu, "tanh": _fast_gelu_tanh} if fast else {"none": _gelu, "tanh": _gelu_tanh}
+    elif short == tl.float16:
+        forms = {"none": _gelu_for_fp16, "tanh": _fast_gelu_tanh}
+    else:
+        forms = {"none": _gelu_for_bf16, "tanh": _gelu_tanh_for_bf16}
     approximate = unwrap(approximate)
     if approximate not in forms:
         raise TileError(f"gelu(approximate={approximate!r}): must be 'none' or 'tanh'")
@@ -177,8 +202,9 @@ def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
 
 @op
 def silu(t: Trace, x: Any, fast: Any = False) -> Any:
-    """x · sigmoid(x); `fast` as in `gelu`."""
-    form = _fast_silu if bool(unwrap(fast)) and not t.interpreted else _silu
+    """x · sigmoid(x); `fast` as in `gelu`, shorter still for bf16 and fp8: a relative error of 4.9e-4 from x = −8 on."""
+    fast = not t.interpreted and unwrap(fast)
+    form = _silu if not fast else _fast_silu if _rounded_to(fast) in (None, tl.float16) else _silu_for_bf16
     return apply_pieces(t, lambda p: _in_fp32(t, form, p), x)
 
 

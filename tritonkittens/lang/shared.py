@@ -17,6 +17,7 @@ from tritonkittens.lang.values import assemble, axes_of, pieces_of, shape_of, ty
 
 TMA_ALIGNMENT = 128  # bytes: of the shared memory that a tensor copy writes or reads. PTX ISA, cp.async.bulk.tensor
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
+VECTOR = 16  # bytes that a thread reads or writes at a time
 
 
 class shared_type(type_of_members):
@@ -185,14 +186,16 @@ def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
 
 @op
 def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
-    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are
-    compile-time constants.
+    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants, but
+    for `row` of a view that has all columns of a shared tile and leaves its swizzle atoms whole: that may be a number of the run time, inside the tile.
 
     A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
     descriptor of a tile of the view's extents (which gets the same swizzle). A tile whose columns are no power of two has views of all its columns only. A view
     of tensor memory has all the rows of its tile.
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
+    if isinstance(row, tl.tensor) and isinstance(tile, shared):
+        return _rows_at(t, tile, rows, cols, row, col)
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
         raise TileError("subtile: extents and indices must be compile-time constants")
     if not hasattr(tile, "spec") or len(tile.shape) != 2:
@@ -210,6 +213,21 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
     whole = tile.whole and all(_keeps_atoms(piece, rows, part) for piece, part in zip(tile.pieces, parts, strict=True))
     views = [t.call(t.call(piece.slice, row * rows, rows, 0).slice, col * part, part, 1) for piece, part in zip(tile.pieces, parts, strict=True)]
     return shared(tile.spec, ((rows,), parts), None, tuple(views), whole, alone=tile.alone)
+
+
+def _is_one_piece(tile: shared) -> bool:
+    return len(tile.axes) == 2 and len(tile.pieces) == 1 and tile.stages is None and not tile.together
+
+
+def _rows_at(t: Trace, tile: shared, rows: Any, cols: Any, row: Any, col: Any) -> shared:
+    """`subtile` at a `row` of the run time."""
+    piece = tile.pieces[0]
+    fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
+    if not fits or not _keeps_atoms(piece, rows, cols):
+        raise TileError(f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
+                        "it has all columns of a tile whose extents are powers of two")
+    views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
+    return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)
 
 
 def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:
@@ -264,6 +282,36 @@ def store_shared(t: Trace, dst: shared, value: Any) -> None:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
     for d, v in zip(dst.pieces, pieces_of(value), strict=True):
         t.call(d.store, v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype))
+
+
+def _elements(t: Trace, tile: Any, part: Any, parts: Any, what: str) -> tuple[Any, Any]:
+    """(memory with one of the equal parts of a shared tile, how threads hold its elements): 16 bytes one behind the other each."""
+    parts = unwrap(parts)
+    if not isinstance(tile, shared) or not _is_one_piece(tile):
+        raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two")
+    unit, threads = VECTOR // itemsize(tile.dtype), 32 * t.num_warps
+    if not isinstance(parts, int) or parts < 1 or tile.rows * tile.cols % (parts * threads * unit):
+        raise TileError(f"{what}(parts={parts!r}) of {tile.spec!r} by {threads} threads: each takes {VECTOR} bytes or a multiple of each part")
+    lines = tile.rows * tile.cols // parts // unit
+    flat = t.call(tile.pieces[0].reinterpret, tile.dtype, [parts, lines, unit], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return t.call(flat.index, part), gl.BlockedLayout([1, unit], [32, 1], [t.num_warps, 1], [1, 0])
+
+
+@op
+def load_elements(t: Trace, tile: Any, part: Any = 0, parts: Any = 1) -> Any:
+    """Part number `part`, which may be a number of the run time, of `parts` (a constant) of the elements of a shared tile, for what is done to all alike: which
+    elements those are and which thread has which is left open, but `store_elements` with the same numbers puts each back in its place, and the parts together
+    are the tile. Threads read 16 bytes at a time, without bank conflicts whatever the tile's swizzle."""
+    memory, layout = _elements(t, tile, part, parts, "load_elements")
+    bill().reads_shared += 1
+    return t.call(memory.load, layout)
+
+
+@op
+def store_elements(t: Trace, tile: Any, values: Any, part: Any = 0, parts: Any = 1) -> None:
+    """Put what was made of `load_elements(tile, part, parts)` in its place, converted to the tile's element type."""
+    memory, _ = _elements(t, tile, part, parts, "store_elements")
+    t.call(memory.store, values if values.dtype == tile.dtype else t.method(values, "to", tile.dtype))
 
 
 @op

@@ -86,7 +86,12 @@ class lcf:
 
     - `pack(ctx, state, staging)` → a `tk.struct` of what the layout names in `packed` (consumer, once a task), in fewer registers than accumulators take;
     - `store_packed(ctx, tile, staging, n)` (consumer, behind the product of an iteration): store `tile`, number `n` (a constant) of these, through the
-      `staging` tiles, those in `preload` excepted; `ctx` too is of the task that packed it.
+      `staging` tiles, those in `preload` excepted; `ctx` too is of the task that packed it;
+    - `finish_packed(ctx, staging, n, step, steps)` (behind each of the next `packed_steps` iterations, where the layout says so): one of `steps` (a constant)
+      equal steps of what else is to be done with tile number `n`, which `store_packed` has only staged then; where no products are left to hide it, all in one
+      step. `n` and `step` are of the run time: one copy of the code serves all tiles and stays in the instruction cache;
+    - `fill_packed(ctx, staging)` (once a task in front of `pack`, as soon as the results of the task before have left, where the layout has tiles to `refill`):
+      ask for what will be added to the first of this task's.
 
     Two more are called by a warp beside each consumer, its sender, which moves working tiles to global memory: what that waits for, the consumer need not.
 
@@ -159,14 +164,14 @@ class lcf:
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
         "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "entry", "fetch", "start", "first", "drain", "send",
-        "sent", "follow", "tally", "part", "merge", "pack", "store_packed",
+        "sent", "follow", "tally", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
         "prefetch": ("ctx",), "entry": ("ctx", "n"), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
-        "store_packed": ("ctx", "tile", "staging", "n"),
+        "store_packed": ("ctx", "tile", "staging", "n"), "finish_packed": ("ctx", "staging", "n", "step", "steps"), "fill_packed": ("ctx", "staging"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
@@ -312,9 +317,12 @@ class lcf:
             return
         if missing := [name for name in ("pack", "store_packed") if not hasattr(type(self), name)]:
             raise self._error(f"its layout has packed tiles, but hook {missing[0]!r} is missing")
-        if not self.pipelined or self.sharers > 1 or self._plan.refill or self._plan.working:
+        if not self.pipelined or self.sharers > 1 or self._plan.working:
             raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'drain', whole tasks "
-                              "of a block, and neither working tiles nor finish tiles to refill")
+                              "of a block, and no working tiles")
+        if self._plan.refill and self.splits:
+            raise self._error(f"(schedule={self.schedule!r}): of a task that blocks share only one stores packed results; none can fill finish tiles itself "
+                              f"(refill={self._plan.refill})")
 
     def _moved(self, tiles: tuple) -> tuple:
         """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, the blocks' parts."""
@@ -445,7 +453,8 @@ class lcf:
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if plan.packed:
             tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.packed)
-            lines.append(f"  results wait in registers ({tiles}) and leave under the next task, a tile an iteration, behind its first {placed.stages - 1}")
+            often = "an iteration" if plan.packed_steps == 0 else f"in {1 + plan.packed_steps} iterations"
+            lines.append(f"  results wait in registers ({tiles}) and leave under the next task, a tile {often}, behind its first {placed.stages - 1}")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
         if self.sharers > 1:
