@@ -13,7 +13,7 @@ from tritonkittens.kernels.gemm.reference import epilogue
 
 pytestmark = pytest.mark.gpu
 
-PROBLEMS, LARGEST = 134, 2048  # of each sort: 2,144 in all
+PROBLEMS, LARGEST = 134, 2048  # of each sort: 2,546 in all
 AT_ONCE = 77  # products between two synchronisations
 DEFAULT_KERNELS = 2  # kernels of a sort that the default may compile; products that would need another take the fixed configuration of their kind
 SLACK = 2.0**-18  # of the sums of magnitudes: another order of summation
@@ -26,6 +26,7 @@ SORTS = [
     (BF16, True, True, (), (), None, "split_tail"),
     (BF16, False, True, (), ("bias", "gate_col"), "silu", "swapped"),
     (BF16, False, True, (), ("bias",), "silu", "packed"),
+    (BF16, False, True, (), ("bias", "gate_col", "residual"), None, "packed"),
     (E4M3, False, True, (), (), None, "packed, split_tail"),
     (BF16, False, True, (), (), None, "split_k"),
     (BF16, False, True, (), ("bias", "residual"), None, "cluster_split_k"),

@@ -31,8 +31,9 @@ class Linear(nn.Linear):
     """y = activation(x · Wᵀ + bias), a `torch.nn.Linear` with the same parameters, initialisation and state_dict.
 
     x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as one kernel,
-    `tritonkittens.kernels.gemm.gemm`, which sums in fp32, adds the bias and applies the activation before it rounds; everything else (other dtypes, other
-    devices) as `torch.nn.functional.linear` and torch's activation. Under `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
+    `tritonkittens.kernels.gemm.gemm`, which sums in fp32, adds the bias and applies the activation before it rounds (large products in bf16 round before the
+    activation, too, as torch's do); everything else (other dtypes, other devices) as `torch.nn.functional.linear` and torch's activation. Under
+    `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
     activation: None, "gelu", "gelu_tanh" or "silu".
 
     Raises ValueError for an activation that is none of these.
