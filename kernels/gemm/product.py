@@ -55,8 +55,9 @@ def gemm(
     split, and without block scales).
 
     Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
-    128 of K. Rounded once, but where results wait in registers (`Config.packed`, which the tuner chooses for large products): there a residual is added to 16-bit
-    results, and an activation of bf16 with nothing behind it applied to them, as torch's own sequence of operations does. Differentiable in a, b, bias, gate and residual; traced by torch.compile as the operator `tritonkittens::gemm`.
+    128 of K. Rounded once, but where results wait in registers (`Config.packed`, chosen for large products): there a residual is added to rounded results of 16
+    bits, and an activation with nothing behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
+    residual; traced by torch.compile as the operator `tritonkittens::gemm`.
     Raises TypeError or ValueError for what does not fit together.
     """
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):

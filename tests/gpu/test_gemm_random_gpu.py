@@ -56,14 +56,20 @@ def operands_of(names, batch, m, n, dtype):
     return made
 
 
-def by_torch(a, b, activation, operands):
-    """cuBLAS, and the epilogue in fp32 before anything is rounded where cuBLAS gives fp32 sums of these operands (of 16 bits it gives them rounded)."""
+def by_torch(a, b, activation, operands, packed):
+    """cuBLAS, and the epilogue in fp32 before anything is rounded where cuBLAS gives fp32 sums of these operands (of 16 bits it gives them rounded). `packed`:
+    as torch's own sequence of operations, rounded before a residual is added, or without one before the activation."""
     if a.dtype == E4M3:
         one = torch.ones((), device=a.device)
         total = torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True)
     else:
         total = a @ b
-    return epilogue(total.to(FP32), operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
+    bias, gate, residual = (operands.get(name) for name in ("bias", "gate", "residual"))
+    if not packed:
+        return epilogue(total.to(FP32), bias, activation, gate, residual)
+    late = activation if residual is None else None
+    before = epilogue(total.to(FP32), bias, None if late else activation, gate, None).to(total.dtype)
+    return epilogue(before.to(FP32), None, late, None, residual)
 
 
 def errors(out, ref):
@@ -92,7 +98,7 @@ def try_one(rng, sort, default_kernels):
     exact = [a.double(), b.double()]
     ref = epilogue(exact[0] @ exact[1], operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
     magnitude = epilogue(exact[0].abs() @ exact[1].abs(), None, None, *(x if x is None else x.abs() for x in (operands.get("gate"), None)))
-    theirs, rounded = errors(by_torch(a, b, activation, operands).to(result), ref), errors(ref.to(result), ref)
+    theirs, rounded = errors(by_torch(a, b, activation, operands, KINDS[kind].packed).to(result), ref), errors(ref.to(result), ref)
     allowed = 1.5 * torch.maximum(theirs, rounded) + SLACK * torch.stack([magnitude.norm(), magnitude.max()])
     what = f"{dtype} {m}×{n}×{k} batch={batch} transposed={a_transposed, b_transposed} {names} {activation} {config}"
     return what, errors(out, ref), allowed
