@@ -170,3 +170,13 @@ def test_the_outputs_alone_are_written(rng):
     assert torch.equal(view, before) and torch.equal(x, before)
     view.fill_(float("nan"))
     assert block.isnan().all()
+
+
+def test_what_pytest_shows_of_a_program_does_not_grow_with_its_paths():
+    """Of a simulation that fails, pytest shows the arguments of every call: those of a branch once led to all that is behind both sides, and so did theirs."""
+    block = ttgir.Block()
+    for _ in range(12):
+        branch = ttgir.Op("cf.cond_br", (0,), (), (ttgir.Scalar("i1"),), (), {}, [], (block, block), ttgir.Location())
+        block = ttgir.Block(operations=[branch])
+    outer = ttgir.Op("tt.func", (), (), (), (), {}, [ttgir.Region([block])], (), ttgir.Location())
+    assert len(repr(branch)) < 300 and len(repr(outer)) < 300 and len(repr(ttgir.Module({}, {"f": outer}, 1, {n: "x" for n in range(10_000)}))) < 500

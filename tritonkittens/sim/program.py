@@ -49,7 +49,7 @@ class Program:
     arch: int
     role_names: list[str]
     first_partition: dict[int, int]  # id of a warp_specialize → index of its first worker among a CTA's roles
-    steps: dict[int, list[Step]] = field(default_factory=dict)  # id of a block → its operations
+    steps: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # id of a block → its operations
 
     def block(self, block: Block, warps: int) -> list[Step]:
         """The steps of a block, resolved when it is first run."""

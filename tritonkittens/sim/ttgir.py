@@ -142,7 +142,7 @@ class Location:
 class Block:
     arguments: list[int] = field(default_factory=list)
     argument_types: list[Type] = field(default_factory=list)
-    operations: list[Op] = field(default_factory=list)
+    operations: list[Op] = field(default_factory=list, repr=False)
 
 
 @dataclass(eq=False)
@@ -152,7 +152,8 @@ class Region:
 
 @dataclass(eq=False)
 class Op:
-    """One operation. Operands and results are indices of values, unique in the module."""
+    """One operation. Operands and results are indices of values, unique in the module. Its text, which pytest shows of a failure, leaves out the others that are
+    reached from it: by way of successors they are as many as there are paths."""
 
     name: str
     operands: tuple[int, ...]
@@ -160,8 +161,8 @@ class Op:
     operand_types: tuple[Type, ...]
     result_types: tuple[Type, ...]
     attributes: dict[str, Any]
-    regions: list[Region]
-    successors: tuple[Block, ...]
+    regions: list[Region] = field(repr=False)
+    successors: tuple[Block, ...] = field(repr=False)
     location: Location
     result_name: str | None = None
 
@@ -184,7 +185,7 @@ class Module:
     attributes: dict[str, Any]
     functions: dict[str, Op]
     number_of_values: int
-    value_names: dict[int, str]
+    value_names: dict[int, str] = field(repr=False)
 
     @property
     def kernel(self) -> Op:
