@@ -152,8 +152,8 @@ class Region:
 
 @dataclass(eq=False)
 class Op:
-    """One operation. Operands and results are indices of values, unique in the module. Its text, which pytest shows of a failure, leaves out the others that are
-    reached from it: by way of successors they are as many as there are paths."""
+    """One operation. Operands and results are indices of values, unique in the module. Its text, which pytest shows of a failure, leaves out the others that
+    are reached from it: by way of successors they are as many as there are paths."""
 
     name: str
     operands: tuple[int, ...]
