@@ -191,6 +191,18 @@ def test_where_the_activation_is_applied_to_packed_results(epilogue, out, steps)
     assert Gemm(epilogue=epilogue, out_dtype=out, panel=64).activation_steps == 0
 
 
+@pytest.mark.parametrize("late, gate, more", [
+    (True, Operand("col", "bf16"), {}), (False, Operand("col", "fp32"), {}), (False, Operand("row", "bf16"), {}), (False, None, {}),
+    (False, Operand("col", "bf16"), dict(out_dtype=tk.fp16)), (False, Operand("col", "bf16"), dict(c_stored_nm=True)),
+    (False, Operand("col", "bf16"), dict(cols=192, panel=48)), (False, Operand("col", "bf16"), dict(packed=False)),
+])  # fmt: skip
+def test_where_packed_results_are_multiplied_by_a_gate(late, gate, more):
+    """A gate that comes with the residual is not among what the producer loads for `pack`."""
+    gemm = Gemm(**{**dict(epilogue=Epilogue(bias=Operand("col", "bf16"), gate=gate, residual=True), panel=64, packed=True), **more})
+    assert gemm.gates_late == late and ("gate" in gemm._plan.refill) == late
+    assert ("gate" in gemm._plan.preload) == (not late and gate is not None and gate.place == "col") and "bias" in gemm._plan.preload
+
+
 def test_rows_of_a_consumer_that_are_no_power_of_two():
     with pytest.raises(tk.TileError, match=r"Gemm\(rows=96\): a consumer's rows must be a power of two"):
         Gemm(rows=96, consumers=1)

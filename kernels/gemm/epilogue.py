@@ -43,23 +43,25 @@ class Epilogue(tk.Knob):
         range of fp32."""
         return self.activation is not None and self.gate is None and not self.residual and out == tk.bf16
 
-    @property
-    def gates_bias(self) -> bool:
-        """Are a gate and a bias, with a value for every column each, all that there is for sums?"""
-        return self.activation is None and all(x is not None and x.place == "col" for x in (self.bias, self.gate))
+    def gates_late(self, out: tl.dtype) -> bool:
+        """Of results that wait in registers as `out`: are they multiplied by the gate when a residual is added to them? In bf16, by a gate of that type: it
+        takes them no instruction more."""
+        return self.residual and self.activation is None and out == tk.bf16 and self.gate == Operand("col", "bf16")
 
-    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False) -> tuple[dict, dict, dict]:
+    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False) -> tuple[dict, dict, dict]:
         """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
         `staged`: (`globals` of the residual, those of the operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are
-        staged: ahead, and of more than two panels the later ones once those before have left; of `packed` results each when the one before is staged. A value
-        for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
+        staged: ahead, and of more than two panels the later ones once those before have left; with `packed` results, and a `late_gate` for these, once those
+        of the task before have. A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
         ahead = ("C",) if self.residual and not packed else ()
         later = ("C",) if self.residual and (packed or (panel is not None and cols > 2 * panel)) else ()
-        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *vectors), refill=later)
+        if late_gate:
+            later = (*later, "gate")
+        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *(name for name in vectors if name not in later)), refill=later)
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""
@@ -74,8 +76,8 @@ def turned_bytes(rows: int) -> int:
 
 
 @triton.jit
-def load_vectors(ctx, staging):
-    """The copies of a `load_finish` hook for the operands with a value for every column."""
+def load_vectors(ctx, staging, GATE: tl.constexpr = True):
+    """The copies of a `load_finish` hook for the operands with a value for every column, but for a gate that comes later."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
         _load_vector(ctx, staging, "scale_a", E.scale_a.place)
@@ -83,7 +85,7 @@ def load_vectors(ctx, staging):
         _load_vector(ctx, staging, "scale_b", E.scale_b.place)
     if E.bias is not None:
         _load_vector(ctx, staging, "bias", E.bias.place)
-    if E.gate is not None:
+    if GATE and E.gate is not None:
         _load_vector(ctx, staging, "gate", E.gate.place)
 
 
@@ -122,12 +124,12 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
 
 
 @triton.jit
-def _of_columns(ctx, staging, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
-    """An operand with a value for every column, of a panel's columns, in fp32."""
+def of_columns(ctx, staging, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
+    """An operand with a value for every column, of a panel's columns."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
     ELEMENT: tl.constexpr = tk.field(ctx.globals, NAME).pointer.dtype.element_ty
     values = tk.field(staging, NAME) if PANELS == 1 else tk.subvector(tk.field(staging, NAME), COLS, PANEL)
-    return tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), ELEMENT)), tk.fp32)
+    return tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), ELEMENT))
 
 
 @triton.jit
@@ -143,7 +145,7 @@ def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTI
         value = tk.cast(tk.field(ctx.fetched, NAME), tk.fp32)
         return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
     elif PLACE == "col":
-        value = _of_columns(ctx, staging, NAME, PANEL, PANELS)
+        value = tk.cast(of_columns(ctx, staging, NAME, PANEL, PANELS), tk.fp32)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
     else:
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
@@ -160,24 +162,20 @@ def finish_tile(ctx, tile, staging, residual, row, col, PANEL: tl.constexpr = 0,
 
 
 @triton.jit
-def combine(ctx, tile, staging, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True):
-    """The same but for the residual, and without the activation where that is applied later."""
+def combine(ctx, tile, staging, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True, GATE: tl.constexpr = True):
+    """The same but for the residual, and for an activation or a gate that comes later."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
         tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
     if E.scale_b is not None:
         tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
-    if E.gates_bias:  # gate · (tile + bias), an instruction an element
-        gate = _of_columns(ctx, staging, "gate", PANEL, PANELS)
-        return tk.add_col(tk.mul_col(tile, gate), gate * _of_columns(ctx, staging, "bias", PANEL, PANELS))
-    else:
-        if E.bias is not None:
-            tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
-        if ACTIVATE and E.activation is not None:
-            tile = activate(ctx, tile)
-        if E.gate is not None:
-            tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
-        return tile
+    if E.bias is not None:
+        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
+    if ACTIVATE and E.activation is not None:
+        tile = activate(ctx, tile)
+    if GATE and E.gate is not None:
+        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
+    return tile
 
 
 @triton.jit
@@ -199,3 +197,9 @@ def add_residual(ctx, tile, residual):
         return tk.add(tile, tk.cast(tk.transpose(tk.load(residual)), tile.dtype))
     else:
         return tile + tk.cast(tk.load(residual, like=tile), tile.dtype)
+
+
+@triton.jit
+def gate_and_add(tile, gate, residual):
+    """gate · tile + residual, rounded once; `gate` has a value for every column."""
+    return tl.fma(tile, tk.broadcast_col(tile, gate), tk.load(residual, like=tile))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import activate, add_residual, combine, finish_tile
+from tritonkittens.kernels.gemm.epilogue import activate, add_residual, combine, finish_tile, gate_and_add, of_columns
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
@@ -94,29 +94,30 @@ def _store_panels(ctx, sums, staging, row):
 
 @triton.jit
 def pack_result(ctx, sums, staging, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`: but for the residual, and for an activation
-    that is applied where they are staged."""
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`: but for the residual, a gate in front of it,
+    and an activation that is applied where they are staged."""
     NAMES: tl.constexpr = ctx.config.panel_names
     panels = tk.split_cols(sums, ctx.config.panel)
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
-        tile = combine(ctx, panels[panel], staging, row, ctx.result_col, panel, len(NAMES), ctx.config.activation_steps == 0)
+        tile = combine(ctx, panels[panel], staging, row, ctx.result_col, panel, len(NAMES), ctx.config.activation_steps == 0, not ctx.config.gates_late)
         packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
     return packed
 
 
 @triton.jit
-def ask_residual(ctx, staging, row, panel):
-    """Ask for the residual of packed results, `asked_panels` from this one on, where results were, once they have left. Of two panels the number may be one of
-    the run time."""
+def ask_residual(ctx, staging, row, panel, GATE: tl.constexpr = False):
+    """Ask for the residual of packed results, `asked_panels` from this one on, where results were, once they have left; and for the gate. Of two panels the
+    number may be one of the run time."""
     ASKED: tl.constexpr = ctx.config.asked_panels
+    home = _panel_home(staging, panel) if ASKED == 1 else staging.C
     tk.store_read_wait(0)
+    tk.expect(staging.filled, (home, staging.gate) if GATE else home)
+    if GATE:
+        tk.load_async(staging.gate, ctx.globals.gate, (ctx.result_col,), staging.filled)
     if ASKED == 1:
-        home = _panel_home(staging, panel)
-        tk.expect(staging.filled, home)
         _load_panel(ctx, staging, row, panel, home, staging.filled)
     else:
-        tk.expect(staging.filled, staging.C)
         for i in tl.static_range(2):
             _load_panel(ctx, staging, row, panel + i, _panel_home(staging, i), staging.filled)
 
@@ -128,11 +129,15 @@ def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
     home = _panel_home(staging, PANEL)
     if ctx.config.epilogue.residual:
         ASKED: tl.constexpr = ctx.config.asked_panels
+        PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.panel
         if PANEL % ASKED == 0:
             tk.wait(staging.filled, PANEL // ASKED % 2)
-        if ASKED == 1 and PANEL + 1 < ctx.config.result_cols // ctx.config.panel:
+        if ASKED == 1 and PANEL + 1 < PANELS:
             ask_residual(ctx, staging, row, PANEL + 1)
-        tile = add_residual(ctx, tile, home)
+        if ctx.config.gates_late:
+            tile = gate_and_add(tile, of_columns(ctx, staging, "gate", PANEL, PANELS), home)
+        else:
+            tile = add_residual(ctx, tile, home)
     else:
         tk.store_read_wait(1 if PANEL > 0 else 0)
     _stage(ctx, tile, home)

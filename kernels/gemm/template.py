@@ -78,7 +78,7 @@ class Gemm(tk.lcf):
                                "residual is added to those of tasks that a block computes alone")
         packed = {name: tk.rt(self.out_dtype, self.rows, self.panel) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.packed)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.packed, self.gates_late)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), packed=packed, packed_steps=steps,
                          multicast=("B",) if self.cluster > 1 else (),
@@ -92,9 +92,19 @@ class Gemm(tk.lcf):
     @property
     def activation_steps(self) -> int:
         """Parts in which the activation is applied to a panel of packed results where it is staged; 0 where it is applied to sums."""
-        if not self.packed or not self.panel or self.panel & (self.panel - 1) or not self.epilogue.activates_late(self.out_dtype):
+        if not self._waiting_cols or not self.epilogue.activates_late(self.out_dtype):
             return 0
-        return min(ACTIVATION_STEPS, self.rows * self.panel * tk.to_torch(self.out_dtype).itemsize // ACCESS)
+        return min(ACTIVATION_STEPS, self.rows * self._waiting_cols * tk.to_torch(self.out_dtype).itemsize // ACCESS)
+
+    @property
+    def _waiting_cols(self) -> int:
+        """Columns of the panels in which results wait in registers, where they are a power of two; else 0."""
+        return self.panel if self.packed and self.panel and self.panel & (self.panel - 1) == 0 else 0
+
+    @property
+    def gates_late(self) -> bool:
+        """Are packed results multiplied by the gate when a residual is added to them?"""
+        return bool(self._waiting_cols) and not self.c_stored_nm and self.epilogue.gates_late(self.out_dtype)
 
     @property
     def asked_panels(self) -> int:
@@ -153,7 +163,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def load_finish(ctx, staging):
-        load_vectors(ctx, staging)
+        load_vectors(ctx, staging, not ctx.config.gates_late)
         if ctx.config.epilogue.residual and not ctx.config.packed:
             load_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer)
 
@@ -188,7 +198,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def fill_packed(ctx, staging):
-        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0)
+        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.gates_late)
 
     @triton.jit
     def finish_packed(ctx, staging, n, step, steps):
