@@ -152,6 +152,12 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.subtile(tk.allocate(TILE), 4, 64, tl.program_id(0))
     elif WHAT == "composite view at a row":
         tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 96)), 32, 96, tl.program_id(0))
+    elif WHAT == "wide view at a row":
+        tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 128)), 32, 128, tl.program_id(0))
+    elif WHAT == "view of a view at a row":
+        tk.subtile(tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 128)), 64, 64, 0, 1), 16, 64, tl.program_id(0))
+    elif WHAT == "elements of a view":
+        tk.load_elements(tk.subtile(tk.allocate(TILE), 32, 64, 1, 0))
     elif WHAT == "elements of a ring":
         tk.load_elements(tk.allocate(TILE, stages=2))
     elif WHAT == "elements of a tile in pieces":
@@ -261,8 +267,9 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
 
 
 VIEW = "subtile({}, {}) number ({}, {}) of st(bf16, 64, 64) lies outside it or does not divide it"
-AT_A_ROW = ("subtile({}, {}) of {} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and it has all columns of a tile "
-            "whose extents are powers of two")
+AT_A_ROW = ("subtile({}, {}) of {} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and it has all columns, one "
+            "swizzle line, of a tile whose extents are powers of two and which is no view")
+WHOLE = "takes a shared tile whose extents are powers of two, and no view at constant indices"
 TILES = {
     "stages": "allocate(st(bf16, 64, 64), stages=0): a ring has at least one stage",
     "register type": "allocate(rt(bf16, 64, 64)): shared memory holds st and sv types",
@@ -275,8 +282,11 @@ TILES = {
     "view of columns at a row": AT_A_ROW.format(32, 32, "st(bf16, 64, 64)"),
     "view of half an atom at a row": AT_A_ROW.format(4, 64, "st(bf16, 64, 64)"),
     "composite view at a row": AT_A_ROW.format(32, 96, "st(bf16, 64, 96)"),
-    "elements of a ring": "load_elements of st(bf16, 64, 64): takes a shared tile whose extents are powers of two",
-    "elements of a tile in pieces": "store_elements of st(bf16, 64, 96): takes a shared tile whose extents are powers of two",
+    "wide view at a row": AT_A_ROW.format(32, 128, "st(bf16, 64, 128)"),
+    "view of a view at a row": AT_A_ROW.format(16, 64, "st(bf16, 64, 128)"),
+    "elements of a ring": f"load_elements of st(bf16, 64, 64): {WHOLE}",
+    "elements of a tile in pieces": f"store_elements of st(bf16, 64, 96): {WHOLE}",
+    "elements of a view": f"load_elements of st(bf16, 64, 64): {WHOLE}",
     "too many parts": "load_elements(parts=8) of st(bf16, 64, 64) by 128 threads: each takes 16 bytes or a multiple of each part",
     "view of no vector": "subvector of st(bf16, 64, 64): takes a shared vector",
     "vector view outside": "subvector(64) number 3 of sv(fp32, 192) lies outside it or does not divide it",

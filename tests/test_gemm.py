@@ -189,6 +189,7 @@ def test_where_the_activation_is_applied_to_packed_results(epilogue, out, steps)
     assert Gemm(epilogue=epilogue, out_dtype=out, panel=16, rows=64, cols=64, packed=True).activation_steps == bool(steps)
     assert Gemm(epilogue=epilogue, out_dtype=out, cols=192, panel=48, packed=not epilogue.residual).activation_steps == 0  # whose tiles are no single piece
     assert Gemm(epilogue=epilogue, out_dtype=out, panel=64).activation_steps == 0
+    assert Gemm(epilogue=epilogue, out_dtype=out, panel=128, packed=True).activation_steps == 0  # whose rows are two swizzle lines
 
 
 @pytest.mark.parametrize("late, gate, more", [

@@ -82,10 +82,7 @@ def _store_panels(ctx, sums, staging, row):
         tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.result_col, panel, PANELS)
         if RESIDUAL:
             if panel > 0 and panel + 1 < PANELS:
-                other = _panel_home(staging, panel + 1)
-                tk.store_read_wait(0)
-                tk.expect(staging.filled, other)
-                _load_panel(ctx, staging, row, panel + 1, other, staging.filled)
+                ask_residual(ctx, staging, row, panel + 1, 1)
         elif panel > 1:
             tk.store_read_wait(1)
         _stage(ctx, tile, home)
@@ -106,10 +103,9 @@ def pack_result(ctx, sums, staging, row):
 
 
 @triton.jit
-def ask_residual(ctx, staging, row, panel, GATE: tl.constexpr = False):
-    """Ask for the residual of packed results, `asked_panels` from this one on, where results were, once they have left; and for the gate. Of two panels the
-    number may be one of the run time."""
-    ASKED: tl.constexpr = ctx.config.asked_panels
+def ask_residual(ctx, staging, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = False):
+    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate. Of two panels the number may be
+    one of the run time."""
     home = _panel_home(staging, panel) if ASKED == 1 else staging.C
     tk.store_read_wait(0)
     tk.expect(staging.filled, (home, staging.gate) if GATE else home)
@@ -133,7 +129,7 @@ def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
         if PANEL % ASKED == 0:
             tk.wait(staging.filled, PANEL // ASKED % 2)
         if ASKED == 1 and PANEL + 1 < PANELS:
-            ask_residual(ctx, staging, row, PANEL + 1)
+            ask_residual(ctx, staging, row, PANEL + 1, ASKED)
         if ctx.config.gates_late:
             tile = gate_and_add(tile, of_columns(ctx, staging, "gate", PANEL, PANELS), home)
         else:
@@ -155,7 +151,7 @@ def finish_packed_panel(ctx, staging, row, panel, step, STEPS: tl.constexpr):
             _send(ctx, home, row, panel)
     elif ctx.config.asked_panels == 2:
         if (step == 0) & (panel % 2 == 1) & (panel + 1 < ctx.config.result_cols // ctx.config.panel):
-            ask_residual(ctx, staging, row, panel + 1)
+            ask_residual(ctx, staging, row, panel + 1, 2)
 
 
 @triton.jit

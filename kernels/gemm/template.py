@@ -91,10 +91,12 @@ class Gemm(tk.lcf):
 
     @property
     def activation_steps(self) -> int:
-        """Parts in which the activation is applied to a panel of packed results where it is staged; 0 where it is applied to sums."""
-        if not self._waiting_cols or not self.epilogue.activates_late(self.out_dtype):
+        """Parts in which the activation is applied to a panel of packed results, staged in rows of one swizzle line; 0 where it is applied to sums."""
+        size = tk.to_torch(self.out_dtype).itemsize
+        line = (self.rows if self.c_stored_nm else self._waiting_cols) * size
+        if not self._waiting_cols or line > SWIZZLE_LINE or not self.epilogue.activates_late(self.out_dtype):
             return 0
-        return min(ACTIVATION_STEPS, self.rows * self._waiting_cols * tk.to_torch(self.out_dtype).itemsize // ACCESS)
+        return min(ACTIVATION_STEPS, self.rows * self._waiting_cols * size // ACCESS)
 
     @property
     def _waiting_cols(self) -> int:
@@ -198,7 +200,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def fill_packed(ctx, staging):
-        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.gates_late)
+        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.gates_late)
 
     @triton.jit
     def finish_packed(ctx, staging, n, step, steps):

@@ -99,12 +99,13 @@ def try_one(rng, sort, default_kernels):
             config = None
     out = gemm(a, b, activation=activation, config=config, **operands)
     exact = [a.double(), b.double()]
-    ref = epilogue(exact[0] @ exact[1], operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
+    sums = exact[0] @ exact[1]
+    ref = epilogue(sums, operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
     magnitude = epilogue(exact[0].abs() @ exact[1].abs(), None, None, *(x if x is None else x.abs() for x in (operands.get("gate"), None)))
     theirs, rounded = errors(by_torch(a, b, activation, operands).to(result), ref), errors(ref.to(result), ref)
     allowed = 1.5 * torch.maximum(theirs, rounded) + SLACK * torch.stack([magnitude.norm(), magnitude.max()])
     if KINDS[kind].packed and (activation or "residual" in operands):
-        allowed += rounded_before(exact[0] @ exact[1], activation, operands, result)
+        allowed += rounded_before(sums, activation, operands, result)
     what = f"{dtype} {m}×{n}×{k} batch={batch} transposed={a_transposed, b_transposed} {names} {activation} {config}"
     return what, errors(out, ref), allowed
 

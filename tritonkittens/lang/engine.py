@@ -536,6 +536,12 @@ def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.const
 
 
 @triton.jit
+def _packed_until(T: tl.constexpr):
+    """The iteration in which packed results of the task before have left."""
+    return _facts(T)[0] - 1 + _facts(T)[18] * _facts(T)[19]
+
+
+@triton.jit
 def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
     """Behind the product of iteration i: stage one tile of the results of the task `before`, where those are pending, or do what is left to do with it, by
     code that all tiles share. The first iterations do neither: while the other consumer ends its task, for as many iterations as it was held in front of, this
@@ -543,7 +549,7 @@ def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
     PACKS: tl.constexpr = _facts(T)[18]
     EVERY: tl.constexpr = _facts(T)[19]
     FIRST: tl.constexpr = _facts(T)[0] - 1
-    if (i >= FIRST) & (i < FIRST + PACKS * EVERY) & (pending > 0):
+    if (i >= FIRST) & (i < _packed_until(T)) & (pending > 0):
         step = (i - FIRST) % EVERY
         if EVERY == 1 or step == 0:
             for n in tl.static_range(PACKS):
@@ -551,12 +557,6 @@ def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
                     store_packed(before, packed, memory, n)
         else:
             finish_packed(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
-
-
-@triton.jit
-def _packed_until(T: tl.constexpr):
-    """The iteration in which packed results of the task before have left."""
-    return _facts(T)[0] - 1 + _facts(T)[18] * _facts(T)[19]
 
 
 @triton.jit

@@ -187,7 +187,7 @@ def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
 @op
 def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
     """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants, but
-    for `row` of a view that has all columns of a shared tile and leaves its swizzle atoms whole: that may be a number of the run time, inside the tile.
+    for `row` of a view that has all columns of a shared tile, one swizzle line, and leaves its atoms whole: that may be a number of the run time.
 
     A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
     descriptor of a tile of the view's extents (which gets the same swizzle). A tile whose columns are no power of two has views of all its columns only. A view
@@ -216,16 +216,19 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
 
 
 def _is_one_piece(tile: shared) -> bool:
-    return len(tile.axes) == 2 and len(tile.pieces) == 1 and tile.stages is None and not tile.together
+    """Is all that lies between a tile's first and last byte its own: neither several pieces nor a view at constant indices?"""
+    one = len(tile.axes) == 2 and len(tile.pieces) == 1 and tile.stages is None and not tile.together
+    return one and list(tile.pieces[0].type.alloc_shape)[-2:] == list(tile.pieces[0].type.shape)
 
 
 def _rows_at(t: Trace, tile: shared, rows: Any, cols: Any, row: Any, col: Any) -> shared:
     """`subtile` at a `row` of the run time."""
     piece = tile.pieces[0]
     fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
-    if not fits or not _keeps_atoms(piece, rows, cols):
+    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width  # of several, a row's lie far apart
+    if not line or not _keeps_atoms(piece, rows, cols):
         raise TileError(f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
-                        "it has all columns of a tile whose extents are powers of two")
+                        "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view")
     views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
     return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)
 
@@ -288,7 +291,7 @@ def _elements(t: Trace, tile: Any, part: Any, parts: Any, what: str) -> tuple[An
     """(memory with one of the equal parts of a shared tile, how threads hold its elements): 16 bytes one behind the other each."""
     parts = unwrap(parts)
     if not isinstance(tile, shared) or not _is_one_piece(tile):
-        raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two")
+        raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two, and no view at constant indices")
     unit, threads = VECTOR // itemsize(tile.dtype), 32 * t.num_warps
     if not isinstance(parts, int) or parts < 1 or tile.rows * tile.cols % (parts * threads * unit):
         raise TileError(f"{what}(parts={parts!r}) of {tile.spec!r} by {threads} threads: each takes {VECTOR} bytes or a multiple of each part")
