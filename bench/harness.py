@@ -61,13 +61,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Case:
-    """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by."""
+    """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by. `rounds` times a run's rounds are measured: more
+    than one where contenders that differ by a few per cent are to be told apart."""
 
     name: str
     work: float
     facts: Mapping[str, Any]
     prepare: Callable[[], Trial]
     kind: str = "device"
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
         cells[name] = {"ours": name in trial.ours, **({"kind": contender.kind} if contender.kind else {}), **cell}
         if timer is not None:
             timed[name] = timer
+    rounds *= case.rounds
     if kinds[case.kind] in SHARING_A_CLOCK:
         rounds = rounds_of(rounds, settle(timed.values()))
     for name, ms in interleaved(timed, rounds).items():

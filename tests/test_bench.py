@@ -75,6 +75,13 @@ def row_of(prepared, kinds=None, rounds=4, unit="TFLOP/s", facts=()):
     return harness.measure(case, unit, rounds, kinds or {"device": fake_kind()})
 
 
+def test_a_case_may_ask_for_more_rounds():
+    prepared = trial(ours=constant(1.0))
+    for times in (1, 3):
+        row = harness.measure(Case("case", 2e9, {}, lambda: prepared, rounds=times), "TFLOP/s", 4, {"device": fake_kind()})
+        assert {len(cell["ms"]) for cell in row["contenders"].values()} == {4 * times}
+
+
 def test_what_the_clock_does_between_rounds_is_in_no_ratio():
     clocks = [1.0, 3.0, 3.0, 1.0, 1.0]
     mine, peer = ([work * clock for clock in clocks] for work in (2.0, 2.5))
