@@ -1,6 +1,6 @@
 """Fixtures and the gpu marker.
 
-Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers a kernel's source.
+Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers a kernel's source. `compiled_anew` is for where it does not.
 """
 
 import functools
@@ -13,6 +13,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from triton import knobs
 
 pytest_plugins = ["tritonkittens.testing"]  # also where the package is on PYTHONPATH only, without its entry point
 
@@ -57,6 +58,17 @@ def rng(request):
     entropy = [seed, zlib.crc32(request.node.nodeid.encode())]
     torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
     return np.random.default_rng(entropy)
+
+
+@pytest.fixture
+def compiled_anew(tmp_path):
+    """For functions that are compiled as plain and as explicit kernels by Triton itself: its cache's key tells neither these apart, nor what the trace-time
+    builtins emit that they call. In a folder that other processes write, too, one kind's code may come with the other's metadata: on a GPU a kernel without
+    its shared memory, "illegal memory access"."""
+    with knobs.compilation.scope(), knobs.cache.scope():
+        knobs.compilation.always_compile = True
+        knobs.cache.dir = str(tmp_path / "triton")
+        yield
 
 
 @pytest.fixture(autouse=True)

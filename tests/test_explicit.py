@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
 from tests import cases_explicit as cases
@@ -339,3 +340,21 @@ def test_a_launch_on_such_a_device_is_refused_and_launches_nothing(fake, capabil
     with pytest.raises(tk.ArchitectureError, match=rf"semaphores \(mbarrier\) needs .* compiled for sm_{capability[0]}{capability[1]}"):
         feature[(1,)](tk.gl(torch.zeros(64, 64, dtype=torch.bfloat16)), "semaphores")
     assert fake.num_launches == before
+
+
+# ---- Triton's cache --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def one(X):
+    tl.store(X, 1)
+
+
+def test_triton_keeps_a_plain_kernel_and_explicit_ones_of_the_same_function_apart():
+    explicit = tk.kernel(one)
+    x = meta(16, dtype=torch.int32)
+    source, clustered = explicit.compile(x).src, explicit.compile(x, cluster_size=2).src
+    plain = ASTSource(one, source.signature, source.constants, source.attrs)
+    assert plain.hash() == super(type(source), source).hash(), "Triton's own key has begun to tell them apart"
+    assert len({plain.hash(), source.hash(), clustered.hash()}) == 3
+    assert len({explicit.compile(x).hash, explicit.compile(x, cluster_size=2).hash, explicit.compile(x).hash}) == 2

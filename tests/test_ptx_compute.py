@@ -19,13 +19,7 @@ from tritonkittens.inline_ptx import convert, extern, memory, shared, tcgen05, t
 from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx._asm import is_explicit
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Triton's cache key tells neither plain from explicit compilation of a function, nor what the trace-time builtins it calls emit."""
-    with knobs.compilation.scope():
-        knobs.compilation.always_compile = True
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 
 def build(kernel, signature, constants=None, arch=90, explicit=False, options=None):

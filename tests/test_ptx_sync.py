@@ -28,11 +28,7 @@ from tritonkittens.inline_ptx import (
 )
 from tritonkittens.inline_ptx._asm import asm, is_explicit, issued, refusal
 
-
-@pytest.fixture(autouse=True)
-def no_compile_cache(monkeypatch):
-    # the cache key does not tell a plain kernel from the same function wrapped for Gluon
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 
 def compile_kernel(kernel, sm, explicit=False, options=None, **arguments):

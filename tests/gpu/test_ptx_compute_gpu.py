@@ -6,7 +6,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
@@ -18,15 +17,7 @@ from tritonkittens.inline_ptx._asm import is_explicit
 
 from ..util import DEVICE, poison, relative_error, synchronize
 
-pytestmark = pytest.mark.usefixtures("kernel_device")
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Triton's cache key tells neither plain from explicit compilation of a function, nor what the trace-time builtins it calls emit."""
-    with knobs.compilation.scope():
-        knobs.compilation.always_compile = True
-        yield
+pytestmark = pytest.mark.usefixtures("kernel_device", "compiled_anew")
 
 
 def launch(kernel, *arguments, explicit=True, grid=(1,), **keywords):

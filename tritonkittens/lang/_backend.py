@@ -32,7 +32,7 @@ from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.types import unwrap
 
 __all__ = [
-    "ArchitectureError", "GluonASTSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
+    "ArchitectureError", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
     "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
     "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
 ]
@@ -52,6 +52,19 @@ def library_hash() -> str:
     for path in sorted([*root.glob("lang/*.py"), *root.glob("inline_ptx/*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+class ExplicitSource(GluonASTSource):
+    """What Triton compiles an explicit kernel from. Triton's own key would be that of the same function compiled as a plain kernel, and that for any number of
+    blocks a `cluster`: a process would load code that another has compiled otherwise, or one's code with the shared memory of the other's.
+    """
+
+    def __init__(self, fn: Any, signature: dict, constexprs: dict, attributes: dict, cluster: int) -> None:
+        super().__init__(fn, signature, constexprs, attributes)
+        self.cluster = cluster
+
+    def hash(self) -> str:
+        return hashlib.sha256(f"explicit, {self.cluster} blocks a cluster: {super().hash()}".encode()).hexdigest()
 
 
 class Trace:

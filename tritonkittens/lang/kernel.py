@@ -16,7 +16,7 @@ from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang._backend import (
     ARCHITECTURES,
-    GluonASTSource,
+    ExplicitSource,
     GluonJITFunction,
     InterpretedFunction,
     JITFunction,
@@ -132,7 +132,6 @@ class Kernel:
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
             raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for "
                                     f"sm_{arch}")
-        source = GluonASTSource(self.jit, signature, constexprs, attributes)
         # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
         overflow = dict(options).get("debug") == REPORT
         settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
@@ -142,8 +141,7 @@ class Kernel:
         if cluster > 1 and not 90 <= arch < 120:
             raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is "
                                     f"compiled for sm_{arch}")
-        if cluster > 1:
-            settings["num_stages"] = cluster  # without meaning in an explicit kernel; the code differs, and so must the key of Triton's cache
+        source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
             with billing(arch) as bill:
