@@ -330,6 +330,26 @@ def test_the_model_prefers_what_it_should():
     assert best(m=128, n=128, k=16384).schedule in ("split_k", "split_tail", "stream_k")
 
 
+NT, NN, TN = dict(b="nk"), dict(), dict(a="km")
+NARROW, WIDE = dict(cols=192, panel=64, packed=True), dict(panel=64, packed=True)
+
+
+@pytest.mark.parametrize("stored, config, microseconds", [
+    (NT, dict(NARROW), 94.2), (NT, dict(NARROW, cluster=2), 92.3), (NT, dict(WIDE, group=8), 94.9), (NT, dict(WIDE, cluster=4), 95.2),
+    (NN, dict(NARROW), 117.1), (NN, dict(NARROW, cluster=2), 94.3), (NN, dict(WIDE, group=8), 114.1), (NN, dict(WIDE, cluster=4), 95.9),
+    (TN, dict(NARROW), 129.8), (TN, dict(NARROW, cluster=2), 99.9), (TN, dict(WIDE, group=8), 123.0), (TN, dict(WIDE, cluster=4), 98.2)])  # fmt: skip
+def test_the_model_knows_what_rows_cost_that_begin_inside_a_line_or_a_sector(stored, config, microseconds):
+    """3000 × 5000 × 2000, as an H200 has measured it (`bench/results/gemm_variants.json`)."""
+    assert cost(problem(m=3000, n=5000, k=2000, **stored), Config(**config), H200).total * 1e6 == pytest.approx(microseconds, rel=0.06)
+
+
+@pytest.mark.parametrize("stored", [NN, TN], ids=["NN", "TN"])
+@pytest.mark.parametrize("m, n, k", [(3000, 5000, 2008), (5000, 5000, 5000), (2504, 8200, 4104), (4100, 12340, 1000)])
+def test_blocks_share_operands_whose_rows_begin_inside_a_sector(m, n, k, stored):
+    it = problem(m=m, n=n, k=k, **stored)
+    assert min(candidates(it), key=lambda config: cost(it, config, H200).total).cluster > 1
+
+
 def test_every_kind_of_operand_has_candidates():
     with sim.device("sm_90a"):
         for dtype in (BF16, FP16, E4M3, E5M2):

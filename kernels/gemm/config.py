@@ -41,7 +41,11 @@ L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers: 5 TB/s of the H200
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
-STRADDLING = 1.7  # L2 time of rows that begin inside a cache line: a tile's line lies in two
+# Cycles in which a multiprocessor receives a swizzled line of an operand whose rows begin inside a cache line (two are read), and inside a sector of one
+# (five sectors are), as GEMM 3000×5000×2000 tells (`gemm_variants.json`): 128×192 takes an H200 94 µs where both operands have the former, 117 and 130 where
+# one and both have the latter; in pairs of blocks that share B 92, 94, 99.
+STRADDLING, MISALIGNED = 2.9, 4.0
+SECTOR, TMA_ALIGNMENT = 32, 16  # bytes
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
 LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are under way
@@ -178,8 +182,8 @@ class Config:
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         return -(-m // self.tile[0]), -(-n // self.tile[1])
 
-    def shared_lines(self, problem: Problem, order: tk.Order, weights: tuple[float, float] = (1.0, 1.0)) -> float:
-        """Rows of A plus columns of B, times `weights`, that the blocks of a GPC read together in an iteration."""
+    def shared_lines(self, problem: Problem, order: tk.Order) -> float:
+        """Rows of A plus columns of B that the blocks of a GPC read together in an iteration."""
         down, across = self.tiles(problem)
         near = max(1, NEIGHBOURS // (self.cluster * self.sharers))
         if isinstance(order, tk.RowMajor):
@@ -189,7 +193,7 @@ class Config:
             rows = min(near, down, order.rows if isinstance(order, tk.Supergroup) else near)
             cols = min(across, near / rows)
             rows = min(down, max(rows, near / cols))
-        return self.sharers * (rows * self.tile[0] * weights[0] + cols * self.tile[1] * weights[1])
+        return self.sharers * (rows * self.tile[0] + cols * self.tile[1])
 
     def _group(self, problem: Problem, l2_bytes: int) -> int:
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
@@ -253,6 +257,8 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
     shared += [Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
+    if any(_line_cycles(pitch * _itemsize(problem.dtype)) for pitch in _pitches(problem)):  # the more blocks read B together, the fewer lines each receives
+        shared += [Config(panel=panel, cluster=4, swapped=swapped) for swapped in (False, True)]
     shared += [c for c in (replace(c, packed=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
@@ -303,6 +309,13 @@ def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
 def _pitches(problem: Problem) -> tuple[int, int]:
     """Elements from one row of A and of B to the next, as they are stored."""
     return problem.k if problem.a == "mk" else problem.m, problem.k if problem.b == "nk" else problem.n
+
+
+def _line_cycles(pitch: int) -> float:
+    """Cycles of a multiprocessor for a line of an operand with so many bytes from row to row, where these may be more than its products'. Rows that TMA cannot
+    address are copied to the next multiple of what it can."""
+    pitch = -(-pitch // TMA_ALIGNMENT) * TMA_ALIGNMENT
+    return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else 0.0
 
 
 def _decode(problem: Problem, line: int) -> list[Config]:
@@ -392,12 +405,11 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    straddle_a, straddle_b = (STRADDLING if extent * size % SWIZZLE_LINE else 1.0 for extent in _pitches(problem))
-    if config.swapped:
-        straddle_a, straddle_b = straddle_b, straddle_a
+    pitch_a, pitch_b = (pitch * size for pitch in (reversed(_pitches(problem)) if config.swapped else _pitches(problem)))
     order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)
-    lines = tasks * config.cluster * iterations * config.shared_lines(problem, order, (straddle_a, straddle_b)) / NEIGHBOURS
-    l2 = lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second)
+    lines = tasks * config.cluster * iterations * config.shared_lines(problem, order) / NEIGHBOURS
+    received = steps * depth * size / SWIZZLE_LINE * (block_rows * _line_cycles(pitch_a) + cols / config.cluster * _line_cycles(pitch_b))
+    l2 = max(lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second), device.seconds(received))
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
