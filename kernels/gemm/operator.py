@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +50,12 @@ def _product(
     return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
 
 
+def _laid_out_as(x: Tensor, product: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
+    """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter does, and copies another. (The weight of
+    a `Linear` is multiplied transposed.)"""
+    return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
+
+
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
     """A gradient with the shape and dtype of the operand that was broadcast."""
     if x is None:
@@ -77,12 +84,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         if scale is not None:
             d_sum = d_sum * scale.reshape(shape if scale.numel() > 1 else ())
     d_sum = d_sum.to(a.dtype).contiguous()
-    d_a = _summed(product(d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
+    d_a = _summed(_laid_out_as(a, product, d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
     d_b = None
     if needs[1]:
-        flat = b.ndim == 2 and a.ndim > 2
-        d_b = product(a.reshape(-1, a.shape[-1]).mT, d_sum.reshape(-1, d_sum.shape[-1])) if flat else product(a.mT, d_sum)
-        d_b = _summed(d_b, ctx.shapes[1])
+        if b.ndim == 2 and a.ndim > 2:
+            a, d_sum = a.reshape(-1, a.shape[-1]), d_sum.reshape(-1, d_sum.shape[-1])
+        d_b = _summed(_laid_out_as(b, product, a.mT, d_sum), ctx.shapes[1])
     d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
     d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None
     return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None

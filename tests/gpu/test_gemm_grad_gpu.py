@@ -195,3 +195,13 @@ def test_eager_calls_and_the_operator_agree(rng):
     (d_a,) = torch.autograd.grad(gemm(a, b), (a,), grad, create_graph=True)
     (d_b,) = torch.autograd.grad(d_a.float().sum(), (b,))
     assert relative_error(d_b, grad.double().sum(0).expand(72, 40)) < ROUNDINGS[BF16]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("transposed", ["a", "b", "ab", ""])
+def test_gradients_lie_as_their_operands(rng, transposed, batch):
+    """What accumulates gradients keeps such a one, and copies another."""
+    stored = {"a": randn(*batch, 24, 32), "b": randn(*batch, 32, 40)}
+    leaves = {name: (x.mT.contiguous() if name in transposed else x).requires_grad_() for name, x in stored.items()}
+    out = gemm(**{name: x.mT if name in transposed else x for name, x in leaves.items()})
+    assert all(gradient.is_contiguous() for gradient in torch.autograd.grad(out, leaves.values(), torch.randn_like(out)))
