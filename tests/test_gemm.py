@@ -350,6 +350,12 @@ def test_blocks_share_operands_whose_rows_begin_inside_a_sector(m, n, k, stored)
     assert min(candidates(it), key=lambda config: cost(it, config, H200).total).cluster > 1
 
 
+@pytest.mark.parametrize("m, n, k", [(8192, 8192, 8192), (10240, 6144, 5120), (16384, 5120, 8192), (5120, 25600, 8192)])
+def test_consumers_of_products_at_the_power_limit_share_tiles(m, n, k):
+    it = problem(m=m, n=n, k=k, b="nk")
+    assert not min(candidates(it), key=lambda config: cost(it, config, H200).total).independent
+
+
 def test_every_kind_of_operand_has_candidates():
     with sim.device("sm_90a"):
         for dtype in (BF16, FP16, E4M3, E5M2):

@@ -46,6 +46,9 @@ PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products
 # one and both have the latter; in pairs of blocks that share B 92, 94, 99.
 STRADDLING, MISALIGNED = 2.9, 4.0
 SECTOR, TMA_ALIGNMENT = 32, 16  # bytes
+# From so many seconds of products on the card's power sets the clock, and consumers that take turns take so much longer, since each loads a B of its own:
+# 1.05 in the median of the 11 products of the H200's table of which both kinds were measured.
+POWER_LIMITED, TURNS_DRAW = 4e-4, 1.05
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
 LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are under way
@@ -403,6 +406,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     mma = 2 * block_rows * cols * depth
     efficiency = TENSOR_EFFICIENCY * (1.0 if cols & (cols - 1) == 0 or _whole(problem, config) else PIECES_EFFICIENCY)
     tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
+    if config.independent and tensor > POWER_LIMITED:
+        tensor *= TURNS_DRAW
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
     pitch_a, pitch_b = (pitch * size for pitch in (reversed(_pitches(problem)) if config.swapped else _pitches(problem)))
