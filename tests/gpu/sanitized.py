@@ -23,7 +23,7 @@ ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; 
 ]  # fmt: skip
 PARTS = 6  # of `ATTENTIONS`, which compile for long
 PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail"),
-          Config(panel=64, cluster=2, schedule="split_tail", packed=True)]  # fmt: skip
+          Config(panel=64, cluster=2, schedule="split_tail", packed=True), Config(panel=64, cluster=4, packed=True)]  # fmt: skip
 
 
 def products():

@@ -88,7 +88,8 @@ def test_results_in_panels(rng, config, dtype):
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
 
 
-WAITING = [Config(panel=64, packed=True), Config(panel=64, cluster=2, packed=True), Config(cols=64, panel=16, packed=True, swapped=True),
+WAITING = [Config(panel=64, packed=True), Config(panel=64, cluster=2, packed=True), Config(panel=64, cluster=4, packed=True),
+           Config(cols=64, panel=16, packed=True, swapped=True),
            Config(panel=64, schedule="split_tail", packed=True), Config(cols=192, panel=32, consumers=1, packed=True)]  # fmt: skip
 
 

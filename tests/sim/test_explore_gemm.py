@@ -92,8 +92,8 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, rng):
     check(out, a, b, str(knobs), residual=residual)
 
 
-@pytest.mark.parametrize("knobs", [dict(), dict(cluster=2, schedule="split_tail"), dict(cols=48, consumers=1), dict(schedule="stream_k"), dict(swapped=True)],
-                         ids=str)
+@pytest.mark.parametrize("knobs", [dict(), dict(cluster=2, schedule="split_tail"), dict(cluster=4), dict(cluster=4, swapped=True), dict(cols=48, consumers=1),
+                                   dict(schedule="stream_k"), dict(swapped=True)], ids=str)
 @pytest.mark.parametrize("k", [0, 64, 400])
 def test_packed_results_in_task_after_task(knobs, k, rng):
     """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
