@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench.harness import Case, Contender, Factory, Suite, Trial, frobenius_error, ratio, with_knobs
-from bench.peers import SCALE_BLOCK, Product, peers
+from bench.harness import Case, Contender, Factory, Suite, Trial, deferred, frobenius_error, ratio, with_knobs
+from bench.peers import CHECKED_ROWS, SCALE_BLOCK, Product, peers
 
 OURS, BARE = "tritonkittens", "tritonkittens, bare"
 DEVICE = "cuda"
@@ -34,6 +34,7 @@ WEIGHTS = {
         "gate, up": (18432, 7168), "down": (7168, 18432), "expert gate, up": (2048, 7168), "expert down": (7168, 2048),
     },
 }  # fmt: skip
+TRAINED, TRAINED_TOKENS = ("Llama-3 8B", "Llama-3 70B"), (4096, 16384)
 RAGGED = (
     (4095, 4097, 4103), (1000, 1000, 1000), (127, 129, 255), (3000, 5000, 2000), (4104, 4104, 4104), (8200, 1000, 3000), (1, 4095, 4097), (100, 50000, 512),
     (16, 4095, 4097), (64, 4095, 4097), (255, 257, 1023), (511, 513, 1023), (1000, 1001, 1003),
@@ -227,6 +228,33 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
                            functools.partial(prepare_linear, 256, backward), "host", backward=backward) for backward in (False, True))]  # fmt: skip
 
 
+def training_cases(options: argparse.Namespace) -> list[Case]:
+    """A step of a Linear layer: three products, and gradients that are kept."""
+
+    def prepare(m: int, n: int, k: int) -> Trial:
+        from tritonkittens.nn import Linear
+
+        theirs = torch.nn.Linear(k, n, bias=False, device=DEVICE, dtype=torch.bfloat16)
+        x, grad = randn(m, k).requires_grad_(), randn(m, n)
+        rows = torch.randperm(n, device=DEVICE)[:CHECKED_ROWS]
+
+        def step(module: torch.nn.Module) -> Callable[[], torch.Tensor]:
+            def run() -> torch.Tensor:
+                x.grad = module.weight.grad = None
+                module(x).backward(grad)
+                return module.weight.grad
+
+            return run
+
+        error = deferred(lambda: frobenius_error(grad[:, rows].double().T @ x.detach().double(), rows))()
+        return Trial({OURS: lambda: step(Linear.from_torch(theirs))}, {"torch": lambda: step(theirs)}, error, BF16_BOUND)
+
+    return [
+        case(f"{model} {weight}: {m}x{n}x{k} forward and backward", (m, n, 3 * k), functools.partial(prepare, m, n, k), model=model, weight=weight)
+        for model in TRAINED for weight, (n, k) in WEIGHTS[model].items() for m in TRAINED_TOKENS
+    ]  # fmt: skip
+
+
 SUITES = (
     Suite("gemm", "GEMM sweep against cuBLAS (Figure 7)", sweep_cases, plot={"x": "extent", "panel": "panel"}),
     Suite("gemm_models", "GEMM at model shapes (weights stored (N, K)) and ragged ones", model_cases,
@@ -235,5 +263,7 @@ SUITES = (
     Suite("gemm_sustained", "GEMM calls behind one another, each contender at the clock that its own draw leaves it", sustained_cases,
           plot={"x": "M", "panel": "panel"}),
     Suite("gemm_epilogues", "fused epilogues against torch eager and torch.compile", epilogue_cases, extend=over_bare),
+    Suite("gemm_training", "forward and backward of a Linear layer against torch.nn.Linear", training_cases,
+          plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
     Suite("gemm_host", "time of a small GEMM with the host", host_cases, unit="µs"),
 )  # fmt: skip
