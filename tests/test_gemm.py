@@ -344,7 +344,7 @@ def test_the_model_knows_what_rows_cost_that_begin_inside_a_line_or_a_sector(sto
 
 
 @pytest.mark.parametrize("stored", [NN, TN], ids=["NN", "TN"])
-@pytest.mark.parametrize("m, n, k", [(3000, 5000, 2008), (5000, 5000, 5000), (2504, 8200, 4104), (4100, 12340, 1000)])
+@pytest.mark.parametrize("m, n, k", [(3000, 5000, 2008), (5000, 5000, 5000), (2504, 8200, 4104), (4104, 12344, 1000)])
 def test_blocks_share_operands_whose_rows_begin_inside_a_sector(m, n, k, stored):
     it = problem(m=m, n=n, k=k, **stored)
     assert min(candidates(it), key=lambda config: cost(it, config, H200).total).cluster > 1
