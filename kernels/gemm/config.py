@@ -41,10 +41,10 @@ L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers: 5 TB/s of the H200
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
-# Cycles in which a multiprocessor receives a swizzled line of an operand whose rows begin inside a cache line (two are read), and inside a sector of one
-# (five sectors are), as GEMM 3000×5000×2000 tells (`gemm_variants.json`): 128×192 takes an H200 94 µs where both operands have the former, 117 and 130 where
-# one and both have the latter; in pairs of blocks that share B 92, 94, 99.
-STRADDLING, MISALIGNED = 2.9, 4.0
+# Cycles in which a multiprocessor receives a swizzled line of an operand whose rows begin cache lines, begin inside one (two are read), and inside a sector of
+# one (five sectors are), as GEMM 3000×5000×2000 tells (`gemm_variants.json`): 128×192 takes an H200 94 µs where both operands are of the second kind, 117 and
+# 130 where one and both are of the third; in pairs of blocks that share B 92, 94, 99.
+ALIGNED, STRADDLING, MISALIGNED = 2.0, 2.9, 4.0
 SECTOR, TMA_ALIGNMENT = 32, 16  # bytes
 # From so many seconds of products on the card's power sets the clock, and consumers that take turns take so much longer, since each loads a B of its own:
 # 1.05 in the median of the 11 products of the H200's table of which both kinds were measured.
@@ -260,7 +260,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
     shared += [Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
-    if any(_line_cycles(pitch * _itemsize(problem.dtype)) for pitch in _pitches(problem)):  # the more blocks read B together, the fewer lines each receives
+    if max(_line_cycles(pitch * _itemsize(problem.dtype)) for pitch in _pitches(problem)) > ALIGNED:  # each receives fewer lines if more read B together
         shared += [Config(panel=panel, cluster=4, swapped=swapped) for swapped in (False, True)]
     shared += [c for c in (replace(c, packed=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
@@ -315,10 +315,10 @@ def _pitches(problem: Problem) -> tuple[int, int]:
 
 
 def _line_cycles(pitch: int) -> float:
-    """Cycles of a multiprocessor for a line of an operand with so many bytes from row to row, where these may be more than its products'. Rows that TMA cannot
-    address are copied to the next multiple of what it can."""
+    """Cycles of a multiprocessor for a line of an operand with so many bytes from row to row. Rows that TMA cannot address are copied to the next multiple of
+    what it can."""
     pitch = -(-pitch // TMA_ALIGNMENT) * TMA_ALIGNMENT
-    return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else 0.0
+    return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else ALIGNED
 
 
 def _decode(problem: Problem, line: int) -> list[Config]:
@@ -410,11 +410,12 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
         tensor *= TURNS_DRAW
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    pitch_a, pitch_b = (pitch * size for pitch in (reversed(_pitches(problem)) if config.swapped else _pitches(problem)))
+    line_a, line_b = (_line_cycles(pitch * size) for pitch in (reversed(_pitches(problem)) if config.swapped else _pitches(problem)))
     order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)
     lines = tasks * config.cluster * iterations * config.shared_lines(problem, order) / NEIGHBOURS
-    received = steps * depth * size / SWIZZLE_LINE * (block_rows * _line_cycles(pitch_a) + cols / config.cluster * _line_cycles(pitch_b))
-    l2 = max(lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second), device.seconds(received))
+    l2 = lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second)
+    if max(line_a, line_b) > ALIGNED:  # no product waits for aligned lines
+        l2 = max(l2, device.seconds(steps * depth * size / SWIZZLE_LINE * (block_rows * line_a + cols / config.cluster * line_b)))
     a_bytes, b_bytes = m * problem.k * size, n * problem.k * size
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
