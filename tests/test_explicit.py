@@ -1,6 +1,8 @@
 """Explicit tiles without a GPU: what kernels compile to on Hopper and Blackwell, and what Ampere, Ada and consumer Blackwell refuse."""
 
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -358,3 +360,15 @@ def test_triton_keeps_a_plain_kernel_and_explicit_ones_of_the_same_function_apar
     assert plain.hash() == super(type(source), source).hash(), "Triton's own key has begun to tell them apart"
     assert len({plain.hash(), source.hash(), clustered.hash()}) == 3
     assert len({explicit.compile(x).hash, explicit.compile(x, cluster_size=2).hash, explicit.compile(x).hash}) == 2
+
+
+def test_every_process_compiles_the_same_code(tmp_path):
+    """They share a cache's folder: of two that compile a kernel at once each may read what the other has written, piece by piece."""
+    program = ("import hashlib, torch; from tritonkittens.kernels.gemm.template import Gemm; x = torch.empty(512, 512, dtype=torch.bfloat16, device='meta'); "
+               "print(hashlib.sha256(Gemm(panel=64, packed=True).compile(x, x, x).asm['cubin']).hexdigest())")  # fmt: skip
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "TRITON_CACHE_DIR": str(tmp_path / seed)},
+                         stdout=subprocess.PIPE, text=True) for seed in ("1", "2")
+    ]  # fmt: skip
+    codes = [process.communicate()[0].split()[0] for process in processes]
+    assert codes[0] == codes[1] and len(codes[0]) == 64
