@@ -185,6 +185,13 @@ def over_bare(row: dict) -> None:
         mine["extra"] = {"% over bare": round(percent, 2)}
 
 
+def linear_trial(theirs: torch.nn.Linear, timed: Callable[[torch.nn.Module], Callable[[], torch.Tensor]], error: Callable[[torch.Tensor], float]) -> Trial:
+    """A torch.nn.Linear and ours with the same parameters; `timed` makes of a module the call that is timed."""
+    from tritonkittens.nn import Linear
+
+    return Trial({OURS: lambda: timed(Linear.from_torch(theirs))}, {"torch": lambda: timed(theirs)}, error, BF16_BOUND)
+
+
 def host_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(side: int, new_result: bool) -> Trial:
         p = bf16(side, side, side)
@@ -202,8 +209,6 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
 
     def prepare_linear(side: int, backward: bool) -> Trial:
-        from tritonkittens.nn import Linear
-
         theirs = torch.nn.Linear(side, side, device=DEVICE, dtype=torch.bfloat16)
         x, grad = randn(side, side).requires_grad_(backward), randn(side, side)
         weight, bias = theirs.weight, theirs.bias
@@ -215,7 +220,7 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
             return torch.no_grad()(functools.partial(module, x))
 
         exact = (grad.double().T @ x.double() if backward else x.double() @ weight.double().T + bias.double()).detach()
-        return Trial({OURS: lambda: timed(Linear.from_torch(theirs))}, {"torch": lambda: timed(theirs)}, frobenius_error(exact), BF16_BOUND)
+        return linear_trial(theirs, timed, frobenius_error(exact))
 
     cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
     found = [
@@ -232,8 +237,6 @@ def training_cases(options: argparse.Namespace) -> list[Case]:
     """A step of a Linear layer: three products, and gradients that are kept."""
 
     def prepare(m: int, n: int, k: int) -> Trial:
-        from tritonkittens.nn import Linear
-
         theirs = torch.nn.Linear(k, n, bias=False, device=DEVICE, dtype=torch.bfloat16)
         x, grad = randn(m, k).requires_grad_(), randn(m, n)
         rows = torch.randperm(n, device=DEVICE)[:CHECKED_ROWS]
@@ -246,8 +249,7 @@ def training_cases(options: argparse.Namespace) -> list[Case]:
 
             return run
 
-        error = deferred(lambda: frobenius_error(grad[:, rows].double().T @ x.detach().double(), rows))()
-        return Trial({OURS: lambda: step(Linear.from_torch(theirs))}, {"torch": lambda: step(theirs)}, error, BF16_BOUND)
+        return linear_trial(theirs, step, deferred(lambda: frobenius_error(grad[:, rows].double().T @ x.detach().double(), rows))())
 
     return [
         case(f"{model} {weight}: {m}x{n}x{k} forward and backward", (m, n, 3 * k), functools.partial(prepare, m, n, k), model=model, weight=weight)

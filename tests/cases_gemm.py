@@ -5,6 +5,7 @@ import torch
 
 from tests.util import DEVICE
 from tritonkittens.kernels.gemm import Config, Problem, gemm_torch
+from tritonkittens.kernels.gemm.reference import epilogue
 
 BF16, FP16, FP32, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
 FP8 = (E4M3, E5M2)
@@ -58,13 +59,25 @@ def problem(**fields):
     return Problem(**{**dict(dtype="bf16", out="bf16", a="mk", b="kn", epilogue="", scales="", batch=1), **fields})
 
 
+def rounded_before(sums, bias=None, activation=None, gate=None, residual=None):
+    """Magnitudes of packed results when they are rounded: before a residual is added, or, times its slope, before an activation with nothing else behind it; 0
+    where there is neither."""
+    if residual is not None:
+        return epilogue(sums, bias, activation, gate).abs()
+    if activation is not None and gate is None:
+        return STEEPEST * epilogue(sums, bias).abs()
+    return torch.zeros_like(sums)
+
+
 def check(out, a, b, what="", packed=False, **operands):
     """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `packed`: may results have been rounded before a
     residual was added or, where there is nothing else behind it, the activation applied, as in torch's own sequence of operations?"""
     host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
     a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()
-    ref = gemm_torch(a, b, **host)
     scaling = {k: v for k, v in host.items() if k.startswith("scale")}
+    behind = {k: v for k, v in host.items() if k not in scaling}
+    sums = gemm_torch(a, b, **scaling)
+    ref = epilogue(sums, **behind)
     magnitude = gemm_torch(a.double().abs(), b.double().abs(), **scaling)
     magnitude = STEEPEST * (magnitude + host["bias"].double().abs() if "bias" in host else magnitude)
     magnitude = magnitude * host["gate"].double().abs() if "gate" in host else magnitude
@@ -72,12 +85,7 @@ def check(out, a, b, what="", packed=False, **operands):
     if out.dtype in FP8:
         ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
     inexact = (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) + (APPROXIMATION if "activation" in host else 0)
-    if packed and "residual" in host:
-        magnitude_before = gemm_torch(a, b, **{k: v for k, v in host.items() if k != "residual"}).abs()
-    elif packed and "activation" in host and "gate" not in host:
-        magnitude_before = STEEPEST * gemm_torch(a, b, **{k: v for k, v in host.items() if k != "activation"}).abs()
-    else:
-        magnitude_before = torch.zeros_like(ref)
+    magnitude_before = rounded_before(sums, **behind) if packed else 0
     bound = HALF_ULP[out.dtype] * (ref.abs() + magnitude_before) + inexact * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
     assert out.shape == ref.shape, f"{what}: shape {tuple(out.shape)}, expected {tuple(ref.shape)}"
     error = (out.double() - ref).abs()

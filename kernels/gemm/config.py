@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
+from tritonkittens.kernels._tensors import TMA_BYTES
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.gemm.template import is_one_product
@@ -45,7 +46,7 @@ PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products
 # one (five sectors are), as GEMM 3000×5000×2000 tells (`gemm_variants.json`): 128×192 takes an H200 94 µs where both operands are of the second kind, 117 and
 # 130 where one and both are of the third; in pairs of blocks that share B 92, 94, 99.
 ALIGNED, STRADDLING, MISALIGNED = 2.0, 2.9, 4.0
-SECTOR, TMA_ALIGNMENT = 32, 16  # bytes
+SECTOR = 32  # bytes
 # From so many seconds of products on the card's power sets the clock, and consumers that take turns take so much longer, since each loads a B of its own:
 # 1.05 in the median of the 11 products of the H200's table of which both kinds were measured.
 POWER_LIMITED, TURNS_DRAW = 4e-4, 1.05
@@ -260,7 +261,7 @@ def _in_panels(problem: Problem) -> list[Config]:
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
     shared += [Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
-    if max(_line_cycles(pitch * _itemsize(problem.dtype)) for pitch in _pitches(problem)) > ALIGNED:  # each receives fewer lines if more read B together
+    if max(_line_cycles(problem)) > ALIGNED:  # the more blocks read B together, the fewer lines each receives
         shared += [Config(panel=panel, cluster=4, swapped=swapped) for swapped in (False, True)]
     shared += [c for c in (replace(c, packed=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
     turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
@@ -309,16 +310,14 @@ def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
     return [c for c in configs if _whole(problem, c) and _is_stored(problem, c.panel or c.cols, c.swapped)]
 
 
-def _pitches(problem: Problem) -> tuple[int, int]:
-    """Elements from one row of A and of B to the next, as they are stored."""
-    return problem.k if problem.a == "mk" else problem.m, problem.k if problem.b == "nk" else problem.n
+def _line_cycles(problem: Problem) -> tuple[float, float]:
+    """Cycles of a multiprocessor for a line of A and one of B, by the bytes from row to row as they are stored. Rows that TMA cannot address are copied to
+    the next multiple of what it can."""
+    def cycles(elements: int) -> float:
+        pitch = -(-elements * _itemsize(problem.dtype) // TMA_BYTES) * TMA_BYTES
+        return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else ALIGNED
 
-
-def _line_cycles(pitch: int) -> float:
-    """Cycles of a multiprocessor for a line of an operand with so many bytes from row to row. Rows that TMA cannot address are copied to the next multiple of
-    what it can."""
-    pitch = -(-pitch // TMA_ALIGNMENT) * TMA_ALIGNMENT
-    return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else ALIGNED
+    return cycles(problem.k if problem.a == "mk" else problem.m), cycles(problem.k if problem.b == "nk" else problem.n)
 
 
 def _decode(problem: Problem, line: int) -> list[Config]:
@@ -410,7 +409,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
         tensor *= TURNS_DRAW
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    line_a, line_b = (_line_cycles(pitch * size) for pitch in (reversed(_pitches(problem)) if config.swapped else _pitches(problem)))
+    line_a, line_b = _line_cycles(problem)[:: -1 if config.swapped else 1]
     order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)
     lines = tasks * config.cluster * iterations * config.shared_lines(problem, order) / NEIGHBOURS
     l2 = lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second)

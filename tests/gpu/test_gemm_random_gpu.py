@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, FP16, FP32, HALF_ULP, KINDS, STEEPEST, matrix, randn
+from tests.cases_gemm import BF16, E4M3, FP16, FP32, HALF_ULP, KINDS, matrix, randn, rounded_before
 from tests.util import DEVICE
 from tritonkittens.kernels.gemm import family, gemm
 from tritonkittens.kernels.gemm.product import described
@@ -66,15 +66,6 @@ def by_torch(a, b, activation, operands):
     return epilogue(total.to(FP32), operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
 
 
-def rounded_before(exact, activation, operands, dtype):
-    """The largest norm and element of what is added where packed results are rounded before a residual is added, or without one before the activation."""
-    if "residual" in operands:
-        before = epilogue(exact, operands.get("bias"), activation, operands.get("gate"), None)
-    else:
-        before = STEEPEST * epilogue(exact, operands.get("bias"), None, None, None)
-    return HALF_ULP[dtype] * torch.stack([before.norm(), before.abs().max()])
-
-
 def errors(out, ref):
     difference = out.double() - ref
     return torch.stack([difference.norm(), difference.abs().max()])
@@ -104,8 +95,8 @@ def try_one(rng, sort, default_kernels):
     magnitude = epilogue(exact[0].abs() @ exact[1].abs(), None, None, *(x if x is None else x.abs() for x in (operands.get("gate"), None)))
     theirs, rounded = errors(by_torch(a, b, activation, operands).to(result), ref), errors(ref.to(result), ref)
     allowed = 1.5 * torch.maximum(theirs, rounded) + SLACK * torch.stack([magnitude.norm(), magnitude.max()])
-    if KINDS[kind].packed and (activation or "residual" in operands):
-        allowed += rounded_before(sums, activation, operands, result)
+    if KINDS[kind].packed:
+        allowed += HALF_ULP[result] * errors(rounded_before(sums, activation=activation, **operands), 0)
     what = f"{dtype} {m}×{n}×{k} batch={batch} transposed={a_transposed, b_transposed} {names} {activation} {config}"
     return what, errors(out, ref), allowed
 
