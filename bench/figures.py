@@ -14,6 +14,7 @@ SUITES = {  # file of results: what it measures, and the peers
     "gemm_fp8": ("GEMM e4m3, scales of a tensor, of rows and columns, of blocks", "`torch._scaled_mm`"),
     "gemm_epilogues": ("GEMM bf16 with fused epilogues", "torch, compiled or not"),
     "gemm_models": ("GEMM bf16, shapes of Llama-3 and DeepSeek-V3, ragged ones", "cuBLAS"),
+    "gemm_training": ("Linear layers of Llama-3 forward and backward, 4,096 and 16,384 rows", "`torch.nn.Linear`"),
     "gemm_sustained": ("GEMM at the power limit", "cuBLAS, `torch._scaled_mm`"),
     "attention": ("attention forward", FLASH),
     "attention_backward": ("attention backward", FLASH),
