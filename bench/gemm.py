@@ -34,7 +34,8 @@ WEIGHTS = {
         "gate, up": (18432, 7168), "down": (7168, 18432), "expert gate, up": (2048, 7168), "expert down": (7168, 2048),
     },
 }  # fmt: skip
-TRAINED, TRAINED_TOKENS = ("Llama-3 8B", "Llama-3 70B"), (4096, 16384)
+TRAINED = {model: WEIGHTS[model] for model in ("Llama-3 8B", "Llama-3 70B")} | {"GPT-2": {"head": (50257, 768)}}  # logits at no multiple of 16 bytes
+TRAINED_TOKENS = (4096, 16384)
 RAGGED = (
     (4095, 4097, 4103), (1000, 1000, 1000), (127, 129, 255), (3000, 5000, 2000), (4104, 4104, 4104), (8200, 1000, 3000), (1, 4095, 4097), (100, 50000, 512),
     (16, 4095, 4097), (64, 4095, 4097), (255, 257, 1023), (511, 513, 1023), (1000, 1001, 1003),
@@ -253,7 +254,7 @@ def training_cases(options: argparse.Namespace) -> list[Case]:
 
     return [
         case(f"{model} {weight}: {m}x{n}x{k} forward and backward", (m, n, 3 * k), functools.partial(prepare, m, n, k), model=model, weight=weight)
-        for model in TRAINED for weight, (n, k) in WEIGHTS[model].items() for m in TRAINED_TOKENS
+        for model, weights in TRAINED.items() for weight, (n, k) in weights.items() for m in TRAINED_TOKENS
     ]  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from typing import TypeVar
 import torch
 import triton
 
+from tritonkittens.kernels._copies import copied
 from tritonkittens.launch import is_reachable, signature_reader, simulated_facts
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
+CACHE_LINE = 128  # bytes
+LONG_ROW = 8 * CACHE_LINE  # from which on a part of a line is little memory
 MAX_REMEMBERED = 4096  # kinds of calls
 K = TypeVar("K")
 V = TypeVar("V")
@@ -124,14 +127,21 @@ def storable_home(out: torch.Tensor) -> torch.Tensor:
     return out if storable(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
 
 
+def addressable_pitch(row_bytes: int) -> int:
+    """Bytes from row to row that TMA can address: those of a row if it can. Else long rows begin cache lines; elsewhere a line of a tile is part of two."""
+    if row_bytes % TMA_BYTES == 0:
+        return row_bytes
+    step = CACHE_LINE if row_bytes >= LONG_ROW else TMA_BYTES
+    return -(-row_bytes // step) * step
+
+
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An uninitialised tensor on the device of `like`, of its dtype unless given, whose rows start at multiples of 16 bytes."""
+    """An uninitialised tensor on the device of `like`, of its dtype unless given, whose rows TMA can address."""
     dtype = dtype or like.dtype
-    step = TMA_BYTES // dtype.itemsize
-    width = -(-shape[-1] // step) * step
+    width = addressable_pitch(shape[-1] * dtype.itemsize) // dtype.itemsize
     return torch.empty((*shape[:-1], width), dtype=dtype, device=like.device)[..., :shape[-1]]
 
 
 def as_addressable(x: torch.Tensor) -> torch.Tensor:
     """`x` itself, or a copy whose rows TMA can address."""
-    return x if addressable(x) else padded_empty(tuple(x.shape), x).copy_(x)
+    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x))

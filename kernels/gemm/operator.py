@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import is_eager
+from tritonkittens.kernels._tensors import as_addressable, is_eager
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.product import FP8, gemm, result_dtype, result_shape
+from tritonkittens.kernels.gemm.product import FP8, as_matrix, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
+from tritonkittens.kernels.gemm.unaligned import is_faster_unaligned
 
 
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
@@ -56,6 +57,14 @@ def _laid_out_as(x: Tensor, product: Callable[[Tensor, Tensor], Tensor], left: T
     return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
 
 
+def _copied_once(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The gradient of a·b as both products with it read it: where TMA cannot address its rows, each would copy them."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    if grad.ndim == 2 and (is_faster_unaligned(m, k, n) or is_faster_unaligned(k, n, m)):
+        return grad
+    return as_addressable(grad)
+
+
 def _summed(x: Tensor | None, like: Any) -> Tensor | None:
     """A gradient with the shape and dtype of the operand that was broadcast."""
     if x is None:
@@ -84,11 +93,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         if scale is not None:
             d_sum = d_sum * scale.reshape(shape if scale.numel() > 1 else ())
     d_sum = d_sum.to(a.dtype).contiguous()
-    d_a = _summed(_laid_out_as(a, product, d_sum, b.mT), ctx.shapes[0]) if needs[0] else None
-    d_b = None
+    is_flat = b.ndim == 2 and a.ndim > 2 and a.is_contiguous()
+    if is_flat:  # the rows of a batch are those of one product
+        a, d_sum = as_matrix(a), as_matrix(d_sum)
+    if needs[0] and needs[1] and is_eager(d_sum) and not d_sum.requires_grad:
+        d_sum = _copied_once(d_sum, a, b)
+    d_a = d_b = None
+    if needs[0]:
+        d_a = _laid_out_as(a, product, d_sum, b.mT)
+        d_a = _summed(d_a.view(ctx.shapes[0][0]) if is_flat else d_a, ctx.shapes[0])
     if needs[1]:
-        if b.ndim == 2 and a.ndim > 2:
-            a, d_sum = a.reshape(-1, a.shape[-1]), d_sum.reshape(-1, d_sum.shape[-1])
+        if b.ndim == 2:
+            a, d_sum = as_matrix(a), as_matrix(d_sum)
         d_b = _summed(_laid_out_as(b, product, a.mT, d_sum), ctx.shapes[1])
     d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
     d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None

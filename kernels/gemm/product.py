@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._copies import copied
 from tritonkittens.kernels._tensors import (
     addressable,
     allocator,
@@ -255,7 +256,7 @@ def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
         return names[::-1], _transposed
-    if depth_last and names[-1] != "k":
+    if names[-1] != "k" if depth_last else x.stride(-1) != 1 and x.stride(-2) == 1:
         return names[::-1], lambda y: as_addressable(y.mT)
     return names, as_addressable
 
@@ -268,8 +269,9 @@ def _transposed(x: Tensor) -> Tensor:
     return x.mT
 
 
-def _as_matrix(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+def as_matrix(x: Tensor) -> Tensor:
+    """The rows of a batch of matrices as those of one."""
+    return x if x.ndim == 2 else x.flatten(0, -2)
 
 
 def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -318,7 +320,7 @@ class _Product:
     def _shaped(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as matrices, or as batches of them."""
         if self.flat:
-            return _as_matrix(a), b
+            return as_matrix(a), b
         return (_as_batch(a, self.batch), _as_batch(b, self.batch)) if self.batched else (a, b)
 
     def _is_viewable(self, out: Tensor) -> bool:
@@ -332,7 +334,7 @@ class _Product:
         return True
 
     def _like_result(self, x: Tensor) -> Tensor:
-        return _as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
+        return as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
 
     def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
         """What gives the seconds of a configuration with these operands."""
@@ -417,8 +419,8 @@ class _Product:
         matrix = None if residual is None else as_addressable(self._like_result(residual))
         self._launch(config, a, b, c, matrix, self._extras(config, operands))
         if out is None:
-            return home if home.is_contiguous() else home.contiguous()
-        return out if home is out else out.copy_(home)
+            return home if home.is_contiguous() else copied(home, torch.empty(self.shape, dtype=self.dtype, device=home.device))
+        return out if home is out else copied(home, out)
 
     def _extras(self, config: Config, operands: Operands) -> list[Tensor]:
         """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and columns run."""

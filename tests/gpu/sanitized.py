@@ -35,6 +35,7 @@ def products():
     a, b, residual = randn(2500, 600), randn(600, 512), randn(2500, 512)  # several tasks a block, whose results wait for the next
     for operands in (dict(activation="gelu"), dict(gate=randn(512), residual=residual)):
         gemm(a, b, bias=randn(512), config=Config(cols=64, panel=16, packed=True), **operands)
+    gemm(randn(129, 255), randn(255, 127), config=Config())  # operands and result are copied
     for m, n, k in ((1, 4095, 257), (16, 1024, 1024), (129, 127, 255)):
         gemm(randn(m, k), randn(k, n))
     a, b = matrix(300, 512, E4M3), matrix(512, 392, E4M3, True)

@@ -1,0 +1,39 @@
+"""Copies of matrices between rows that begin anywhere: to where TMA can address them, and back."""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tritonkittens.launch import is_reachable, plain_kernel
+
+ELEMENTS = 1024  # of a program, eight a thread: enough loads under way for 80 % of the H200's memory bandwidth
+MAX_BATCH = (1 << 16) - 1  # programs along the grid's last dimension
+
+
+@plain_kernel
+@triton.jit
+def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Y = X. Grid: parts of ROWS rows, of COLS columns, batch. extents: rows and columns; strides: of the batch and of the rows, in elements; columns are
+    contiguous. Numbers in tuples are not specialised: what is known to be a multiple would let a thread move several elements, which lie so that neither loads
+    nor stores of a warp are of whole lines where only one side is aligned."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    batch = tl.program_id(2).to(tl.int64)
+    inside = (row < extents[0]) & (col < extents[1])
+    x = tl.load(X + (batch * x_strides[0] + row * x_strides[1] + col), mask=inside)
+    tl.store(Y + (batch * y_strides[0] + row * y_strides[1] + col), x, mask=inside)
+
+
+def copied(x: Tensor, out: Tensor) -> Tensor:
+    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with contiguous rows take half the time of
+    `Tensor.copy_`, to which all else is left."""
+    contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
+    if not contiguous or x.numel() == 0 or (x.ndim == 3 and x.shape[0] > MAX_BATCH) or not is_reachable(x.device):
+        return out.copy_(x)
+    batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
+    strides = [(t.stride(0) if t.ndim == 3 else 0, t.stride(-2)) for t in (x, out)]
+    width = min(ELEMENTS, triton.next_power_of_2(cols))
+    height = ELEMENTS // width
+    copy_rows[triton.cdiv(rows, height), triton.cdiv(cols, width), batch](x, out, (rows, cols), *strides, height, width)
+    return out
