@@ -34,8 +34,8 @@ WEIGHTS = {
         "gate, up": (18432, 7168), "down": (7168, 18432), "expert gate, up": (2048, 7168), "expert down": (7168, 2048),
     },
 }  # fmt: skip
-TRAINED = {model: WEIGHTS[model] for model in ("Llama-3 8B", "Llama-3 70B")} | {"GPT-2": {"head": (50257, 768)}}  # logits at no multiple of 16 bytes
-TRAINED_TOKENS = (4096, 16384)
+TRAINED, TRAINED_TOKENS = {model: WEIGHTS[model] for model in ("Llama-3 8B", "Llama-3 70B")}, (4096, 16384)
+HEADS = {"GPT-2": {"head": (50257, 768)}}  # rows of logits begin at no multiple of 16 bytes
 RAGGED = (
     (4095, 4097, 4103), (1000, 1000, 1000), (127, 129, 255), (3000, 5000, 2000), (4104, 4104, 4104), (8200, 1000, 3000), (1, 4095, 4097), (100, 50000, 512),
     (16, 4095, 4097), (64, 4095, 4097), (255, 257, 1023), (511, 513, 1023), (1000, 1001, 1003),
@@ -234,8 +234,8 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
                            functools.partial(prepare_linear, 256, backward), "host", backward=backward) for backward in (False, True))]  # fmt: skip
 
 
-def training_cases(options: argparse.Namespace) -> list[Case]:
-    """A step of a Linear layer: three products, and gradients that are kept."""
+def training_cases(trained: Mapping[str, Mapping[str, tuple[int, int]]]) -> list[Case]:
+    """A step of Linear layers, each: three products, and gradients that are kept."""
 
     def prepare(m: int, n: int, k: int) -> Trial:
         theirs = torch.nn.Linear(k, n, bias=False, device=DEVICE, dtype=torch.bfloat16)
@@ -254,7 +254,7 @@ def training_cases(options: argparse.Namespace) -> list[Case]:
 
     return [
         case(f"{model} {weight}: {m}x{n}x{k} forward and backward", (m, n, 3 * k), functools.partial(prepare, m, n, k), model=model, weight=weight)
-        for model, weights in TRAINED.items() for weight, (n, k) in weights.items() for m in TRAINED_TOKENS
+        for model, weights in trained.items() for weight, (n, k) in weights.items() for m in TRAINED_TOKENS
     ]  # fmt: skip
 
 
@@ -266,7 +266,9 @@ SUITES = (
     Suite("gemm_sustained", "GEMM calls behind one another, each contender at the clock that its own draw leaves it", sustained_cases,
           plot={"x": "M", "panel": "panel"}),
     Suite("gemm_epilogues", "fused epilogues against torch eager and torch.compile", epilogue_cases, extend=over_bare),
-    Suite("gemm_training", "forward and backward of a Linear layer against torch.nn.Linear", training_cases,
+    Suite("gemm_training", "forward and backward of a Linear layer against torch.nn.Linear", lambda options: training_cases(TRAINED),
           plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
+    Suite("gemm_head", "forward and backward of a Linear layer whose results TMA cannot address, against torch.nn.Linear",
+          lambda options: training_cases(HEADS), plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
     Suite("gemm_host", "time of a small GEMM with the host", host_cases, unit="µs"),
 )  # fmt: skip

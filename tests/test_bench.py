@@ -427,14 +427,15 @@ def test_every_case_has_a_name_of_its_own_and_its_work():
 @pytest.mark.parametrize(
     "suite, only",
     [("gemm", ""), ("gemm_models", " 64x"), ("gemm_fp8", ""), ("gemm_epilogues", ""), ("gemm_sustained", ""), ("gemm_host", ""),
-     ("gemm_training", ""), ("stages", ""), ("persistence", ""), ("block_order", ""), ("workers", "")],
+     ("gemm_training", ""), ("gemm_head", ""), ("stages", ""), ("persistence", ""), ("block_order", ""), ("workers", "")],
 )  # fmt: skip
 def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gemm, "SQUARES", ((64, 64, 64),))
     monkeypatch.setattr(gemm, "SHORT_K", ((64, 96, 128),))
     monkeypatch.setattr(gemm, "SUSTAINED", (128,))
     monkeypatch.setattr(gemm, "WEIGHTS", {"some model": {"some weight": (48, 32)}})
-    monkeypatch.setattr(gemm, "TRAINED", ("some model",))
+    for layers in ("TRAINED", "HEADS"):
+        monkeypatch.setattr(gemm, layers, {"some model": {"some weight": (48, 32)}})
     monkeypatch.setattr(gemm, "TRAINED_TOKENS", (64,))
     monkeypatch.setattr(gemm, "RAGGED", ((64, 33, 17),))
     monkeypatch.setattr(peers, "CHECKED_WHOLE", 64**3)
