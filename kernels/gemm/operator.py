@@ -78,7 +78,8 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
-    needs, product = ctx.needs_input_grad, functools.partial(_product, is_eager(grad, a, b, bias, scale_a, scale_b))
+    needs, eager = ctx.needs_input_grad, is_eager(grad, a, b, bias, scale_a, scale_b)
+    product = functools.partial(_product, eager)
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
@@ -96,7 +97,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     is_flat = b.ndim == 2 and a.ndim > 2 and a.is_contiguous()
     if is_flat:  # the rows of a batch are those of one product
         a, d_sum = as_matrix(a), as_matrix(d_sum)
-    if needs[0] and needs[1] and is_eager(d_sum) and not d_sum.requires_grad:
+    if eager and needs[0] and needs[1] and not d_sum.requires_grad:
         d_sum = _copied_once(d_sum, a, b)
     d_a = d_b = None
     if needs[0]:

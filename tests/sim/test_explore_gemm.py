@@ -9,6 +9,7 @@ from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scal
 from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, gemm
+from tritonkittens.kernels.gemm.unaligned import Tiles, Unaligned
 
 SCHEDULES = 12
 CASES = {
@@ -130,6 +131,28 @@ def test_block_scales(knobs, rng):
     out = poison(torch.empty(m, n, dtype=BF16))
     sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=SCHEDULES)
     check(out, a, b, **operands)
+
+
+@pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
+def test_copied_operands_and_results(transposed, rng):
+    a, b, residual = (x.cpu() for x in (matrix(130, 83, transposed="a" in transposed), matrix(83, 71, transposed="b" in transposed), randn(130, 71)))
+    out = poison(torch.empty(130, 71, dtype=BF16))
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(cols=64, stages=2)), schedules=SCHEDULES)
+    check(out, a, b, residual=residual)
+
+
+@pytest.mark.parametrize("tiles", [Tiles(1, 32, 16, parts=4), Tiles(1, 32, 16, parts=2, wide=True), Tiles(16, 32, 16, parts=4),
+                                   Tiles(16, 32, 32, parts=3, wide=True), Tiles(64, 64, 32, parts=2)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("transposed", [False, True])
+def test_operands_read_by_ordinary_loads(tiles, transposed, rng):
+    """Whichever block of a tile comes last sums its parts."""
+    m = 1 if tiles.rows == 1 else 21
+    a, b, bias = randn(m, 131).cpu(), matrix(131, 45, transposed=transposed).cpu(), randn(45).cpu()
+    out = poison(torch.empty(m, 45, dtype=BF16))
+    operands = (bias, None, None, None, None)
+    plan = Unaligned(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
+    sim.explore(lambda: plan(a, b, operands, out), schedules=SCHEDULES)
+    check(out, a, b, str(tiles), bias=bias, activation="silu")
 
 
 def test_a_decoding_batch(rng):
