@@ -256,9 +256,8 @@ def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
         return names[::-1], _transposed
-    if names[-1] != "k" if depth_last else x.stride(-1) != 1 and x.stride(-2) == 1:
-        return names[::-1], lambda y: as_addressable(y.mT)
-    return names, as_addressable
+    transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)  # a copy keeps the contiguous dimension where it may
+    return (names[::-1], lambda y: as_addressable(y.mT)) if transposed else (names, as_addressable)
 
 
 def _itself(x: Tensor) -> Tensor:
