@@ -53,7 +53,7 @@ def rows() -> list[tuple[str, str, str]]:
         ("GEMM bf16 1×8192×28672 (Llama-3 70B, decode)", "gemm_models", "Llama-3 70B down: 1x8192x28672 NT"),
         ("GEMM bf16 512×2048×7168 (DeepSeek-V3, an expert)", "gemm_models", "DeepSeek-V3 expert gate, up: 512x2048x7168 NT"),
         ("GEMM bf16 64×4095×4097 (no row at a multiple of 16 bytes)", "gemm_models", "ragged 64x4095x4097: 64x4095x4097 NN"),
-        ("GEMM bf16 4095×4097×4103 (nor here)", "gemm_models", "ragged 4095x4097x4103: 4095x4097x4103 NN"),
+        ("GEMM bf16 4095×4097×4103 (no row at a multiple of 16 bytes)", "gemm_models", "ragged 4095x4097x4103: 4095x4097x4103 NN"),
         ("Linear 16384×50257×768 forward and backward (GPT-2's head)", "gemm_head", "GPT-2 head: 16384x50257x768 forward and backward"),
         ("GEMM e4m3 4096³, a scale a tensor", "gemm_fp8", "e4m3 4096x4096x4096 scale per tensor"),
         ("GEMM e4m3 4096³, scales a row and column", "gemm_fp8", "e4m3 4096x4096x4096 scale per row"),

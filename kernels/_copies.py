@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tritonkittens.kernels._tensors import addressable, padded_empty, power_of_two
 from tritonkittens.launch import is_reachable, plain_kernel
+from tritonkittens.launch.launcher import GRID_LIMITS
 
 ELEMENTS = 1024  # of a program, eight a thread: 2.7 to 3.5 TB/s on the H200, where `Tensor.copy_` moves 1.6 to 1.8 (`bench/results/gemm_variants.json`)
-MAX_BATCH = (1 << 16) - 1  # programs along the grid's last dimension
 
 
 @plain_kernel
@@ -29,11 +30,18 @@ def copied(x: Tensor, out: Tensor) -> Tensor:
     """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with contiguous rows take half the time of
     `Tensor.copy_`, to which all else is left."""
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
-    if not contiguous or x.numel() == 0 or (x.ndim == 3 and x.shape[0] > MAX_BATCH) or not is_reachable(x.device):
-        return out.copy_(x)
-    batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
-    strides = [(t.stride(0) if t.ndim == 3 else 0, t.stride(-2)) for t in (x, out)]
-    width = min(ELEMENTS, triton.next_power_of_2(cols))
-    height = ELEMENTS // width
-    copy_rows[triton.cdiv(rows, height), triton.cdiv(cols, width), batch](x, out, (rows, cols), *strides, height, width)
-    return out
+    if contiguous and x.numel() > 0 and is_reachable(x.device):
+        batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
+        width = power_of_two(min(cols, ELEMENTS))
+        height = ELEMENTS // width
+        grid = (-(-rows // height), -(-cols // width), batch)
+        if all(extent <= limit for extent, limit in zip(grid, GRID_LIMITS, strict=True)):
+            strides = [(t.stride(0), t.stride(-2)) for t in (x, out)]  # the first of one matrix counts nothing: its batch is number 0
+            copy_rows[grid](x, out, (rows, cols), *strides, height, width)
+            return out
+    return out.copy_(x)
+
+
+def as_addressable(x: Tensor) -> Tensor:
+    """`x` itself, or a copy whose rows TMA can address."""
+    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x))

@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 import triton
 
-from tritonkittens.kernels._copies import copied
 from tritonkittens.launch import is_reachable, signature_reader, simulated_facts
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
@@ -140,8 +139,3 @@ def padded_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype 
     dtype = dtype or like.dtype
     width = addressable_pitch(shape[-1] * dtype.itemsize) // dtype.itemsize
     return torch.empty((*shape[:-1], width), dtype=dtype, device=like.device)[..., :shape[-1]]
-
-
-def as_addressable(x: torch.Tensor) -> torch.Tensor:
-    """`x` itself, or a copy whose rows TMA can address."""
-    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x))

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from tritonkittens.kernels._tensors import addressable, allocator, as_addressable, check_small, power_of_two, remember, signature, storable
+from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._tensors import addressable, allocator, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
 from tritonkittens.kernels.attention.decode import combine

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import addressable, allocator_like, as_addressable
+from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._tensors import addressable, allocator_like
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
     allocator,
     allocator_like,
-    as_addressable,
     check_operands,
     is_eager,
     remember,

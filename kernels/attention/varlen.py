@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
-    as_addressable,
     check_operands,
     check_tensor,
     is_eager,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
-from tritonkittens.kernels._tensors import addressable_pitch
+from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.gemm.template import is_one_product
@@ -314,7 +314,7 @@ def _line_cycles(problem: Problem) -> tuple[float, float]:
     """Cycles of a multiprocessor for a line of A and one of B, by the bytes from row to row as they are stored. Rows that TMA cannot address are copied."""
     def cycles(elements: int) -> float:
         pitch = addressable_pitch(elements * _itemsize(problem.dtype))
-        return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % SWIZZLE_LINE else ALIGNED
+        return MISALIGNED if pitch % SECTOR else STRADDLING if pitch % CACHE_LINE else ALIGNED
 
     return cycles(problem.k if problem.a == "mk" else problem.m), cycles(problem.k if problem.b == "nk" else problem.n)
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import as_addressable, is_eager
+from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._tensors import addressable, is_eager
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.product import FP8, as_matrix, gemm, result_dtype, result_shape
 from tritonkittens.kernels.gemm.reference import activated
-from tritonkittens.kernels.gemm.unaligned import is_faster_unaligned
+from tritonkittens.kernels.gemm.unaligned import takes
 
 
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
@@ -59,8 +60,7 @@ def _laid_out_as(x: Tensor, product: Callable[[Tensor, Tensor], Tensor], left: T
 
 def _copied_once(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The gradient of a·b as both products with it read it: where TMA cannot address its rows, each would copy them."""
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    if grad.ndim == 2 and (is_faster_unaligned(m, k, n) or is_faster_unaligned(k, n, m)):
+    if addressable(grad) or any(takes(left, right, None, grad.dtype, None) for left, right in ((grad, b.mT), (a.mT, grad))):
         return grad
     return as_addressable(grad)
 

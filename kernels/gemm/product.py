@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._copies import copied
+from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._tensors import (
     addressable,
     allocator,
-    as_addressable,
     check_tensor,
     is_eager,
     padded_empty,

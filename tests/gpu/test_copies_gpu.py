@@ -5,10 +5,11 @@ import torch
 
 from tests.cases_gemm import BF16, E4M3, FP32, SMALL, check, randn
 from tests.util import DEVICE, on_gpu_or_simulated, poison
-from tritonkittens.kernels import _copies, _tensors
-from tritonkittens.kernels._copies import copied
-from tritonkittens.kernels._tensors import CACHE_LINE, LONG_ROW, TMA_BYTES, addressable, addressable_pitch, as_addressable
-from tritonkittens.kernels.gemm import gemm, operator, product, unaligned
+from tritonkittens.kernels import _copies
+from tritonkittens.kernels._copies import as_addressable, copied
+from tritonkittens.kernels._tensors import CACHE_LINE, LONG_ROW, TMA_BYTES, addressable, addressable_pitch
+from tritonkittens.kernels.gemm import gemm, product, unaligned
+from tritonkittens.launch.launcher import GRID_LIMITS
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -56,7 +57,7 @@ def test_copies_of_what_has_no_contiguous_rows(rng):
 
 
 def test_large_batches_are_copied(rng):
-    x = randn(_copies.MAX_BATCH + 3, 2, 3)
+    x = randn(GRID_LIMITS[2] + 3, 2, 3)
     assert torch.equal(copied(x, torch.empty(*x.shape[:-1], 8, dtype=BF16, device=DEVICE)[..., :3]), x)
 
 
@@ -82,10 +83,9 @@ def copies(monkeypatch):
         made.append(tuple(x.shape))
         return copied(x, out)
 
-    for module in (_tensors, product):
+    for module in (_copies, product):
         monkeypatch.setattr(module, "copied", recorded)
-    for module in (operator, unaligned):
-        monkeypatch.setattr(module, "is_faster_unaligned", lambda *_: False)
+    monkeypatch.setattr(unaligned, "is_faster_unaligned", lambda *_: False)
     product._plans.clear()
     yield made
     product._plans.clear()
