@@ -389,8 +389,12 @@ PROBLEMS = {
 }
 
 
+SHARES = on_gpu_or_simulated(8, 1)  # two hundred kernels take ten minutes to compile one after another: other processes may take theirs
+
+
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_every_candidate_is_right(rng, name):
+def test_every_candidate_is_right(rng, name, share):
     """All candidates on a GPU; some, others each time, simulated."""
     problem = PROBLEMS[name]
     operands = dict(scale_a=scales(problem.m, 3), scale_b=scales(3, 3)) if problem.scales else {}
@@ -398,7 +402,7 @@ def test_every_candidate_is_right(rng, name):
     batch = (problem.batch,) if problem.batch > 1 else ()
     a = randn(*batch, problem.m, problem.k, dtype=dtype)
     b = randn(*batch, problem.n, problem.k, dtype=dtype).mT if problem.b == "nk" else randn(*batch, problem.k, problem.n, dtype=dtype)
-    every = candidates(problem)
+    every = candidates(problem)[share::SHARES]
     configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:3]])
     for config in configs:
         print(config)
