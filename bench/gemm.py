@@ -258,17 +258,17 @@ def training_cases(trained: Mapping[str, Mapping[str, tuple[int, int]]]) -> list
     ]  # fmt: skip
 
 
+OF_WEIGHTS = {"x": "M", "y": "ratio", "panel": "model", "series": "weight"}
 SUITES = (
     Suite("gemm", "GEMM sweep against cuBLAS (Figure 7)", sweep_cases, plot={"x": "extent", "panel": "panel"}),
-    Suite("gemm_models", "GEMM at model shapes (weights stored (N, K)) and ragged ones", model_cases,
-          plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
+    Suite("gemm_models", "GEMM at model shapes (weights stored (N, K)) and ragged ones", model_cases, plot=OF_WEIGHTS),
     Suite("gemm_fp8", "e4m3 GEMM against torch._scaled_mm", fp8_cases, plot={"x": "extent", "panel": "panel"}),
     Suite("gemm_sustained", "GEMM calls behind one another, each contender at the clock that its own draw leaves it", sustained_cases,
           plot={"x": "M", "panel": "panel"}),
     Suite("gemm_epilogues", "fused epilogues against torch eager and torch.compile", epilogue_cases, extend=over_bare),
     Suite("gemm_training", "forward and backward of a Linear layer against torch.nn.Linear", lambda options: training_cases(TRAINED),
-          plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
+          plot=OF_WEIGHTS),
     Suite("gemm_head", "forward and backward of a Linear layer whose results TMA cannot address, against torch.nn.Linear",
-          lambda options: training_cases(HEADS), plot={"x": "M", "y": "ratio", "panel": "model", "series": "weight"}),
+          lambda options: training_cases(HEADS), plot=OF_WEIGHTS),
     Suite("gemm_host", "time of a small GEMM with the host", host_cases, unit="µs"),
 )  # fmt: skip

@@ -387,8 +387,6 @@ PROBLEMS = {
     "fp8": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk"),
     "block scales": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk", scales="block"),
 }
-
-
 SHARES = on_gpu_or_simulated(8, 1)  # two hundred kernels take ten minutes to compile one after another: other processes may take theirs
 
 
