@@ -147,7 +147,7 @@ def packed_cases(options: argparse.Namespace) -> list[Case]:
 def with_outliers(*shape: int) -> torch.Tensor:
     """Normal numbers, of which one in a thousand has 100 times the variance more (as in section 4.3 of FlashAttention-3, Shah et al., 2024)."""
     x = randn(*shape)
-    return x + 10 * randn(*shape) * (torch.rand(shape, device=x.device) < 1e-3)
+    return x + 10 * randn(*shape) * (torch.rand(shape, dtype=torch.float32, device=x.device) < 1e-3)
 
 
 OUTLIER_LENGTHS = (512, 4096)

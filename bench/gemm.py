@@ -130,10 +130,10 @@ def fp8(m: int, n: int, k: int, scaling: str) -> Product:
         shapes = ((m, 1), (1, n))
     else:
         blocks = k // SCALE_BLOCK
-        scale_a = torch.rand(blocks, m, device=DEVICE).T + 0.5  # consecutive along M
-        padded = torch.rand(-(-n // SCALE_BLOCK), -(-blocks // 4) * 4, device=DEVICE) + 0.5
+        scale_a = torch.rand(blocks, m, dtype=torch.float32, device=DEVICE).T + 0.5  # consecutive along M
+        padded = torch.rand(-(-n // SCALE_BLOCK), -(-blocks // 4) * 4, dtype=torch.float32, device=DEVICE) + 0.5
         return Product(a, b, scale_a=scale_a, scale_b=padded[:, :blocks].T, out_dtype=torch.bfloat16)
-    scale_a, scale_b = (torch.rand(shape, device=DEVICE) + 0.5 for shape in shapes)
+    scale_a, scale_b = (torch.rand(shape, dtype=torch.float32, device=DEVICE) + 0.5 for shape in shapes)
     return Product(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
 
 

@@ -56,7 +56,7 @@ def compile_touch(key, types, device, target=None):
 
 def contenders() -> dict[str, Callable[[], object]]:
     a, b, c = (torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    small, square = [torch.randn(64, device="cuda") for _ in range(3)], [torch.randn(64, 64, device="cuda") for _ in range(3)]
+    small, square = ([torch.randn(shape, dtype=torch.float32, device="cuda") for _ in range(3)] for shape in ((64,), (64, 64)))
     specs = (TensorMapSpec((ROWS, COLUMNS), 128),)
     kept = tuple(GlobalArg(tensor, specs) for tensor in (a, b, c))
     elsewhere = itertools.cycle([tuple(GlobalArg(torch.empty_like(tensor), specs) for tensor in (a, b, c)) for _ in range(64)])

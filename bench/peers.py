@@ -291,7 +291,7 @@ class Packed:
     @deferred
     def error(self) -> Callable[[torch.Tensor], float]:
         """Relative error against float64 of one head of the shortest and of the longest sequence, of results packed or padded."""
-        head = int(torch.randint(self.q.shape[1], ()))
+        head = int(torch.randint(self.q.shape[1], (), device="cpu"))
         which = {n: self.lengths.index(n) for n in (min(self.lengths), max(self.lengths))}
         starts, expected = self.starts().tolist(), []
         for n, b in which.items():

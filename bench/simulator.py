@@ -26,11 +26,11 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def _attention(batch: int, heads: int, length: int, width: int) -> tuple:
-    return tuple(torch.randn(batch, heads, length, width).bfloat16() for _ in range(3))
+    return tuple(torch.randn(batch, heads, length, width, dtype=torch.float32, device="cpu").bfloat16() for _ in range(3))
 
 
 def _square(n: int) -> tuple:
-    return torch.randn(n, n).bfloat16(), torch.randn(n, n).bfloat16()
+    return torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16(), torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16()
 
 
 # name → (operator, its operands, work in multiply-adds, schedules: 0 is one run by modelled time)

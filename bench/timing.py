@@ -42,7 +42,7 @@ def _zeroed(index: int) -> Call:
 
 def _read(index: int) -> Call:
     read = _flush_buffer(index).view(torch.float32)
-    return functools.partial(torch.amax, read, 0, out=torch.empty((), device=read.device))
+    return functools.partial(torch.amax, read, 0, out=torch.empty((), dtype=torch.float32, device=read.device))
 
 
 @functools.cache

@@ -52,15 +52,6 @@ def check_small(name: str, argument: str, x: torch.Tensor, like: torch.Tensor, d
         raise ValueError(f"{name}: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, {dtype}, on {like.device}")
 
 
-def is_eager(*tensors: torch.Tensor | None) -> bool:
-    """Are those that are given torch's own tensors, outside of torch.compile, of dispatch modes (fake tensors, tracing, selective checkpoints) and of
-    transforms (`torch.func`)? Those see only operators of torch.library."""
-    if torch.compiler.is_compiling():
-        return False
-    own = all(x is None or type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors)
-    return own and torch._C._len_torch_dispatch_stack() == 0 and not torch._C._are_functorch_transforms_active()
-
-
 def signature(*tensors: torch.Tensor) -> Hashable:
     """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, alignment, devices, and which one is simulated where they
     are on none. Raises AttributeError, TypeError or RuntimeError for what are no tensors, or fake ones."""
@@ -86,7 +77,7 @@ def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
     """What gives an uninitialised tensor of this kind, contiguous unless it has `strides`, at every call: by the entry that torch.compile's generated code
     allocates with, which takes half the host time of `torch.empty` and allocates on the current device only."""
     shape = tuple(shape)
-    strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+    strides = torch.empty(shape, dtype=dtype, device="meta").stride() if strides is None else strides
     allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
     if allocate is None:
         return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error
 from tritonkittens import sim
@@ -65,6 +66,18 @@ def test_what_the_kernel_does_not_take_is_torchs(activation):
         layer = Linear(40, 24, dtype=dtype, activation=activation)
         x = torch.randn(3, 40, dtype=dtype)
         assert torch.equal(layer(x), function.get(activation, lambda y: y)(nn.functional.linear(x, layer.weight, layer.bias)))
+
+
+def test_kinds_of_tensors(kernel_device, rng):
+    """A jagged nested tensor is the matrix of its rows; a tensor subclass goes where torch's Linear sends it."""
+    layer = Linear(64, 48, dtype=BF16, device=kernel_device, activation="silu")
+    rows = torch.randn(24, 64, dtype=torch.float32, device=kernel_device).bfloat16()
+    offsets = torch.tensor([0, 7, 7, 24], device=kernel_device)
+    nested = torch.nested.nested_tensor_from_jagged(rows, offsets)
+    out = layer(nested)
+    assert out.shape[:2] == nested.shape[:2] and torch.equal(out.values(), layer(rows))
+    pair = layer(TwoTensor(rows, rows.clone()))
+    assert type(pair) is TwoTensor and relative_error(pair.a, layer(rows).double()) < 1e-2
 
 
 def test_errors_are_torchs_where_dtypes_differ(kernel_device):

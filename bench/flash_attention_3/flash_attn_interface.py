@@ -51,7 +51,7 @@ def checked(status: int) -> None:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal):
-        out, log_sum_exp = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], q.shape[1], device=q.device)
+        out, log_sum_exp = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
         drawn = torch.empty(1, dtype=torch.int32, device=q.device)
         stream = torch.cuda.current_stream().cuda_stream
         checked(library().forward(sizes(q, k, causal), *arrays((q, k, v, out)), log_sum_exp.data_ptr(), drawn.data_ptr(), stream))
@@ -65,9 +65,9 @@ class _Attention(torch.autograd.Function):
         grads = tuple(torch.empty_like(x) for x in (q, k, v))
         (batch, _, heads, dim), key_heads, of = q.shape, k.shape[2], sizes(q, k, ctx.causal)
         rows, columns = of.rounded_queries, of.rounded_keys
-        sums, base_two = torch.empty(2, batch, heads, rows, device=q.device)
-        dq = torch.empty(batch, heads, rows, dim, device=q.device)
-        shared = (None, None) if heads == key_heads else torch.zeros(2, batch, key_heads, columns, dim, device=q.device).unbind()
+        sums, base_two = torch.empty(2, batch, heads, rows, dtype=torch.float32, device=q.device)
+        dq = torch.empty(batch, heads, rows, dim, dtype=torch.float32, device=q.device)
+        shared = (None, None) if heads == key_heads else torch.zeros(2, batch, key_heads, columns, dim, dtype=torch.float32, device=q.device).unbind()
         semaphores = torch.empty(batch * heads * rows // 64, dtype=torch.int32, device=q.device)
         memory = (log_sum_exp, sums, base_two, dq, *shared, semaphores)
         buffers = (ADDRESS * len(memory))(*(0 if x is None else x.data_ptr() for x in memory))

@@ -40,7 +40,7 @@ def _forward(arch: str, dim: int, causal: bool, shifted: bool = False, keys: int
 
 
 def _forward_fp8(arch: str, dim: int, causal: bool) -> object:
-    x, descales = _tensor(dim).to(torch.float8_e4m3fn), torch.empty(3, 4, 16, device="meta")
+    x, descales = _tensor(dim).to(torch.float8_e4m3fn), torch.empty(3, 4, 16, dtype=torch.float32, device="meta")
     template = typical(forward_fp8, dim, causal)
     return template.compile(x, x, x.transpose(2, 3).contiguous(), _tensor(dim), descales, scale=1.0, arch=arch)
 
@@ -56,7 +56,7 @@ def _decode(arch: str, dim: int = 128, sized: bool = False, at_once: int = 0, ev
 
 def _backward(arch: str, dim: int, causal: bool, part: int, gathers: bool = False, parts: int = 1) -> object:
     """The single pass (part 0), which may make dQ of its sums, or have `parts` of groups, or the pass of dQ or of dK and dV (1, 2)."""
-    x, sums = _tensor(dim), torch.empty(4, 16, 4096, device="meta")
+    x, sums = _tensor(dim), torch.empty(4, 16, 4096, dtype=torch.float32, device="meta")
     numbers = sums if part else torch.empty(4, 16, 4096 // ROWS, PARTS.value, ROWS, dtype=torch.bfloat16, device="meta")
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._dispatch import call, check_no_gradient, check_tensors, is_plain, overlaps
 from tritonkittens.kernels._tensors import addressable, allocator, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
@@ -24,7 +25,8 @@ def attention_decode(
     pages: torch.Tensor | None = None, causal: bool = True, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
     parts: int | None = None, out: torch.Tensor | None = None, debug: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`attention` of few queries against long keys and values, as in writing token by token; not differentiable.
+    """`attention` of few queries against long keys and values, as in writing token by token; not differentiable: operands that require gradients are refused,
+    except under `torch.no_grad()`.
 
     q: (batch, heads, queries, D), at most 64 queries (where those of a group's heads are more, K and V are read several times); k, v: (batch, kv_heads,
     keys, D and D_v), a cache of which sequence b has filled the first `lengths[b]` keys (int32, on the same device; all where not given; at most `keys`).
@@ -40,9 +42,23 @@ def attention_decode(
     What `lengths`, `starts` and `pages` hold is checked with `debug` only, for the host has to wait for the device. Traced by torch.compile as the operator
     `tritonkittens::attention_decode`.
     """
-    if torch.compiler.is_compiling():
-        result, lse = torch.ops.tritonkittens.attention_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, parts)
-        return handed_out(result, lse, out, return_lse)
+    check_no_gradient("attention_decode", "use attention", q=q, k=k, v=v)
+    if is_plain(q, k, v, lengths, starts, pages):
+        return decode(q, k, v, lengths, starts, pages, causal, scale, softcap, return_lse, parts, out, debug)
+    check_tensors("attention_decode", q=q, k=k, v=v)
+    check_tensors("attention_decode", optional=True, lengths=lengths, starts=starts, pages=pages, out=out)
+    return handed_out(call("attention_decode", q, k, v, lengths, starts, pages, causal, scale, softcap, parts), out, return_lse)
+
+
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None, starts: torch.Tensor | None, pages: torch.Tensor | None, causal: bool,
+    scale: float | None, softcap: float | None, return_lse: bool, parts: int | None, out: torch.Tensor | None = None, debug: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention_decode` of plain tensors; arguments as there."""
+    if isinstance(out, torch.Tensor) and overlaps(out, q, k, v, lengths, starts, pages):
+        check(q, k, v, out, paged=pages is not None)
+        found = decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts, debug=debug)
+        return handed_out(found, out, return_lse)  # type: ignore[arg-type]
     operands = (q, k, v, out, lengths, starts, pages)
     key, known = (None, None) if debug else _known_launch(operands, (causal, scale, softcap, return_lse, parts))
     if known is not None:
@@ -61,8 +77,7 @@ def attention_decode(
             see_nothing(result, lse)
         else:  # all tiles get equally many heads
             wide = pad(q.unflatten(1, (kv_heads, group)), (0, 0, 0, 0, 0, row_tiles * each - group)).flatten(1, 2)
-            found = attention_decode(wide, k, v, lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, return_lse=True,
-                                     parts=parts)
+            found = decode(wide, k, v, lengths, starts, pages, causal, scale, softcap, True, parts)
             for home, x in zip((result, lse), found, strict=True):
                 if home is not None:
                     home.unflatten(1, (kv_heads, group)).copy_(x.unflatten(1, (kv_heads, -1))[:, :, :group])

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._dispatch import call, check_no_gradient, check_tensors, is_plain, overlaps
 from tritonkittens.kernels._tensors import check_operands, check_small
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -99,16 +100,33 @@ def attention_fp8(
     (batch, heads, queries, D_v) of `out_dtype` (bf16, fp16, fp32), or `out`, whose type counts then. Everything else, results and errors as for `attention`.
     Traced by torch.compile as the operator `tritonkittens::attention_fp8`.
     """
+    scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    check_no_gradient("attention_fp8", "use attention of 16-bit operands", q=q, k=k, v=v, **scales)
+    if is_plain(q, k, v, *scales.values()):
+        return of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, return_lse, out_dtype, out, config)
+    check_tensors("attention_fp8", q=q, k=k, v=v)
+    check_tensors("attention_fp8", optional=True, **scales, out=out)
+    check_window(causal, window, "attention_fp8")
+    kind = out_dtype if out is None else out.dtype
+    found = call("attention_fp8", q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, kind)
+    return handed_out(found, out, return_lse)
+
+
+def of_fp8(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_scale: torch.Tensor | None, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, causal: bool,
+    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, return_lse: bool, out_dtype: torch.dtype,
+    out: torch.Tensor | None = None, config: Config | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention_fp8` of plain tensors; arguments as there."""
     sides = check_window(causal, window, "attention_fp8")
-    if torch.compiler.is_compiling():
-        kind = out_dtype if out is None else out.dtype
-        result, lse = torch.ops.tritonkittens.attention_fp8(q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, kind)
-        return handed_out(result, lse, out, return_lse)
     check_operands("attention_fp8", (torch.float8_e4m3fn,), 4, q=q, k=k, v=v)
     check_shapes(q, k, v, out, head_dims=HEAD_DIMS)
     if out is not None:
         check_operands("attention_fp8", OUT_TYPES, 4, out=out)
         out_dtype = out.dtype
+        if overlaps(out, q, k, v, q_scale, k_scale, v_scale):
+            found = of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config)
+            return handed_out(found, out, return_lse)  # type: ignore[arg-type]
     if out_dtype not in OUT_TYPES:
         raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")
     (batch, heads, queries, _), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]

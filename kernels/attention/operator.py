@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from tritonkittens.kernels._tensors import is_eager
-from tritonkittens.kernels.attention.decoding import attention_decode
-from tritonkittens.kernels.attention.fp8 import attention_fp8
+from tritonkittens.kernels._dispatch import call, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
+from tritonkittens.kernels.attention.decoding import decode
+from tritonkittens.kernels.attention.fp8 import of_fp8
 from tritonkittens.kernels.attention.gradients import run_backward
-from tritonkittens.kernels.attention.product import Known, Scores, check, empty_like, run_forward
+from tritonkittens.kernels.attention.product import Known, Scores, check, computed, empty_like
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())
@@ -20,13 +19,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    return _computed(q, k, v, Known(Scores(scale, softcap, left, right)))
-
-
-def _computed(q: Tensor, k: Tensor, v: Tensor, known: Known) -> tuple[Tensor, Tensor]:
-    out, lse = known.new_result(q, v), known.new_lse(q)
-    run_forward(q, k, v, out, lse, known.checked_scores, known=known)
-    return out, lse
+    return computed(q, k, v, Known(Scores(scale, softcap, left, right)))
 
 
 @attention_operator.register_fake
@@ -48,6 +41,9 @@ def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, determinis
     return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
+register(backward_operator, vmap_by_batch, second_derivative_of("attention"))
+
+
 def _save(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tensor], scores: Scores, deterministic: bool) -> None:
     ctx.save_for_backward(q, k, v, *output)
     ctx.scores, ctx.deterministic = scores, deterministic
@@ -62,18 +58,18 @@ def _save_of_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) ->
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, out, lse = ctx.saved_tensors
     grad, scores = torch.zeros_like(out) if grad is None else grad, ctx.scores
-    # With gradients enabled these are to be differentiated again, which the operator refuses.
-    if not torch.is_grad_enabled() and is_eager(grad, grad_lse, q, k, v):
+    # With gradients enabled these may be differentiated again, which the operator refuses.
+    if not torch.is_grad_enabled() and is_plain(grad, grad_lse, q, k, v):
         return run_backward(grad, grad_lse, q, k, v, out, lse, scores, ctx.deterministic)
     numbers = (scores.scale, scores.softcap, scores.left, scores.right, ctx.deterministic)
-    return torch.ops.tritonkittens.attention_backward(grad, grad_lse, q, k, v, out, lse, *numbers)
+    return call("attention_backward", grad, grad_lse, q, k, v, out, lse, *numbers)
 
 
 def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     return *_gradients(ctx, grad, grad_lse), None, None, None, None, None
 
 
-attention_operator.register_autograd(_backward_of_operator, setup_context=_save_of_operator)
+register(attention_operator, vmap_by_batch, _backward_of_operator, _save_of_operator)
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -81,12 +77,11 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, known: Known, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
-        output = _computed(q, k, v, known)
+        output = computed(q, k, v, known)
         _save(ctx, q, k, v, output, known.checked_scores, deterministic)
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
         dq, dk, dv = _gradients(ctx, grad, grad_lse)
         return None, dq, dk, dv, None
@@ -98,8 +93,7 @@ def decode_operator(
     softcap: float | None, parts: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_decode`."""
-    given: dict[str, Any] = dict(lengths=lengths, starts=starts, pages=pages, causal=causal, scale=scale, softcap=softcap, parts=parts)
-    return attention_decode(q, k, v, return_lse=True, **given)  # type: ignore[return-value]
+    return decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts)  # type: ignore[return-value]
 
 
 @decode_operator.register_fake
@@ -113,11 +107,19 @@ def fp8_operator(
     right: int | None, scale: float | None, softcap: float | None, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_fp8`; `left` and `right` are its window."""
-    scales: dict[str, Any] = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    return attention_fp8(q, k, v, causal=causal, window=(left, right), scale=scale, softcap=softcap, return_lse=True,  # type: ignore[return-value]
-                         out_dtype=out_dtype, **scales)
+    return of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)  # type: ignore[return-value]
 
 
 @fp8_operator.register_fake
 def _(q, k, v, q_scale, k_scale, v_scale, causal, left, right, scale, softcap, out_dtype):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _vmap_decode(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Any, Any]:
+    """Pools of pages have no dimension of sequences."""
+    paged = args[5] is not None
+    return (vmap_by_loop if paged else vmap_by_batch)(operator, dims, size, *args)
+
+
+register(decode_operator, _vmap_decode)
+register(fp8_operator, vmap_by_batch)

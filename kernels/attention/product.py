@@ -11,13 +11,13 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_forward_mode, is_plain, overlaps, requires_grad
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
     allocator,
     allocator_like,
     check_operands,
-    is_eager,
     remember,
     signature,
     storable,
@@ -25,7 +25,7 @@ from tritonkittens.kernels._tensors import (
 )
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.reference import LIMIT, sides
+from tritonkittens.kernels.attention.reference import LIMIT, attention_torch, sides
 from tritonkittens.launch import multiprocessor_count
 
 HEAD_DIMS = range(16, 257, 16)
@@ -93,30 +93,43 @@ def attention(
     Differentiable in q, k and v, also through the log-sum-exp; traced by torch.compile as the operator `tritonkittens::attention`. Raises ValueError or
     TypeError for operands that do not fit together.
     """
-    traced = torch.compiler.is_compiling()
-    known = Known() if traced else known_call(q, k, v, out, causal, window, scale, softcap)
+    if not is_plain(q, k, v):
+        return _dispatched(q, k, v, causal, window, scale, softcap, return_lse, deterministic, out)
+    known = known_call(q, k, v, out, causal, window, scale, softcap)
     if known.scores is None:
-        if not traced:  # the operator checks what a trace cannot
-            check(q, k, v, out)
+        check(q, k, v, out)
         known.scores = scores_of(q, scale, softcap, *check_window(causal, window))
-    return attend(q, k, v, known, return_lse, deterministic, out, config, traced)
+    return attend(q, k, v, known, return_lse, deterministic, out, config)
+
+
+def _dispatched(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None,
+    return_lse: bool, deterministic: bool | None, out: torch.Tensor | None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`attention` of operands that torch has to see: by the operator, which torch traces and batches, or with tangents by torch's own operations."""
+    check_tensors("attention", q=q, k=k, v=v)
+    check_tensors("attention", optional=True, out=out)
+    scores = scores_of(q, scale, softcap, *check_window(causal, window))
+    if is_forward_mode():
+        found = attention_torch(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32)
+        return handed_out((found[0].to(q.dtype), found[1]), out, return_lse)
+    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    found = call("attention", q, k, v, scores.scale, scores.softcap, scores.left, scores.right, deterministic)
+    return handed_out(found, out, return_lse)
 
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: Known, return_lse: bool = False, deterministic: bool | None = None,
-    out: torch.Tensor | None = None, config: Config | None = None, traced: bool = False,
+    out: torch.Tensor | None = None, config: Config | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`attention` of a call that is `known`: its operands fit together, and what becomes of scores is said."""
+    """`attention` of a call that is `known`: its operands are plain and fit together, and what becomes of scores is said."""
     scores = known.checked_scores
-    if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    if requires_grad(q, k, v):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        if not traced and is_eager(q, k, v):
-            of_new_result = known if out is None else Known(scores)  # launches are bound to the strides of `out`
-            result, lse = autograd_function().apply(of_new_result, q, k, v, deterministic)
-        else:
-            numbers = (scores.scale, scores.softcap, scores.left, scores.right)
-            result, lse = torch.ops.tritonkittens.attention(q, k, v, *numbers, deterministic)
-        return handed_out(result, lse, out, return_lse)
+        of_new_result = known if out is None else Known(scores)  # launches are bound to the strides of `out`
+        return handed_out(autograd_function().apply(of_new_result, q, k, v, deterministic), out, return_lse)
+    if out is not None and overlaps(out, q, k, v):
+        return handed_out(computed(q, k, v, Known(scores), config), out, return_lse)
     result = out if out is not None else known.new_result(q, v)
     lse = known.new_lse(q) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config, known if config is None else None)
@@ -124,11 +137,11 @@ def attend(
 
 
 def handed_out(
-    result: torch.Tensor, lse: torch.Tensor, out: torch.Tensor | None, return_lse: bool,
+    found: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None, return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """What a call returns whose operator has allocated its results: the first in `out` where given, the log-sum-exp if asked for."""
-    result = result if out is None else out.copy_(result)
-    return (result, lse) if return_lse else result
+    """What a call returns whose (output, log-sum-exp) are `found` in new memory: the first in `out` where given, the second if asked for."""
+    result = found[0] if out is None else out.copy_(found[0])
+    return (result, found[1]) if return_lse else result
 
 
 class Known:
@@ -156,6 +169,13 @@ class Known:
         if self._new_lse is None:
             self._new_lse = allocator(q.shape[:3], torch.float32, q.device)
         return self._new_lse()
+
+
+def computed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: Known, config: Config | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, log-sum-exp) of operands that were checked, in new memory."""
+    out, lse = known.new_result(q, v), known.new_lse(q)
+    run_forward(q, k, v, out, lse, known.checked_scores, config, known if config is None else None)
+    return out, lse
 
 
 _known: dict[tuple, Known] = {}
@@ -259,6 +279,8 @@ def check_shapes(
     check_heads("attention", heads, kv_heads, dim, value_dim, head_dims)
     if out is not None and out.shape != (batch, heads, queries, value_dim):
         raise ValueError(f"attention: out is {tuple(out.shape)}; it must be {(batch, heads, queries, value_dim)}")
+    if out is not None:
+        check_written("attention", out)
 
 
 def check_heads(name: str, heads: int, kv_heads: int, dim: int, value_dim: int, head_dims: range = HEAD_DIMS) -> None:

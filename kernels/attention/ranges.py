@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._dispatch import call, check_tensors, is_forward_mode, is_plain, register, second_derivative_of, vmap_by_batch
 from tritonkittens.kernels.attention.gradients import run_backward
 from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward
 from tritonkittens.kernels.attention.reference import LIMIT
@@ -82,13 +83,17 @@ def attention_ranges(
     Raises ValueError or TypeError for operands that do not fit together, ValueError for a window that is not positive, ranges of another shape or dtype, or one
     that ends before it begins or reaches beyond the keys.
     """
-    if not torch.compiler.is_compiling():  # the operator checks what a trace cannot
+    if is_plain(q, k, v, ranges):
         check(q, k, v)
+    else:  # the operator checks what a trace cannot
+        check_tensors("attention_ranges", q=q, k=k, v=v, ranges=ranges)
+        if is_forward_mode():
+            raise ValueError("attention_ranges: it has no forward-mode derivative; use attention")
     if window is not None and window < 1:
         raise ValueError(f"attention_ranges: window={window}; it must be positive")
     left = LIMIT if window is None else window - 1
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return torch.ops.tritonkittens.attention_ranges(q, k, v, ranges, causal, scale, softcap, left, 0 if causal else left)[0]
+    return call("attention_ranges", q, k, v, ranges, causal, scale, softcap, left, 0 if causal else left)[0]
 
 
 @torch.library.custom_op("tritonkittens::attention_ranges", mutates_args=())
@@ -104,8 +109,8 @@ def ranges_operator(
     if not _covers(found, q):
         out.zero_()
         lse.fill_(-torch.inf)
-    for call in found:
-        run_forward(call.of_queries(q), call.of_keys(k), call.of_keys(v), call.of_queries(out), call.of_queries(lse), Scores(scale, softcap, left, right))
+    for c in found:
+        run_forward(c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), Scores(scale, softcap, left, right))
     return out, lse
 
 
@@ -151,8 +156,9 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple:
-    gradients = (None,) * 3 if grad is None else torch.ops.tritonkittens.attention_ranges_backward(grad, *ctx.saved_tensors, *ctx.scores)
+    gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
     return *gradients, *(None,) * 6
 
 
-ranges_operator.register_autograd(_backward, setup_context=_save)
+register(ranges_operator, vmap_by_batch, _backward, _save)
+register(backward_operator, vmap_by_batch, second_derivative_of("attention_ranges"))

@@ -1,4 +1,4 @@
-"""Attention in plain torch, in float64: what the kernels are tested against."""
+"""Attention in plain torch: what the kernels are tested against, and what has forward-mode derivatives."""
 from __future__ import annotations
 
 import math
@@ -24,12 +24,12 @@ def visible(queries: int, keys: int, left: int, right: int, device: torch.device
 
 def attention_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None, softcap: float | None = None,
+    scale: float | None = None, softcap: float | None = None, dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention`, in float64 and differentiable."""
+    """(output, log-sum-exp) of `attention`, computed in `dtype`, not rounded, and differentiable any number of times."""
     group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = q.double() @ k.mT * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    k, v = (x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
+    scores = q.to(dtype) @ k.mT * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     seen = visible(q.shape[2], k.shape[2], *sides(causal, window), device=q.device)

@@ -8,16 +8,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._dispatch import (
+    call,
+    check_tensors,
+    check_written,
+    is_forward_mode,
+    is_plain,
+    overlaps,
+    register,
+    requires_grad,
+    second_derivative_of,
+    vmap_by_loop,
+)
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
     check_operands,
     check_tensor,
-    is_eager,
     remember,
     signature,
     storable,
@@ -56,24 +66,31 @@ def attention_varlen(
     Returns a tensor (total_q, heads, D_v) of q's dtype, `out` where given. Differentiable in q, k and v, also through the log-sum-exp; traced by
     torch.compile as the operator `tritonkittens::attention_varlen`. Raises ValueError or TypeError for operands that do not fit together.
     """
-    traced = torch.compiler.is_compiling()
-    if not traced:  # the operator checks what a trace cannot
-        check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, out)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    plain = is_plain(*tensors)
+    if plain:
+        check_varlen(*tensors, out)
+    else:  # the operator checks what a trace cannot
+        check_tensors(NAME, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        check_tensors(NAME, optional=True, out=out)
+        if is_forward_mode():
+            raise ValueError(f"{NAME}: it has no forward-mode derivative; use attention of each sequence")
     left, right = check_window(causal, window, NAME)
     scores = scores_of(q, scale, softcap, left, right, NAME)
     longest = _longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k)
-    if debug and not traced:
+    if debug and plain:
         for of, starts, rows, most in (("q", cu_seqlens_q, q.shape[0], longest[0]), ("k", cu_seqlens_k, k.shape[0], longest[1])):
             _check_starts(of, starts.tolist(), rows, most)
-    if traced or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    if not plain or requires_grad(q, k, v):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         numbers = (scores.scale, softcap, left, right, deterministic)
-        differentiable = VarlenFunction.apply if is_eager(q, k, v, cu_seqlens_q, cu_seqlens_k) else torch.ops.tritonkittens.attention_varlen
-        result, lse = differentiable(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, *numbers)
-        return handed_out(result, lse, out, return_lse)
+        differentiable = VarlenFunction.apply if plain else functools.partial(call, "attention_varlen")
+        return handed_out(differentiable(*tensors, *longest, *numbers), out, return_lse)
+    if out is not None and overlaps(out, *tensors):
+        return handed_out(_computed(*tensors, *longest, scores), out, return_lse)
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
-    _run_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, result, lse, _lengths(q, k, longest), scores)
+    _run_forward(*tensors, result, lse, _lengths(q, k, longest), scores)
     return result if lse is None else (result, lse)
 
 
@@ -96,6 +113,8 @@ def check_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqle
         raise ValueError(f"{NAME}: cu_seqlens_q is {tuple(cu_seqlens_q.shape)}, cu_seqlens_k {tuple(cu_seqlens_k.shape)}; they must be of as many sequences")
     if out is not None and out.shape != (queries, heads, value_dim):
         raise ValueError(f"{NAME}: out is {tuple(out.shape)}; it must be {(queries, heads, value_dim)}")
+    if out is not None:
+        check_written(NAME, out)
 
 
 def _check_starts(of: str, starts: list[int], rows: int, longest: int | None) -> None:
@@ -232,13 +251,14 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
-    once = not torch.is_grad_enabled()  # else these gradients are to be differentiated again, which the operator refuses
-    run = _gradients if once and is_eager(grad, grad_lse, q, k, v) else torch.ops.tritonkittens.attention_varlen_backward
+    once = not torch.is_grad_enabled()  # else these gradients may be differentiated again, which the operator refuses
+    run = _gradients if once and is_plain(grad, grad_lse, q, k, v) else functools.partial(call, "attention_varlen_backward")
     gradients = run(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
     return *gradients, *(None for _ in range(2 + len(ctx.rest)))
 
 
-varlen_operator.register_autograd(_backward, setup_context=_save)
+register(varlen_operator, vmap_by_loop, _backward, _save)
+register(varlen_backward_operator, vmap_by_loop, second_derivative_of(NAME))
 
 
 class VarlenFunction(torch.autograd.Function):
@@ -251,4 +271,4 @@ class VarlenFunction(torch.autograd.Function):
         _save(ctx, inputs, output)
         return output
 
-    backward = staticmethod(once_differentiable(_backward))
+    backward = staticmethod(_backward)

@@ -1,18 +1,17 @@
 """`gemm` for torch.compile and for gradients: an operator of torch.library, and a plain autograd function, which costs an eager call less."""
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._tensors import addressable, is_eager
+from tritonkittens.kernels._dispatch import is_plain, register, vmap_by_loop
+from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.product import FP8, as_matrix, gemm, result_dtype, result_shape
-from tritonkittens.kernels.gemm.reference import activated
+from tritonkittens.kernels.gemm.product import FP8, as_matrix, computed, gemm, result_dtype, result_shape
+from tritonkittens.kernels.gemm.reference import activated, activation_gradient
 from tritonkittens.kernels.gemm.unaligned import takes
 
 
@@ -23,9 +22,7 @@ def gemm_operator(
 ) -> Tensor:  # fmt: skip
     """The operator behind `gemm`; arguments as there, `config` as text."""
     chosen = None if config is None else Config.from_text(config)
-    with torch.no_grad():
-        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=chosen,
-                    accumulate=accumulate)
+    return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, chosen, accumulate)
 
 
 @gemm_operator.register_fake
@@ -37,25 +34,18 @@ def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
     a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None and scale.requires_grad:
+            raise ValueError(f"gemm: {name} requires a gradient, which gemm does not compute; scales are results of a quantisation")
     ctx.save_for_backward(a, b, bias, gate, scale_a, scale_b)
     ctx.activation = activation
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
 
 
-def _product(
-    eager: bool, a: Tensor, b: Tensor, bias: Tensor | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """A product inside the backward pass, which torch may be tracing: then by the operator."""
-    if eager:
-        return gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
-    return torch.ops.tritonkittens.gemm(a, b, bias, None, None, None, scale_a, scale_b, out_dtype, None)
-
-
-def _laid_out_as(x: Tensor, product: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
+def _laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter does, and copies another. (The weight of
     a `Linear` is multiplied transposed.)"""
-    return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
+    return gemm(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else gemm(left, right)
 
 
 def _copied_once(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -78,17 +68,14 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
-    needs, eager = ctx.needs_input_grad, is_eager(grad, a, b, bias, scale_a, scale_b)
-    product = functools.partial(_product, eager)
+    needs = ctx.needs_input_grad
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
-        total = product(a, b, bias, scale_a, scale_b, torch.float32).detach().requires_grad_()
-        with torch.enable_grad():
-            y = activated(total, ctx.activation)
-        d_gate = grad * y.detach() if gate is not None and needs[4] else None
+        total = gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+        d_gate = grad * activated(total, ctx.activation) if gate is not None and needs[4] else None
         if ctx.activation is not None:
-            d_total = torch.autograd.grad(y, total, d_total.float())[0]
+            d_total = activation_gradient(d_total.float(), total, ctx.activation)
     d_sum = d_total
     for scale, shape in ((scale_a, (-1, 1)), (scale_b, (1, -1))):
         if scale is not None:
@@ -97,22 +84,43 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     is_flat = b.ndim == 2 and a.ndim > 2 and a.is_contiguous()
     if is_flat:  # the rows of a batch are those of one product
         a, d_sum = as_matrix(a), as_matrix(d_sum)
-    if eager and needs[0] and needs[1] and not d_sum.requires_grad:
+    if needs[0] and needs[1] and not d_sum.requires_grad and is_plain(d_sum, a, b):
         d_sum = _copied_once(d_sum, a, b)
     d_a = d_b = None
     if needs[0]:
-        d_a = _laid_out_as(a, product, d_sum, b.mT)
+        d_a = _laid_out_as(a, d_sum, b.mT)
         d_a = _summed(d_a.view(ctx.shapes[0][0]) if is_flat else d_a, ctx.shapes[0])
     if needs[1]:
         if b.ndim == 2:
             a, d_sum = as_matrix(a), as_matrix(d_sum)
-        d_b = _summed(_laid_out_as(b, product, a.mT, d_sum), ctx.shapes[1])
+        d_b = _summed(_laid_out_as(b, a.mT, d_sum), ctx.shapes[1])
     d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
     d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None
     return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None
 
 
-gemm_operator.register_autograd(_backward, setup_context=_save)
+def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Tensor, int]:
+    """Samples of matrices, and of residuals and gates of the result's shape, are one batch more; those of vectors are products of their own."""
+    a, b, _, _, gate, residual, *_ = args
+    matrices = dims[:2] != (None, None) and all(dim is None for name, dim in enumerate(dims) if name not in (0, 1, 5))
+    if not matrices or (gate is not None and gate.ndim > 1 and gate.numel() > 1):
+        return vmap_by_loop(operator, dims, size, *args)
+    rank = max(x.ndim - (dim is not None) for x, dim in zip((a, b), dims))
+
+    def samples_first(x: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return x
+        x = x.movedim(dim, 0)
+        return x.reshape(size, *[1] * (rank + 1 - x.ndim), *x.shape[1:])
+
+    given = list(args)
+    given[:2] = (samples_first(x, dim) for x, dim in zip((a, b), dims))
+    if residual is not None:
+        given[5] = residual.expand(size, *residual.shape) if dims[5] is None else residual.movedim(dims[5], 0)
+    return operator(*given), 0
+
+
+register(gemm_operator, _vmap, _backward, _save)
 
 
 class GemmFunction(torch.autograd.Function):
@@ -122,7 +130,6 @@ class GemmFunction(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs, None)
         a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate = inputs
-        return gemm(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, config=config,
-                    accumulate=accumulate)
+        return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
 
     backward = staticmethod(_backward)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
+from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_forward_mode, is_plain, is_same_view, overlaps, requires_grad
 from tritonkittens.kernels._tensors import (
     addressable,
     allocator,
     check_tensor,
-    is_eager,
     padded_empty,
     remember,
     signature,
@@ -23,7 +23,7 @@ from tritonkittens.kernels._tensors import (
 from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
-from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
+from tritonkittens.kernels.gemm.reference import BLOCK, epilogue, gemm_torch
 from tritonkittens.kernels.gemm.template import Gemm
 from tritonkittens.kernels.gemm.unaligned import Unaligned, takes
 from tritonkittens.launch import l2_bytes
@@ -60,15 +60,42 @@ def gemm(
     residual; traced by torch.compile as the operator `tritonkittens::gemm`.
     Raises TypeError or ValueError for what does not fit together.
     """
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _requires_grad(a, b, bias, gate, residual)):
-        _check_config(config)
-        if is_eager(a, b, bias, gate, residual, scale_a, scale_b):
-            result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
-            return result if out is None else out.copy_(result)
-        chosen = None if config is None else config.to_text()
-        result = torch.ops.tritonkittens.gemm(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
+    if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
+        result = _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
         return result if out is None else out.copy_(result)
-    operands = (bias, gate, residual, scale_a, scale_b)
+    if requires_grad(a, b, bias, gate, residual, scale_a, scale_b):
+        _check_config(config)
+        result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
+        return result if out is None else out.copy_(result)
+    return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate, out)
+
+
+def _dispatched(
+    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+) -> Tensor:  # fmt: skip
+    """`gemm` for operands that torch has to see: by the operator, which torch traces and batches, or with tangents by torch's own operations."""
+    bias, gate, residual, scale_a, scale_b = operands
+    _check_kinds(a, b, operands, None)
+    _check_config(config)
+    if is_forward_mode():
+        _check_activation(activation)
+        total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
+        return rounded(total, result_dtype(a, out_dtype))
+    chosen = None if config is None else config.to_text()
+    return call("gemm", a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
+
+
+def computed(
+    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`gemm` without its gradient, by the plan of calls of this kind."""
+    bias, gate, residual, scale_a, scale_b = operands
+    if isinstance(out, Tensor):
+        in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
+        if overlaps(out, a, b, bias, gate, None if in_place else residual, scale_a, scale_b):
+            check(a, b, operands, activation, out_dtype, out)
+            return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
             key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
@@ -77,7 +104,7 @@ def gemm(
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
     except (AttributeError, TypeError):
-        _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+        _check_kinds(a, b, operands, out)
         _check_config(config)
         _check_activation(activation)
         raise
@@ -111,20 +138,13 @@ _plans: dict[tuple, Plan] = {}
 EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
 
 
-def _requires_grad(*tensors: Tensor | None) -> bool:
-    for t in tensors:
-        if t is not None and getattr(t, "requires_grad", False):
-            return True
-    return False
-
-
 # ---------------------------------------------------------------- checks
 
 
-def _check_kinds(**tensors: object) -> None:
-    for name, x in tensors.items():
-        if (x is not None or name in ("a", "b")) and not isinstance(x, Tensor):
-            raise TypeError(f"gemm: {name} is {type(x).__name__}; it must be a torch tensor")
+def _check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> None:
+    bias, gate, residual, scale_a, scale_b = operands
+    check_tensors("gemm", a=a, b=b)
+    check_tensors("gemm", optional=True, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
 
 
 def _check_config(config: object) -> None:
@@ -157,7 +177,7 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
 def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
     """Devices, dtypes and shapes that fit together; errors name the argument."""
     bias, gate, residual, scale_a, scale_b = operands
-    _check_kinds(a=a, b=b, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+    _check_kinds(a, b, operands, out)
     for name, x in (("a", a), ("b", b)):
         check_tensor("gemm", name, x, OPERANDS, "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
@@ -172,6 +192,8 @@ def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_
             check_tensor("gemm", name, x, kinds, "a", a)
             if name in ("residual", "out") and tuple(x.shape) != shape:
                 raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be {shape}")
+    if out is not None:
+        check_written("gemm", out)
 
 
 def _places(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
@@ -242,11 +264,15 @@ def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *,
     """An empty result, or the epilogue of the sum of nothing."""
     bias, gate, residual, *_ = operands
     zeros = torch.zeros(result_shape(a, b), dtype=torch.float32, device=a.device)
-    result = epilogue(zeros, bias, activation, gate, residual)
-    if dtype in FP8:  # as the kernel rounds: to the largest finite value
-        result = result.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
-    result = result.to(dtype)
+    result = rounded(epilogue(zeros, bias, activation, gate, residual), dtype)
     return result if out is None else out.copy_(result)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`, as kernels round: fp8 to the largest finite value beyond its range."""
+    if dtype in FP8:
+        x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    return x.to(dtype)
 
 
 def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[Tensor], Tensor]]:

@@ -1,4 +1,4 @@
-"""What `gemm` computes, in plain torch and float64."""
+"""What `gemm` computes, in plain torch."""
 from __future__ import annotations
 
 import torch
@@ -15,6 +15,18 @@ def activated(x: Tensor, activation: str | None) -> Tensor:
     if activation == "silu":
         return functional.silu(x)
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tensor:
+    """grad · the derivative of the activation at `x`, differentiable itself."""
+    if activation is None:
+        return grad
+    if activation == "silu":
+        if not torch.is_grad_enabled():
+            return torch.ops.aten.silu_backward(grad, x)
+        share = x.sigmoid()
+        return grad * share * (1 + x * (1 - share))  # torch differentiates silu_backward no further
+    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def epilogue(
@@ -36,17 +48,17 @@ def _spread(scale: Tensor, shape: torch.Size, dims: tuple[int, ...]) -> Tensor:
 
 def gemm_torch(
     a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, dtype: torch.dtype = torch.float64,
 ) -> Tensor:  # fmt: skip
-    """`gemm` in float64; arguments as there."""
-    a, b = a.double(), b.double()
+    """`gemm` computed in `dtype`, and not rounded; arguments as there."""
+    a, b = a.to(dtype), b.to(dtype)
     blocks = -(-a.shape[-1] // BLOCK)
     if scale_a is not None:
-        scale = scale_a.double()
+        scale = scale_a.to(dtype)
         blockwise = scale.ndim == 2 and scale.shape == (a.shape[-2], blocks) and scale.shape[1] > 1
         a = a * (_spread(scale, a.shape, (1,)) if blockwise else scale.reshape(-1, 1) if scale.numel() > 1 else scale)
     if scale_b is not None:
-        scale = scale_b.double()
+        scale = scale_b.to(dtype)
         blockwise = scale.ndim == 2 and scale.shape == (blocks, -(-b.shape[-1] // BLOCK)) and scale.numel() > 1 and scale.shape != (1, b.shape[-1])
         b = b * (_spread(scale, b.shape, (0, 1)) if blockwise else scale.reshape(1, -1) if scale.numel() > 1 else scale)
     return epilogue(a @ b, bias, activation, gate, residual)

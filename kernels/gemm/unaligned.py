@@ -368,7 +368,7 @@ class Unaligned:
 
     def compile(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a") -> Any:
         """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
-        sums = NO_SUMS if self.room is None else (torch.empty(1), torch.empty(1, dtype=torch.int32))
+        sums = NO_SUMS if self.room is None else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
         types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
         return unaligned_product.compile(self.key, types, target_number(arch))
 

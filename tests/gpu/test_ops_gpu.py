@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error
 from tritonkittens.kernels.attention import attention
@@ -118,6 +120,79 @@ def test_fallback(rng):
     mask = torch.randn(20, 20, device=DEVICE, dtype=BF16)
     expected = functional.scaled_dot_product_attention(q, k, v, mask)
     assert torch.equal(scaled_dot_product_attention(q, k, v, mask, fallback=True), expected)
+
+
+Q = (2, 4, 24, 64)
+UNUSUAL = [
+    ("a tensor subclass", lambda: [TwoTensor(x, x.clone()) for x in (randn(*Q), randn(*Q), randn(*Q))], {}),
+    ("strided nested", lambda: [torch.nested.nested_tensor([randn(2, n, 64) for n in (16, 32)]) for _ in range(3)], {}),
+    ("jagged, with a mask", lambda: [jagged((16, 32))] * 3, dict(attn_mask=causal_lower_right(16, 16))),
+    ("jagged, other lengths of values", lambda: [jagged((16, 32)), jagged((16, 32)), jagged((16, 32))], {}),
+    ("no heads", lambda: [randn(2, 0, 8, 64)] * 3, {}),
+    ("no head dimension", lambda: [randn(2, 2, 8, 0), randn(2, 2, 8, 0), randn(2, 2, 8, 64)], dict(scale=1.0)),
+    ("no dimension of values", lambda: [randn(2, 2, 8, 64), randn(2, 2, 8, 64), randn(2, 2, 8, 0)], {}),
+    ("keys and values that do not fit", lambda: [randn(*Q), randn(*Q), randn(2, 4, 20, 64)], {}),
+    ("head dimensions that do not fit", lambda: [randn(*Q), randn(2, 4, 24, 32), randn(*Q)], {}),
+    ("batches that do not broadcast", lambda: [randn(*Q), randn(3, 4, 24, 64), randn(3, 4, 24, 64)], {}),
+    ("values of one head", lambda: [randn(*Q), randn(*Q), randn(2, 1, 24, 64)], {}),
+    ("queries of one head", lambda: [randn(2, 1, 24, 64), randn(*Q), randn(*Q)], {}),
+    ("an infinite scale", lambda: [randn(*Q)] * 3, dict(scale=float("inf"))),
+    ("a scale of 0", lambda: [randn(*Q)] * 3, dict(scale=0)),
+    ("a scale of numpy", lambda: [randn(*Q)] * 3, dict(scale=np.float32(0.1))),
+    ("a tensor as scale", lambda: [randn(*Q)] * 3, dict(scale=torch.tensor(0.1, dtype=torch.float64, device="cpu"))),
+    ("a mask and is_causal", lambda: [randn(*Q)] * 3, dict(attn_mask=torch.zeros(24, 24, dtype=BF16, device=DEVICE), is_causal=True)),
+]  # fmt: skip
+
+
+def jagged(lengths, heads=2, dim=64, like=None):
+    offsets = like.offsets() if like is not None else torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64, device=DEVICE)
+    return torch.nested.nested_tensor_from_jagged(randn(sum(lengths), heads, dim), offsets).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in UNUSUAL])
+def test_what_ran_before_runs_as_before(name, rng):
+    """Whatever PyTorch's function takes or refuses, a model gets the same from it within `use_attention`."""
+    _, make, given = next(case for case in UNUSUAL if case[0] == name)
+    operands = make()
+
+    def outcome():
+        try:
+            out = functional.scaled_dot_product_attention(*operands, **given)
+        except Exception as error:
+            return type(error), str(error)
+        parts = out.unbind() if out.is_nested else [out.a, out.b] if isinstance(out, TwoTensor) else [out]
+        return [x.detach() for x in parts]
+
+    expected = outcome()
+    with use_attention():
+        found = outcome()
+    if isinstance(expected, tuple):
+        assert found == expected
+        return
+    for x, y in zip(found, expected, strict=True):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        assert torch.equal(x.isnan(), y.isnan()) and relative_error(x.nan_to_num(), y.nan_to_num().double()) < 1e-2
+
+
+@pytest.mark.parametrize("given", [{}, dict(is_causal=True), dict(scale=0.2), dict(enable_gqa=True)], ids=str)
+def test_jagged_tensors_run_on_the_kernel_of_packed_sequences(given, rng, monkeypatch):
+    """Values and gradients, of which padding and PyTorch's implementation are no part."""
+    lengths, kv_heads = (16, 1, 37, 0, 8), 1 if given.get("enable_gqa") else 2
+    monkeypatch.setattr("tritonkittens.ops.attention._torch_attention", None)
+    q = jagged(lengths).detach()
+    k, v = (jagged(lengths, kv_heads, dim, q).detach() for dim in (64, 40))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = scaled_dot_product_attention(*leaves, **given)
+    assert out.shape == (*q.shape[:3], 40) and out.shape[2] == q.shape[2]
+    out.values().float().square().sum().backward()
+    for i, length in enumerate(lengths):
+        exact = [x.detach()[i].cpu().double().requires_grad_() for x in leaves]
+        if length:
+            wanted = functional.scaled_dot_product_attention(*(x[None] for x in exact), **given)
+            wanted.square().sum().backward()
+            assert relative_error(out[i], wanted[0]) < 1e-2
+            for leaf, x in zip(leaves, exact, strict=True):
+                assert relative_error(leaf.grad[i], x.grad) < 2e-2
 
 
 class Block(torch.nn.Module):

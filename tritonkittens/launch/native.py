@@ -87,7 +87,7 @@ def signature_reader(device_type: str = "cuda") -> Callable[..., bytes | None]:
 def _check(module: Any, functions: tuple[int, ...]) -> None:
     """Refuse the module unless it reads a tensor as torch does."""
     reader = _reader(module, functions, "cpu")
-    tensor, specs = torch.empty(7, 3, 16, dtype=torch.bfloat16)[1:, :, 8:].transpose(0, 1), ("spec",)
+    tensor, specs = torch.empty(7, 3, 16, dtype=torch.bfloat16, device="cpu")[1:, :, 8:].transpose(0, 1), ("spec",)
     words = reader.read((GlobalArg(tensor, specs),))  # type: ignore[arg-type]
     expected = (id(specs), 3, *(x for pair in zip(tensor.shape, tensor.stride()) for x in pair), tensor.data_ptr())
     if words is None or words[1:] != expected:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nested._internal.nested_tensor import NestedTensor
 
+from tritonkittens.kernels._dispatch import is_ordinary
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
@@ -32,8 +34,8 @@ class Linear(nn.Linear):
 
     x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as one kernel,
     `tritonkittens.kernels.gemm.gemm`, which sums in fp32, adds the bias and applies the activation before it rounds (large products in bf16 round before the
-    activation, too, as torch's do); everything else (other dtypes, other devices) as `torch.nn.functional.linear` and torch's activation. Under
-    `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
+    activation, too, as torch's do). A jagged nested tensor runs as the matrix of its rows. Everything else (other dtypes, devices, tensor subclasses) runs as
+    `torch.nn.functional.linear` and torch's activation. Under `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
     activation: None, "gelu", "gelu_tanh" or "silu".
 
     Raises ValueError for an activation that is none of these.
@@ -61,10 +63,13 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         x, weight, bias = input, self.weight, self.bias
+        if isinstance(x, NestedTensor) and x._ragged_idx == 1 and x._lengths is None:  # its rows are those of one matrix
+            return torch.nested.nested_tensor_from_jagged(self(x.values()), x.offsets(), min_seqlen=x._maybe_min_seqlen, max_seqlen=x._maybe_max_seqlen)
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x, weight, bias = (_autocast(t, torch.get_autocast_dtype(kind)) for t in (x, weight, bias))
-        if x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0 and _has_kernels(x.device):
+        fits = is_ordinary(x) and is_ordinary(weight) and x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0
+        if fits and _has_kernels(x.device):
             rows = x.unsqueeze(0) if x.ndim == 1 else x
             y = gemm(rows, weight.T, bias=bias, activation=self.activation)
             return y.squeeze(0) if x.ndim == 1 else y

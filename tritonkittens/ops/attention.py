@@ -1,17 +1,20 @@
 """Scaled dot-product attention with PyTorch's signature and semantics."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
+from tritonkittens.kernels._dispatch import is_ordinary, is_plain
 from tritonkittens.kernels._tensors import HALF_TYPES
-from tritonkittens.kernels.attention import attention
+from tritonkittens.kernels.attention import attention, attention_varlen
 from tritonkittens.kernels.attention.product import HEAD_DIMS, attend, known_call
 from tritonkittens.launch import is_reachable
 
@@ -34,17 +37,23 @@ def scaled_dot_product_attention(
     `torch.nn.attention.bias.causal_lower_right(L, S)` or `causal_upper_left(L, S)`. Head dimensions up to 256; those that are no multiples of 16 are padded,
     which copies the operands. Differentiable; traced by torch.compile.
 
-    Another mask, dropout, other types and a scale that is not positive raise `Unsupported` (a ValueError); with `fallback` PyTorch's implementation runs
-    instead.
+    Jagged nested tensors (batch, heads, ragged length, E) run on `kernels.attention_varlen`, without padding.
+
+    Another mask, dropout, other dtypes, tensor subclasses, no heads or an empty head dimension, and a scale that is not positive raise `Unsupported` (a
+    ValueError); with `fallback` PyTorch's implementation runs instead, and refuses in its own words what it does not do either.
     """
-    if attn_mask is None and not dropout_p and not torch.compiler.is_compiling():
+    if scale is not None and not isinstance(scale, (float, int)) and not torch.compiler.is_compiling():
+        scale = float(scale)  # of numpy, or a tensor of no dimensions
+    if attn_mask is None and not dropout_p and is_plain(query, key, value):
         known = known_call(query, key, value, None, is_causal, None, scale, None)
         # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
         if known.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
             return attend(query, key, value, known)  # type: ignore[return-value]
     try:
+        if isinstance(query, NestedTensor):
+            return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         window = _window(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    except Unsupported:
+    except ValueError:
         if not fallback:
             raise
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -77,6 +86,12 @@ def _window(
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
         raise ValueError(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
     length, keys = query.shape[-2], key.shape[-2]
+    if (keys, kv_heads, query.shape[-1]) != (value.shape[-2], value.shape[-3], key.shape[-1]):
+        raise Unsupported(_text(f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; heads, lengths and dimensions must fit"))
+    try:
+        torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+    except RuntimeError:
+        raise ValueError(_text(f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; they do not broadcast")) from None
     if attn_mask is None:
         upper_left, lower_right = is_causal, False
     elif is_causal:
@@ -95,6 +110,8 @@ def _window(
 def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None) -> str | None:
     """Why the kernels cannot do what PyTorch's implementation can, if so."""
     for name, x in (("query", query), ("key", key), ("value", value)):
+        if not is_ordinary(x):
+            return f"{name} is {'nested' if x.is_nested else f'a {type(x).__name__}'}; it must be a dense tensor"
         if x.dtype not in HALF_TYPES or x.dtype != query.dtype:
             return f"{name} has dtype {x.dtype}; all operands must be bf16 or fp16"
         if not (torch.compiler.is_compiling() or is_reachable(x.device)):
@@ -103,11 +120,42 @@ def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, 
             return f"{name} has shape {tuple(x.shape)}; it must have at least 3 dimensions"
         if x.shape[-1] > MAX_DIM:
             return f"the head dimension of {name} is {x.shape[-1]}; it must be at most {MAX_DIM}"
+        if 0 in (x.shape[-3], x.shape[-1]):
+            return f"{name} has shape {tuple(x.shape)}; it must have heads, and a head dimension"
+        if x.device != query.device:
+            return f"{name} is on {x.device}, query on {query.device}; all operands must be on one device"
     if dropout_p:
         return f"dropout_p={dropout_p}; the kernels have no dropout"
-    if scale is not None and not scale > 0:
+    if scale is not None and not 0 < scale < math.inf:
         return f"scale={scale}; it must be positive"
     return None
+
+
+def _jagged(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """Attention of jagged nested tensors (batch, heads, ragged length, E), on their packed values. Raises `Unsupported`."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, NestedTensor) or x.ndim != 4 or x._ragged_idx != 2 or x._lengths is not None:
+            raise Unsupported(_text(f"{name} is not jagged as query is: (batch, heads, ragged length, E), without holes"))
+    if attn_mask is not None:
+        raise Unsupported(_text("attn_mask is given for nested tensors; it must be None"))
+    if key.shape[2] != value.shape[2] or (is_causal and query.shape[2] != key.shape[2]):
+        raise Unsupported(_text("nested tensors have other lengths; those of key and value, with is_causal those of query too, must be of one jagged layout"))
+    q, k, v = (x.values() for x in (query, key, value))  # (heads, rows of all sequences, E)
+    if reason := reason_against(q, k, v, dropout_p, scale):
+        raise Unsupported(_text(reason))
+    heads, kv_heads = q.shape[0], k.shape[0]
+    if kv_heads != v.shape[0] or heads % kv_heads or (heads != kv_heads and not enable_gqa):
+        raise Unsupported(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
+    starts = query.offsets().int()
+    starts_k = starts if query.shape[2] == key.shape[2] else key.offsets().int()
+    q, k, v = (padded(x.transpose(0, 1)) for x in (q, k, v))
+    out = attention_varlen(q, k, v, starts, starts_k, max_seqlen_q=query._maybe_max_seqlen,
+                           max_seqlen_k=key._maybe_max_seqlen, causal=is_causal, scale=query.shape[-1] ** -0.5 if scale is None else scale)
+    packed = out[..., : value.shape[-1]]  # type: ignore[call-overload]
+    result = torch.nested.nested_tensor_from_jagged(packed, query.offsets(), min_seqlen=query._maybe_min_seqlen, max_seqlen=query._maybe_max_seqlen)
+    return result.transpose(1, 2)
 
 
 def _text(message: str) -> str:

@@ -199,7 +199,7 @@ class _Driver:
         return torch.cpu
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(1)
+        return torch.empty(1, dtype=torch.float32, device="cpu")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         """Nothing is cached."""

@@ -1,0 +1,181 @@
+"""How a call of an operator reaches its kernel: at once where its operands are plain tensors, else as an operator of torch.library, which torch can trace,
+batch, fake and hand to tensor subclasses."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms_are_active = torch._C._are_functorch_transforms_active
+_has_memory = torch._C._has_storage
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Are those that are given torch's own tensors, with memory and without a lazy negation, and does nothing have to see the operator: no torch.compile, no
+    dispatch mode (fake tensors, make_fx, selective checkpoints), no transform (`torch.func`), no forward-mode differentiation?"""
+    if torch.compiler.is_compiling() or _dispatch_modes() or _transforms_are_active() or is_forward_mode():
+        return False
+    for x in tensors:
+        if x is None:
+            continue
+        if (x.__class__ is not Tensor and x.__class__ is not torch.nn.Parameter) or x.is_neg() or not _has_memory(x):
+            return False
+    return True
+
+
+def is_forward_mode() -> bool:
+    """Is a level of forward-mode differentiation open (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)? Operands may have tangents then."""
+    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse tensor?"""
+    return type(x) in (Tensor, torch.nn.Parameter, FakeTensor) and not x.is_nested and x.layout == torch.strided
+
+
+def requires_grad(*tensors: Tensor | None) -> bool:
+    """Is a gradient wanted of one of those that are given?"""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
+def check_tensors(name: str, *, optional: bool = False, **tensors: Any) -> None:
+    """Raise TypeError for what is no tensor, by the `name` of the function that was called. Operands that are `optional` may be None."""
+    for argument, x in tensors.items():
+        if not (isinstance(x, Tensor) or (optional and x is None)):
+            raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
+
+
+def check_no_gradient(name: str, advice: str, **tensors: Tensor | None) -> None:
+    """Raise ValueError where an operator without gradients would drop one that is wanted, or a tangent."""
+    if is_forward_mode():
+        raise ValueError(f"{name}: it has no forward-mode derivative; {advice}")
+    if torch.is_grad_enabled():
+        for argument, x in tensors.items():
+            if getattr(x, "requires_grad", False):
+                raise ValueError(f"{name}: {argument} requires a gradient, which {name} does not compute; call it under torch.no_grad(), or {advice}")
+
+
+def second_derivative_of(name: str) -> Callable[..., Any]:
+    """The backward of an operator that computes gradients of `name`, and has none itself."""
+
+    def refuse(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(f"{name} has no second derivative by backward; use torch's attention, or differentiate the gradient in forward mode")
+
+    return refuse
+
+
+def call(name: str, *args: Any) -> Any:
+    """Call the operator `tritonkittens::name`, which torch may trace, fake, batch and differentiate.
+
+    torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`): there an autograd function does the same.
+    """
+    if not torch.compiler.is_compiling() and _transforms_are_active() and name in _transformed:
+        return _transformed[name].apply(*args)
+    return getattr(torch.ops.tritonkittens, name)(*args)
+
+
+_transformed: dict[str, type[torch.autograd.Function]] = {}
+Rule = Callable[..., tuple[Any, Any]]
+
+
+def register(operator: Any, rule: Rule, backward: Callable[..., Any] | None = None, setup_context: Callable[..., None] | None = None) -> None:
+    """Give `operator` its rule under vmap and, where it has one, its gradient.
+
+    `rule`: a function of what to call, the dimension of samples of every argument (None: it has none), their number, and the arguments; it returns results and
+    their dimensions of samples. `backward`, `setup_context`: as `torch.library.register_autograd` takes them.
+    """
+    operator.register_vmap(_batched(operator, rule))
+    if backward is None:
+        return
+    operator.register_autograd(backward, setup_context=setup_context)
+    name = operator._qualname.split("::")[1]
+    run = functools.partial(call, name)
+    methods: dict[str, Any] = dict(forward=run, setup_context=setup_context or _nothing_saved, backward=backward, vmap=_batched(run, rule))
+    _transformed[name] = type(f"Transformed_{name}", (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
+
+
+def _nothing_saved(ctx: Any, inputs: tuple, output: Any) -> None:
+    """The context of a backward that refuses."""
+
+
+def _batched(operator: Callable[..., Any], rule: Rule) -> Callable[..., tuple[Any, Any]]:
+    return lambda info, in_dims, *args: rule(operator, in_dims, info.batch_size, *args)
+
+
+# ---------------------------------------------------------------- vmap
+
+
+def vmap_by_batch(operator: Callable[..., Any], dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Any, Any]:
+    """`operator` under vmap where every tensor's first dimension, and every result's, is a batch: the samples of vmap become part of it."""
+    batch = next(x.shape[1 if dim == 0 else 0] for x, dim in zip(args, dims, strict=True) if dim is not None)
+
+    def merged(x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    return _with_samples_first(operator(*map(merged, args, dims)), lambda x: x.unflatten(0, (size, batch)))
+
+
+def vmap_by_loop(operator: Callable[..., Any], dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Any, Any]:
+    """`operator` under vmap, sample by sample."""
+    if size == 0:
+        raise ValueError(f"vmap of {operator} over no samples")
+    found = [operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))) for i in range(size)]
+    if isinstance(found[0], Tensor):
+        return torch.stack(found), 0
+    return tuple(torch.stack(results) for results in zip(*found, strict=True)), (0,) * len(found[0])
+
+
+def _with_samples_first(results: Any, split: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    if isinstance(results, Tensor):
+        return split(results), 0
+    return tuple(map(split, results)), (0,) * len(results)
+
+
+# ---------------------------------------------------------------- out=
+
+
+def check_written(name: str, out: Tensor) -> None:
+    """Raise ValueError for an `out` whose strides do not keep its elements apart."""
+    reach = 0  # elements from the first to the last of the dimensions that were looked at
+    for stride, extent in sorted((stride, extent) for extent, stride in zip(out.shape, out.stride(), strict=True) if extent > 1):
+        if stride <= reach:
+            raise ValueError(f"{name}: out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory")
+        reach += stride * (extent - 1)
+
+
+def overlaps(out: Tensor, *operands: Tensor | None) -> bool:
+    """May `out` be in memory that one of those operands that are given has, too?"""
+    for x in operands:
+        if x is not None and torch._C._is_alias_of(out, x) and _lie_together(out, x):
+            return True
+    return False
+
+
+def is_same_view(x: Tensor, y: Tensor) -> bool:
+    """Are both the same elements of one memory, in the same places?"""
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+
+
+def _lie_together(x: Tensor, y: Tensor) -> bool:
+    (first, behind), (start, end) = _bounds(x), _bounds(y)
+    return first < end and start < behind
+
+
+def _bounds(x: Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and of the one behind its last."""
+    if x.numel() == 0:
+        return 0, 0
+    last = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
