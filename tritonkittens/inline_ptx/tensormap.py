@@ -32,6 +32,10 @@ _DTYPES = {
     "bfloat16": (9, 2, True),
     "tfloat32": (11, 4, True),
 }
+# The names in PTX's order: `tensormap.replace.elemtype` and Triton's `ttng.tensormap_create` count by it. The driver's numbers, in _DTYPES, differ from 8 on.
+ELEMENT_TYPES = (
+    "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64", "bfloat16", "tfloat32", "tfloat32_ftz",
+)  # fmt: skip
 _ALIASES = {
     "int8": "uint8",
     "int16": "uint16",
@@ -278,6 +282,13 @@ def _replace(t: Machine, i: Instruction, addresses, *operands):
     for address, word in zip(lanes(addresses, i.active), lanes(value, i.active)):
         ordinal_of = uniform(ordinal[0], i.active, "the dimension of tensormap.replace") if ordinal else 0
         t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", ordinal_of, word)
+
+
+@meaning("tensormap.replace.tile.{field:elemtype|interleave_layout|swizzle_mode|fill_mode}.{space:global|shared::cta}.b1024.b32", destinations=0)
+def _replace_choice(t: Machine, i: Instruction, addresses, number):
+    """Fields whose new value is an immediate."""
+    for address in lanes(addresses, i.active):
+        t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", 0, int(number))
 
 
 @meaning("cvta.param.u64")

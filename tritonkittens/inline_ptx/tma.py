@@ -179,8 +179,8 @@ def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache
 def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.constexpr = "warp"):
     """`cp.async.bulk.tensor` shared -> global: writes the box at `coordinates` (elements outside the tensor are dropped), in a bulk group.
 
-    No coordinate may be negative (an illegal instruction), and rows are written in pieces of 16 bytes: where the tensor's row ends inside one, the
-    rest of that piece is written too (both seen on the H200).
+    No coordinate may be negative, and the fastest one times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction). Rows are
+    written in pieces of 16 bytes: where the tensor's row ends inside one, the rest of that piece is written too (seen on the H200).
 
     sm_90. PTX ISA "cp.async.bulk.tensor".
     """

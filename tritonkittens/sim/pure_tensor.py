@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .numbers import decode, encode, round_to
 from .pure_registry import PURE, array, dtype_of, element, pure, settle
-from .ttgir import Block, Module, Op, Scalar
+from .ttgir import Block, Module, Op, Tensor
 
 # ---------------------------------------------------------------- shapes
 
@@ -99,20 +100,33 @@ _FUNCTIONS: weakref.WeakKeyDictionary[Block, Combine] = weakref.WeakKeyDictionar
 
 
 def sink_constants(module: Module) -> None:
-    """Put the constants that a combiner uses back into its region, out of which MLIR's folder moves them; to be called once, before the module is run.
+    """Put what a combiner computes from constants alone back into its region, out of which MLIR moves it (a constant, or a range that the kernel has, too); to
+    be called once, before the module is run.
 
     Raises NotImplementedError for a region that uses anything else from outside.
     """
-    constants = {op.results[0]: op for op in module.walk() if op.name == "arith.constant"}
+    makers = {value: op for op in module.walk() for value in op.results}
     for op in module.walk():
         if op.name not in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
             continue
         inside = [o for block in op.regions[0].blocks for o in block.operations]
-        defined = {v for block in op.regions[0].blocks for v in block.arguments} | {v for o in inside for v in o.results}
-        for value in sorted({v for o in inside for v in o.operands} - defined):
-            if value not in constants:
+        known = {v for block in op.regions[0].blocks for v in block.arguments} | {v for o in inside for v in o.results}
+        moved: list[Op] = []
+
+        def sink(value: int, op: Op = op, known: set[int] = known, moved: list[Op] = moved) -> None:
+            if value in known:
+                return
+            maker = makers.get(value)
+            if maker is None or maker.name not in PURE:
                 raise NotImplementedError(f"{op.name} uses %{module.value_names.get(value, value)} from outside its region, at {op.location}")
-            op.regions[0].blocks[0].operations.insert(0, constants[value])
+            for operand in maker.operands:
+                sink(operand)
+            known.update(maker.results)
+            moved.append(maker)
+
+        for value in [v for o in inside for v in o.operands]:
+            sink(value)
+        op.regions[0].blocks[0].operations[:0] = moved
 
 
 def meaning(op: Op) -> Callable[..., Any]:
@@ -141,29 +155,65 @@ def asm_of_numbers(op: Op, *values: Any) -> Any:
 
     if op.attributes.get("packed_element", 1) != 1:
         raise NotImplementedError(f"inline PTX of several elements inside a region, at {op.location}")
-    arrays = np.broadcast_arrays(*(encode(k.name, np.asarray(v)) for v, k in zip(values, op.operand_types)))  # type: ignore[union-attr]
+    arrays = np.broadcast_arrays(*(encode(element(k).name, np.asarray(v)) for v, k in zip(values, op.operand_types)))
     threads: Any = Numbers(arrays[0].size)
     running = execute(parse(op.attributes["asm_string"], op.attributes["constraints"]), threads, [a.reshape(-1) for a in arrays])
     try:
         next(running)
     except StopIteration as end:
         out = []
-        for bits, kind in zip(end.value, op.result_types):
-            assert isinstance(kind, Scalar)
+        for bits, kind in zip(end.value, map(element, op.result_types)):
             out.append(decode(kind.name, bits.astype(f"u{kind.nbytes}")).reshape(arrays[0].shape))
         return tuple(out) if len(out) > 1 else out[0]
     raise NotImplementedError(f"inline PTX with a loop inside a region, at {op.location}")
 
 
+# Operations on tiles that count dimensions from the front without an attribute that says so.
+_FROM_THE_FRONT = ("tt.cat", "tt.histogram")
+
+
+def on_tiles(op: Op, *values: Any) -> Any:
+    """An operation inside a region that takes or makes tiles, for all elements at once: numbers are (count,), a tile of shape S is (count, *S)."""
+    function = meaning(op)
+    if op.name in _FROM_THE_FRONT:
+        raise NotImplementedError(f"the simulator has no meaning for {op.name} inside a region, at {op.location}")
+    if not values:  # the same tile for every element
+        return function(op)[None]
+    count = max((len(v) for v in values if isinstance(v, np.ndarray) and v.ndim), default=1)
+    if op.name == "tt.unsplat":
+        return np.broadcast_to(values[0].reshape(-1), (count,))
+
+    def widened(kind: Any) -> Any:
+        return replace(kind, shape=(count, *kind.shape)) if isinstance(kind, Tensor) else kind
+
+    attributes = dict(op.attributes)
+    if "axis" in attributes:
+        attributes["axis"] += 1
+    if "order" in attributes:
+        attributes["order"] = (0, *(d + 1 for d in attributes["order"]))
+    operands, results = tuple(map(widened, op.operand_types)), tuple(map(widened, op.result_types))
+    rank = max(len(k.shape) for k in (*operands, *results) if isinstance(k, Tensor))
+    given = [
+        np.broadcast_to(v, k.shape) if isinstance(k, Tensor) else v.reshape(-1, *[1] * (rank - 1)) if isinstance(v, np.ndarray) and v.ndim else v
+        for v, k in zip(values, operands)
+    ]
+    return function(replace(op, operand_types=operands, result_types=results, attributes=attributes), *given)
+
+
+def in_region(op: Op) -> Callable[..., Any]:
+    """What an operation of a region does for all elements at once."""
+    return on_tiles if any(isinstance(k, Tensor) for k in (*op.operand_types, *op.result_types)) else meaning(op)
+
+
 def region_function(op: Op) -> Combine:
-    """The region of a reduction, scan or map as a function of arrays: one scalar run of it for every element at once."""
+    """The region of a reduction, scan or map as a function of arrays: one run of it for every element at once."""
     blocks = op.regions[0].blocks
     if len(blocks) > 1:
         return lambda values: diverging(blocks[0], values)
     block = blocks[0]
     found = _FUNCTIONS.get(block)
     if found is None:
-        body = [(meaning(o), o) for o in block.operations[:-1]]
+        body = [(in_region(o), o) for o in block.operations[:-1]]
         results = block.operations[-1].operands
 
         def run(values: list[Any]) -> list[Any]:
@@ -185,7 +235,7 @@ def diverging(entry: Block, values: list[Any]) -> list[Any]:
     while waiting:
         block, at, known = waiting.pop()
         for o in block.operations[:-1]:
-            out = meaning(o)(o, *[known[i] for i in o.operands])
+            out = in_region(o)(o, *[known[i] for i in o.operands])
             known.update(zip(o.results, out if len(o.results) > 1 else (out,)))
         last = block.operations[-1]
         if last.name.endswith(".return"):
@@ -201,7 +251,7 @@ def diverging(entry: Block, values: list[Any]) -> list[Any]:
             taken = np.broadcast_to(np.asarray(known[condition[0]], np.bool_), at.shape)
             for target, passed, chosen in ((last.successors[0], yes, taken), (last.successors[1], no, ~taken)):
                 if chosen.any():
-                    part = {v: x[chosen] if isinstance(x, np.ndarray) and x.ndim else x for v, x in known.items()}
+                    part = {v: x[chosen] if isinstance(x, np.ndarray) and x.ndim and len(x) > 1 else x for v, x in known.items()}
                     waiting.append((target, at[chosen], part | dict(zip(target.arguments, [part[v] for v in passed]))))
         else:
             raise NotImplementedError(f"the simulator has no meaning for {last.name} inside a region, at {last.location}")
@@ -319,7 +369,8 @@ def dot(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Any:
     return settle(np.matmul(a, b) + c, kind)
 
 
-_SCALED_TYPES = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
+# tt::ScaleDotElemType, by its value in the attribute
+SCALED_TYPES = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
 
 
 def unpack_fp4(packed: np.ndarray, axis: int) -> np.ndarray:
@@ -332,7 +383,7 @@ def unpack_fp4(packed: np.ndarray, axis: int) -> np.ndarray:
 
 def scaled(values: np.ndarray, code: int, scales: tuple[Any, ...], axis: int, packed_axis: int) -> np.ndarray:
     """An operand of a scaled product as numbers: one scale for each block along `axis` (K). Scales are (…, M or N, K / block): ue8m0 bytes or floats."""
-    name = _SCALED_TYPES[code]
+    name = SCALED_TYPES[code]
     if name == "e2m1":
         values = unpack_fp4(values, packed_axis)
     elif values.dtype.kind != "f":

@@ -279,6 +279,8 @@ class Simulation:
                 else:
                     assert kind == UNKNOWN_KIND
                     raise Stop(unknown_operation(op))
+            except NotImplementedError as error:
+                machine.stop("unknown", str(error), role, op)
             except (TypeError, ValueError, AttributeError, IndexError) as error:
                 result = self.failed(role, op, values, error)
             if len(op.results) == 1:

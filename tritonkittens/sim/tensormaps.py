@@ -8,6 +8,8 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
+
 from .values import TensorMap
 
 NBYTES = 128
@@ -21,6 +23,7 @@ FORMATS = {
     "float16": ("f16", 2), "float32": ("f32", 4), "float64": ("f64", 8),
     "bfloat16": ("bf16", 2), "float32_ftz": ("f32", 4), "tfloat32": ("tf32", 4), "tfloat32_ftz": ("tf32", 4),
 }  # fmt: skip
+SWIZZLES = (0, 32, 64, 128)  # bytes, in the order of swizzle_mode
 
 
 def pack(tensor: TensorMap) -> bytes:
@@ -61,6 +64,13 @@ def changed(tensor: TensorMap, field: str, ordinal: int, value: int) -> TensorMa
         fields = dict(box=put(tensor.box, axis))
     elif field == "global_stride":
         fields = dict(strides=put(tensor.strides, axis - 1))
-    elif not (field == "rank" and value == len(tensor.shape) - 1 or field == "element_stride" and value == 1):
+    elif field == "elemtype" and value < len(ELEMENT_TYPES):
+        element, nbytes = FORMATS[ELEMENT_TYPES[value]]
+        fields = dict(element=element, nbytes=nbytes, strides=(*tensor.strides[:-1], nbytes))
+    elif field == "swizzle_mode" and value < len(SWIZZLES):
+        fields = dict(swizzle=SWIZZLES[value])
+    elif field == "fill_mode" and value < 2:
+        fields = dict(fill=(0.0, math.nan)[value])
+    elif (field, value) not in (("rank", len(tensor.shape) - 1), ("element_stride", 1), ("interleave_layout", 0)):
         raise ValueError(f"tensormap.replace.{field} with {value}")
     return replace(tensor, **fields)

@@ -432,7 +432,8 @@ class RoleThreads:
         start = list(coordinates[::-1])
         if len(start) != len(tensor.shape):
             self.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a tensor of {len(tensor.shape)} dimensions", role, op)
-        check_coordinates(role, op, tensor, start, direction == "store")
+        kind = f"TMA {direction}" if reduction is None else f"TMA reduce ({reduction})"
+        check_coordinates(role, op, tensor, start, kind)
         self._aligned(shared, f"a TMA {direction} of {tensor.name}: the shared address", 128)
         if direction == "load":
             for place, bar in self._targets(shared, barrier, multicast):
@@ -446,7 +447,6 @@ class RoleThreads:
         if end > row and row % 16:
             message = f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written"
             self.machine.report("out-of-bounds", message, role, op, buffer=source.name)
-        kind = "TMA store" if reduction is None else f"TMA reduce ({reduction})"
         start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), kind)
 
     def _box(self, address: int, tensor: TensorMap) -> View:

@@ -1,6 +1,7 @@
 """tcgen05: tensor memory, products that accumulate in it, copies into it, and launches taken over from the grid. PTX ISA "TensorCore 5th generation"."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from ..costs import TCGEN05_LATENCY, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..machine import ASYNC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
+from ..pure_arith import max_number, maximum, min_number, minimum
 from ..ttgir import MemDesc, Op, Tensor
 from ..values import Poison, View
 from .barriers import addresses
@@ -17,8 +19,7 @@ from .products import accumulate
 from .registry import effect, view
 from .shared_memory import address_map, allocate, buffer_name, idle
 
-# tt::ScaleDotElemType, by its value in the attribute
-_SCALED = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: "bf16", 6: "f16"}
+_CHOICES = {("min", False): min_number, ("min", True): minimum, ("max", False): max_number, ("max", True): maximum}
 
 
 @effect("ttng.tmem_alloc")
@@ -59,18 +60,19 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     kind = op.result_types[0]
     assert isinstance(kind, Tensor)
     out: list[Any] = [values.reshape(kind.shape)]
-    if len(op.results) > 1:
-        modifier = op.attributes.get("redOp")
-        for result in op.result_types[1:]:
-            if isinstance(result, Tensor):
-                shown = np.abs(values) if op.attributes.get("abs") else values
-                nan = bool(op.attributes.get("NaN"))
-                # TMEMLoadReduceModifier: 1 is min, 2 is max
-                table = {(1, True): np.minimum, (1, False): np.fmin, (2, True): np.maximum, (2, False): np.fmax}
-                out.append(table[int(modifier or 1), nan].reduce(shown, axis=1))
-            else:
-                out.append(None)
+    for result in op.result_types[1:]:  # a token, or the reduced rows
+        out.append(reduced_rows(role, op, values) if isinstance(result, Tensor) else None)
     return tuple(out) if len(out) > 1 else out[0]
+
+
+def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
+    """tcgen05.ld.red: the least or largest of each row, (M, N) → (M,); of absolute values with `abs`. NaN gives way to numbers, or wins with `NaN`."""
+    name, arch = op.result_types[0].element.name, role.machine.simulation.program.arch  # type: ignore[union-attr]
+    if name != "f32" or arch == 100:
+        role.machine.stop("illegal", f"tcgen05.ld.red of {name} on sm_{arch}: the instruction belongs to sm_103 and takes f32", role, op)
+    choose = _CHOICES[op.attributes["redOp"].text.partition("<")[2].rstrip(">"), bool(op.attributes.get("NaN"))]
+    shown = np.abs(values) if op.attributes.get("abs") else values
+    return functools.reduce(choose, np.moveaxis(shown, -1, 0))
 
 
 @effect("ttng.tmem_store")
@@ -182,49 +184,6 @@ def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
         yield from finish(role, op, operation)
     yield None
     return None
-
-
-def unpack_fp4(bytes_: np.ndarray, axis: int) -> np.ndarray:
-    """Two e2m1 numbers a byte, the first in the low bits, along `axis`."""
-    raw: np.ndarray = bytes_.astype(np.uint8)
-    both = np.stack([raw & 15, raw >> 4], axis=axis + 1 if axis >= 0 else raw.ndim)
-    shape = list(raw.shape)
-    shape[axis] *= 2
-    return decode("e2m1", both.reshape(shape))
-
-
-def scaled_operand(values: np.ndarray, kind: str, axis: int) -> np.ndarray:
-    """An operand of a scaled product as numbers; fp4 is packed along K, also where shared memory holds it padded (the layout knows of that)."""
-    if kind == "e2m1":
-        return unpack_fp4(values, axis)
-    return values if values.dtype.kind == "f" else decode(kind, values.astype(np.uint8))
-
-
-@effect("ttng.tc_gen5_mma_scaled")
-def tc_gen5_mma_scaled(role: Role, op: Op, *operands: Any) -> Any:
-    (a,), (b,), (d,), _, (a_scale,), (b_scale,), (use,), (predicate,), bars, bar_predicates = op.split(operands)
-    if not predicate:
-        return None
-    chosen = [bar for i, bar in enumerate(bars) if i >= len(bar_predicates) or bar_predicates[i]]
-    a_type, b_type = _SCALED[op.attributes["a_type"]], _SCALED[op.attributes["b_type"]]
-    m, n = d.map.shape[-2:]
-    machine = role.machine
-    k = a.map.shape[-1] * (2 if a_type == "e2m1" else 1)
-
-    def scales(operation: Async, view: View) -> np.ndarray:
-        raw = machine.load(operation, view, op, ASYNC)
-        name = view.type.element.name
-        values = decode("ue8m0", raw.astype(np.uint8)) if name == "i8" else raw
-        return np.repeat(values, k // values.shape[-1], axis=-1)
-
-    def read(operation: Async) -> tuple[np.ndarray, np.ndarray]:
-        x = scaled_operand(machine.load(operation, a, op, ASYNC), a_type, -1)
-        y = scaled_operand(machine.load(operation, b, op, ASYNC), b_type, 0)
-        return x * scales(operation, a_scale)[: x.shape[0]], y * scales(operation, b_scale)[: y.shape[1]].T
-
-    operation = product(role, op, d, bool(use), chosen, in_shared(a, b, a_scale, b_scale), read, tcgen05_cycles(m, n, k, 4 if a_type == "e2m1" else 8))
-    yield None
-    return None if operation else None
 
 
 @effect("ttng.tc_gen5_commit")

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
+
 from ..costs import TMA_LATENCY, tma_cycles
 from ..layouts import SHARED_STRIDE
 from ..machine import ASYNC, Async, Role
 from ..numbers import decode, encode, round_to
-from ..ttgir import Op, Scalar
+from ..tensormaps import FORMATS, SWIZZLES
+from ..ttgir import Descriptor, Op, Scalar
 from ..values import TensorMap, View
 from .barriers import addresses
 from .control import role_ranks
@@ -19,9 +22,7 @@ COPY_ALIGNMENT = 128  # bytes: of a box in shared memory
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::DescriptorReduceKind, by its value in the attribute
 REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
-# CUtensorMapDataType of tensormap_create
-_ELEMENT_TYPES = {0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("i32", 4), 4: ("u64", 8), 5: ("i64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f64", 8),
-                  9: ("bf16", 2), 10: ("f32", 4), 11: ("tf32", 4), 12: ("tf32", 4), 13: ("i8", 1), 14: ("i8", 1)}  # fmt: skip
+PADDED_FP4 = 14  # elemtype .b4x16_p64: two e2m1 numbers a byte; shared memory holds 8 bytes of them and 8 of padding in turn
 
 
 def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> np.ndarray:
@@ -58,14 +59,17 @@ def check_map(role: Role, op: Op, tensor: Any) -> TensorMap:
     return tensor
 
 
-def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], store: bool) -> None:
-    """The last coordinate of a load lies on 16 bytes where the box is not at the tensor's origin; coordinates of a store are not negative."""
-    if store and any(s < 0 for s in start):
-        role.machine.stop("out-of-bounds", f"a TMA store to {tensor.name} at coordinates {start}: they must not be negative (illegal instruction)", role, op)
-    if not store and start and start[-1] * tensor.nbytes % 16:
-        last = start[-1] * tensor.nbytes
-        message = f"a TMA load of {tensor.name} at coordinates {start}: the last is {last} bytes, not a multiple of 16 (illegal instruction)"
-        role.machine.stop("misaligned", message, role, op)
+def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], kind: str) -> None:
+    """The innermost coordinate lies on 16 bytes (64 where fp4 is padded), for every kind of copy; what writes the tensor takes no negative coordinates."""
+    reads = kind in ("TMA load", "TMA gather")
+    what = f"a {kind} {'of' if reads else 'to'} {tensor.name} at coordinates {start}"
+    if not reads and any(s < 0 for s in start):
+        role.machine.stop("out-of-bounds", f"{what}: they must not be negative (illegal instruction)", role, op)
+    descriptor = op.operand_types[0]
+    padded = isinstance(descriptor, Descriptor) and "fp4Padded = true" in (descriptor.layout or "")
+    last, alignment = start[-1] * tensor.nbytes, 64 if padded else 16
+    if last % alignment:
+        role.machine.stop("misaligned", f"{what}: the last is {last} bytes, not a multiple of {alignment} (illegal instruction)", role, op)
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
@@ -104,13 +108,13 @@ def load(role: Role, op: Op, *operands: Any) -> None:
     tensor = check_map(role, op, tensor)
     start = [int(c) for c in coordinates]
     box = tuple(op.operand_types[0].shape)  # type: ignore[union-attr]
+    check_coordinates(role, op, tensor, start, "TMA load")
     if offsets or tensor.im2col is not None:
         shift = [int(o) & 0xFFFF for o in offsets]
 
         def words() -> np.ndarray:
             return im2col_words(role, op, tensor, start, shift, box)
     else:
-        check_coordinates(role, op, tensor, start, False)
         if len(box) != len(start):
             role.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a box {box}", role, op)
 
@@ -206,11 +210,13 @@ def reduced(tensor: TensorMap, kind: str, old: np.ndarray, new: np.ndarray) -> n
 def _store(role: Role, op: Op, tensor: Any, coordinates: tuple[Any, ...], source: View, kind: str | None) -> None:
     tensor = check_map(role, op, tensor)
     start = [int(c) for c in coordinates]
-    check_coordinates(role, op, tensor, start, True)
+    name = "TMA store" if kind is None else f"TMA reduce ({kind})"
+    check_coordinates(role, op, tensor, start, name)
+
     def put(words: np.ndarray) -> None:
         write_box(role, op, tensor, start, words.reshape(tuple(op.operand_types[0].shape)), kind)  # type: ignore[union-attr]
 
-    start_store(role, op, source, put, "TMA store" if kind is None else f"TMA reduce ({kind})")
+    start_store(role, op, source, put, name)
     role.bulk_groups.append(role.bulk_open)
     role.bulk_open = []
 
@@ -230,7 +236,7 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
     if not predicate:
         return
     tensor = check_map(role, op, tensor)
-    check_coordinates(role, op, tensor, [0, int(column)], False)
+    check_coordinates(role, op, tensor, [0, int(column)], "TMA gather")
     width = target.map.shape[-1]
 
     def words() -> np.ndarray:
@@ -243,11 +249,11 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
 @effect("ttng.async_tma_scatter")
 def scatter(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, source: View) -> None:
     tensor = check_map(role, op, tensor)
+    check_coordinates(role, op, tensor, [int(rows.min()), int(column)], "TMA scatter")
 
     def put(words: np.ndarray) -> None:
-        for row, data in zip(rows.reshape(-1), words.reshape(len(rows.reshape(-1)), -1)):
-            if int(row) >= 0:
-                write_box(role, op, tensor, [int(row), int(column)], data[None, :], None)
+        for row, data in zip(rows.reshape(-1), words.reshape(rows.size, -1)):
+            write_box(role, op, tensor, [int(row), int(column)], data[None, :], None)
 
     start_store(role, op, source, put, "TMA scatter")
     role.bulk_groups.append(role.bulk_open)
@@ -278,14 +284,18 @@ def wait_bulk_groups(role: Role, pending: int) -> Any:
 
 @effect("ttng.tensormap_create")
 def tensormap_create(role: Role, op: Op, *operands: Any) -> None:
-    (place,), (address,), box, shape, strides, _ = op.split(operands)
-    element, nbytes = _ELEMENT_TYPES[op.attributes["elem_type"]]
+    (place,), (address,), boxes, extents, strides, _ = op.split(operands)
+    number = op.attributes["elem_type"]
+    padded = number == PADDED_FP4
+    element, nbytes = FORMATS[ELEMENT_TYPES[0 if padded else number]]
     fill = float("nan") if op.attributes.get("fill_mode") else 0.0
-    # the hardware's order is innermost first
-    role.machine.simulation.tensor_maps[int(place)] = TensorMap(
-        int(address), element, nbytes, tuple(int(n) for n in shape[::-1]), (*(int(s) for s in strides[::-1]), nbytes), tuple(int(b) for b in box[::-1]), fill,
-        f"the tensor at {role.machine.simulation.memory.name(int(address))}",
-    )  # fmt: skip
+    # the hardware's order is innermost first; it counts fp4 numbers there, tiles count bytes
+    shape, box = ([int(n) // (1 + (padded and d == 0)) for d, n in enumerate(sizes)][::-1] for sizes in (extents, boxes))
+    name = f"the tensor at {role.machine.simulation.memory.name(int(address))}"
+    apart = (*(int(s) for s in strides[::-1]), nbytes)
+    swizzle = SWIZZLES[op.attributes["swizzle_mode"]]
+    made = TensorMap(int(address), element, nbytes, tuple(shape), apart, tuple(box), fill, name, swizzle=swizzle)
+    role.machine.simulation.tensor_maps[int(place)] = made
 
 
 @effect("ttng.tensormap_fenceproxy_acquire")
