@@ -3,11 +3,12 @@
 from .bank_conflicts import SharedAccess, bank_conflicts
 from .device import ARCHITECTURES, Launch, SimulatedDevice, device, run
 from .explore import Exploration, explore
+from .memory import ReadOnlyError
 from .report import KINDS, Finding, SimulationError
 from .schedule import Schedule
 from .timeline import Timeline
 
 __all__ = [
-    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline",
+    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "ReadOnlyError", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline",
     "bank_conflicts", "device", "explore", "run",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A launch's arguments as values of the lowered kernel's parameters: addresses, numbers, tensor maps with the extents and strides that follow them."""
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from tritonkittens.launch.arguments import GlobalArg
 from tritonkittens.launch.im2col import Im2colSpec
 from tritonkittens.launch.tensormap import mapped
 
-from .memory import Global
+from .memory import READ_ONLY, Global
 from .operations.global_memory import as_scalar
 from .ttgir import Descriptor, Pointer, Scalar
 from .values import TensorMap
@@ -30,8 +31,17 @@ class ArgumentError(TypeError):
 
 
 def as_tensor(value: Any) -> Any:
-    """numpy arrays become torch tensors of the same memory; anything else stays."""
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    """numpy arrays become torch tensors of the same memory; anything else stays. Of a read-only array a kernel may read: the tensor names it `read_only`."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.flags.writeable or not value.size:
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    spans = [(n - 1) * step for n, step in zip(value.shape, value.strides)]
+    low, high = value.ctypes.data + sum(min(0, s) for s in spans), value.ctypes.data + sum(max(0, s) for s in spans) + value.itemsize
+    memory = (ctypes.c_uint8 * (high - low)).from_address(low)
+    tensor = torch.from_numpy(np.ndarray(value.shape, value.dtype, memory, value.ctypes.data - low, value.strides))
+    setattr(tensor, READ_ONLY, value)  # torch knows no such tensors; it also keeps the memory
+    return tensor
 
 
 def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:

@@ -63,6 +63,14 @@ class Launch:
         return [] if self.simulation is None else self.simulation.findings
 
 
+class NoLaunch(Launch):
+    """What is left of a grid with a 0 in it: nothing ran, and nothing is found."""
+
+    def __init__(self) -> None:
+        self.grid, self.values, self.memory, self.cluster = (0, 0, 0), [], Global(), 1
+        self.simulation, self.recorder, self.seconds = None, None, 0.0
+
+
 class SimulatedDevice:
     """Launches go here. `launches` are kept in order; `raise_findings=False` collects what is found there instead of raising `SimulationError`."""
 
@@ -90,8 +98,10 @@ class SimulatedDevice:
             return nth(given, len(program.role_names))
         return given if isinstance(given, Schedule) else given()
 
-    def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> Launch:
-        """Run a program; `flat(memory)` gives its parameters' values and makes the tensors known."""
+    def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> None:
+        """Run a program; `flat(memory)` gives its parameters' values and makes the tensors known. A grid with a 0 in it is no launch."""
+        if 0 in grid:
+            return
         memory = Global()
         for extra in self.memory:
             memory.add_tensor(extra, "memory given to the device")
@@ -104,7 +114,6 @@ class SimulatedDevice:
         launch.run(self.next_schedule(program), self.step_limit, self.recorder)
         if launch.findings and self.raise_findings:
             raise SimulationError(program.name, launch.findings, launch)
-        return launch
 
     # ---- tritonkittens' own launcher
 
@@ -134,8 +143,6 @@ class SimulatedDevice:
 
         def launch(x: int, y: int, z: int, stream: Any, program: Program, *rest: Any) -> None:
             values = rest[4:]
-            if 0 in (x, y, z):
-                return
             self.start(program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1)
 
         return launch
@@ -210,6 +217,8 @@ def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
     """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped
     operators.
 
+    A grid with a 0 in it is no launch.
+
     arch: "sm_90a", "sm_100a", …. options: `schedule` (a seed, a `Schedule`, or a function that makes one for each launch), `multiprocessors`, `step_limit`,
     `raise_findings`, `memory` (tensors that a kernel reaches through addresses in memory). Gives the device, whose `launches` say what ran.
 
@@ -249,9 +258,11 @@ def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any
     kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the
     device (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`) and the kernel's own keywords follow by name.
 
-    Returns the launch: `.simulation`, `.findings`, `.seconds`. Raises SimulationError for what the kernel does wrong.
+    Arrays that are read-only may be read. Returns the launch: `.simulation` (None where the grid has a 0), `.findings`, `.seconds`.
+
+    Raises SimulationError for what the kernel does wrong, ReadOnlyError where it writes a read-only array.
     """
     own = {k: options.pop(k) for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory") if k in options}
     with device(arch, **own) as simulated:
         start_kernel(simulated, kernel, grid, args, options)
-    return simulated.launches[-1]
+    return simulated.launches[-1] if simulated.launches else NoLaunch()

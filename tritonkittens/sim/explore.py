@@ -81,7 +81,8 @@ class _Snapshot:
     """The contents of the memory of a launch, to begin every run alike."""
 
     def __init__(self, launch: Launch):
-        self.parts = [(data, data.copy()) for _, data, _, _ in launch.memory.ranges.values()]
+        writable = (found[1] for start, found in launch.memory.ranges.items() if start not in launch.memory.read_only)
+        self.parts = [(data, data.copy()) for data in writable]
 
     def restore(self) -> None:
         for data, saved in self.parts:

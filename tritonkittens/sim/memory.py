@@ -15,6 +15,13 @@ POISON_BYTE = 0xAB  # what unwritten memory holds, so that a wrong result shows 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+READ_ONLY = "read_only"  # the attribute of a tensor that says of which read-only array it is
+
+
+class ReadOnlyError(RuntimeError):
+    """A kernel writes an argument that is a read-only array."""
+
+
 class Bytes:
     """One memory of one CTA: its bytes, which of them were written, and who touched them last."""
 
@@ -76,6 +83,7 @@ class Global:
         self.starts: list[int] = []
         self.ranges: dict[int, tuple[int, np.ndarray, str, Any]] = {}
         self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
+        self.read_only: set[int] = set()  # the starts of ranges that no kernel may write
         self.discovers = False  # may an address name a tensor that is no argument? Only in kernels that make pointers of numbers
 
     def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
@@ -94,8 +102,19 @@ class Global:
 
     def add_tensor(self, tensor: Any, name: str) -> None:
         storage = tensor.untyped_storage()
-        if tensor.numel():
-            self.add(storage.data_ptr(), storage.nbytes(), name, tensor)
+        if not tensor.numel():
+            return
+        start, is_new = storage.data_ptr(), storage.data_ptr() not in self.ranges
+        self.add(start, storage.nbytes(), name, tensor)
+        if not hasattr(tensor, READ_ONLY):
+            self.read_only.discard(start)  # whoever passes the memory as writable, too, may have it written
+        elif is_new:
+            self.read_only.add(start)
+
+    def check_writable(self, start: int) -> None:
+        """Raises ReadOnlyError for a store to the range that begins there, if it is read-only."""
+        if start in self.read_only:
+            raise ReadOnlyError(f"{self.ranges[start][2]}: the kernel writes it, and the array is read-only; pass a copy")
 
     def find(self, address: int) -> tuple[int, int, np.ndarray] | None:
         """(start, size, bytes) of the tensor that holds an address."""
@@ -168,6 +187,7 @@ class Global:
             if found is None:
                 return int(addresses[rest[0]])
             start, size, data = found
+            self.check_writable(start)
             here = (addresses[rest] >= start) & (addresses[rest] + nbytes <= start + size)
             if not here[0]:
                 return int(addresses[rest[0]])

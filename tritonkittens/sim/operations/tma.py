@@ -36,14 +36,16 @@ def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tupl
     return out
 
 
-def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int]) -> np.ndarray:
-    """A writable window into the tensor in global memory."""
+def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int], writes: bool = False) -> np.ndarray:
+    """A window into the tensor in global memory."""
     address = (tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))) % (1 << 64)
     last = address + sum((n - 1) * stride for n, stride in zip(extents, tensor.strides)) + tensor.nbytes
     found = role.machine.simulation.memory.find(address)
     if found is None or last > found[0] + found[1]:
         role.machine.stop("out-of-bounds", f"a TMA copy of {tensor.name}: its map reaches outside the tensor's memory", role, op)
         raise AssertionError
+    if writes:
+        role.machine.simulation.memory.check_writable(found[0])
     offset = address - found[0]
     return np.ndarray(tuple(extents), _WORD[tensor.nbytes], found[2].data, offset, tensor.strides)
 
@@ -177,7 +179,7 @@ def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np
         return
     if kind is None:
         inside[-1] = inside[-1][0], whole_pieces(tensor, start[-1], inside[-1][1], box[-1])
-    target = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
+    target = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside], writes=True)
     data = words[tuple(slice(a, b) for a, b in inside)]
     target[...] = data if kind is None else reduced(tensor, kind, target, data)
 

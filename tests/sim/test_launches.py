@@ -1,0 +1,138 @@
+"""What launches in the simulator take: read-only arrays, grids without work."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens import sim
+
+from ..util import poison
+
+pytestmark = pytest.mark.filterwarnings("error:The given NumPy array")
+
+
+@triton.jit
+def scaled(X, Y, N, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + i, tl.load(X + i, mask=i < N) * FACTOR, mask=i < N)
+
+
+@triton.jit
+def moved(X, Y, KIND: tl.constexpr):
+    x, y = tl.make_tensor_descriptor(X, [4, 16], [16, 1], [4, 16]), tl.make_tensor_descriptor(Y, [4, 16], [16, 1], [4, 16])
+    if KIND == "store":
+        y.store([0, 0], x.load([0, 0]))
+    else:
+        y.atomic_add([0, 0], x.load([0, 0]))
+
+
+@triton.jit
+def counted(X, Y):
+    tl.atomic_add(Y + tl.arange(0, 64), tl.load(X + tl.arange(0, 64)))
+
+
+def fixed(array):
+    array.flags.writeable = False
+    return array
+
+
+# ---- read-only arrays
+
+
+def test_a_read_only_array_is_read(rng):
+    x = fixed(rng.standard_normal(1000).astype(np.float32))
+    rows = np.broadcast_to(x, (4, 1000))  # numpy's own, of the same memory
+    part = fixed(rng.standard_normal((4, 1000)).astype(np.float32))[1:3, 100:]
+    for source, first in ((x, x), (rows, x), (part, part.base.reshape(-1)[1100:2100])):
+        y = np.full(1000, np.nan, np.float32)
+        sim.run(scaled, (4,), source, y, 1000, FACTOR=2, BLOCK=256)
+        assert np.array_equal(y, 2 * first)
+    assert sim.explore(scaled, (4,), x, y, 1000, FACTOR=2, BLOCK=256, schedules=3).ok and np.array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("schedules", [0, 2])
+def test_a_read_only_array_that_a_kernel_writes_is_named(rng, schedules):
+    x, y = rng.standard_normal(64).astype(np.float32), fixed(rng.standard_normal(64).astype(np.float32))
+    before = y.copy()
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))
+    launch = (lambda *a, **o: sim.explore(*a, schedules=schedules, **o)) if schedules else sim.run
+    message = r"^Y: the kernel writes it, and the array is read-only; pass a copy$"
+    with pytest.raises(sim.ReadOnlyError, match=message):
+        launch(scaled, (1,), x, y, 64, FACTOR=2, BLOCK=64)
+    with pytest.raises(sim.ReadOnlyError, match=message):
+        launch(counted, (1,), x, y)
+    for kind in ("store", "add"):
+        with pytest.raises(sim.ReadOnlyError, match=message):
+            launch(moved, (1,), x, y, kind)
+    assert np.array_equal(y, before)
+
+
+def test_memory_that_is_also_passed_as_writable_is_written(rng):
+    y = rng.standard_normal(64).astype(np.float32)
+    before = y.copy()
+    sim.run(scaled, (1,), fixed(y[:]), y, 64, FACTOR=2, BLOCK=64)
+    assert np.array_equal(y, 2 * before)
+
+
+# ---- grids without work
+
+
+@tk.kernel
+@triton.jit
+def tile_copy(X, Y):
+    tk.store(Y, tk.load(X, tk.rt(tk.fp32, 64, 64), (0, 0)), (0, 0))
+
+
+class Copy(tk.lcf):
+    """Copies 64-row bands."""
+
+    consumers = 1
+
+    def layout(self):
+        return tk.layout(globals=dict(X=tk.st(tk.bf16, 64, 64), Y=None), input=dict(X=tk.st(tk.bf16, 64, 64)))
+
+    @triton.jit
+    def setup(ctx):
+        return tk.task(1, when=ctx.task < tk.extent(ctx.globals.X, 0) // 64)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, 0), input.arrived)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(x=tk.zero(tk.rt(tk.fp32, 64, 64)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        return state.replace(x=tk.cast(tk.load(input.X), tk.fp32))
+
+    @triton.jit
+    def finish(ctx, state, staging):
+        tk.store(ctx.globals.Y, state.x, (ctx.task, 0))
+
+
+def test_a_grid_with_a_0_is_no_work():
+    x, y = torch.randn(64, 64), poison(torch.empty(64, 64))
+    b = x.bfloat16()
+    ttgir = triton.compile(
+        triton.compiler.ASTSource(counted, {"X": "*fp32", "Y": "*fp32"}), target=triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    ).asm["ttgir"]
+    launches = [
+        (scaled, (0,), (x, y, 64), dict(FACTOR=2, BLOCK=64)), (scaled, (3, 0, 2), (x, y, 64), dict(FACTOR=2, BLOCK=64)),
+        (scaled, lambda meta: (0 * meta["BLOCK"],), (x, y, 64), dict(FACTOR=2, BLOCK=64)), (tile_copy, (0,), (tk.gl(x).plain(), tk.gl(y).plain()), {}),
+        (Copy(), 0, (b, y), {}), (Copy(), (0,), (b, y), {}), (ttgir, (0,), (x, y), {}), (ttgir, (2, 0), (x, y), {}),
+    ]  # fmt: skip
+    for kernel, grid, arguments, options in launches:
+        launch = sim.run(kernel, grid, *arguments, **options)
+        assert launch.findings == [] and launch.simulation is None and launch.seconds == 0.0
+        assert sim.explore(kernel, grid, *arguments, schedules=2, **options).ok
+    with sim.device("sm_90a") as device:
+        scaled[(0,)](x, y, 64, 2, 64)
+        tile_copy[(2, 0)](tk.gl(x).plain(), tk.gl(y).plain())
+        Copy()(b, y, blocks=0)
+        assert device.launches == []
+    assert y.isnan().all()
