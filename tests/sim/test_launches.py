@@ -1,10 +1,11 @@
-"""What launches in the simulator take: read-only arrays, grids without work."""
+"""What launches in the simulator take: read-only arrays, grids without work, kernels under `triton.autotune`."""
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 
 import tritonkittens.lang as tk
 from tritonkittens import sim
@@ -136,3 +137,61 @@ def test_a_grid_with_a_0_is_no_work():
         Copy()(b, y, blocks=0)
         assert device.launches == []
     assert y.isnan().all()
+
+
+# ---- triton.autotune
+
+
+def tuned(configs, **options):
+    return triton.autotune(configs=configs, key=["N"], **options)(scaled)
+
+
+def test_an_autotuned_kernel_runs_with_its_first_configuration(rng):
+    x, y = torch.from_numpy(rng.standard_normal(1000, np.float32)), poison(torch.empty(1000))
+    configs = [triton.Config({"BLOCK": n}) for n in (256, 512, 128)]
+    kernel = tuned(configs)
+    kernel.cache[(1000, "torch.float32", "torch.float32")] = configs[2]  # what a GPU found
+    with sim.device("sm_90a") as device:
+        for n in (1000, 1000, 500):
+            kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, n, FACTOR=2)
+    assert torch.equal(y, 2 * x) and kernel.best_config is configs[0]
+    assert [launch.grid for launch in device.launches] == [(4, 1, 1)] * 3  # trials launch nothing
+    assert kernel.cache == {(1000, "torch.float32", "torch.float32"): configs[2]} and "do_bench" not in vars(kernel)
+    launch = sim.run(kernel, lambda meta: (triton.cdiv(1000, meta["BLOCK"]),), x.numpy(), y.numpy(), 1000, FACTOR=3)
+    assert torch.equal(y, 3 * x) and launch.grid == (4, 1, 1)
+
+
+@triton.jit
+def product(A, B, C, N, BLOCK: tl.constexpr):
+    i, k = tl.arange(0, 64), tl.arange(0, BLOCK)
+    out = tl.dot(tl.load(A + i[:, None] * BLOCK + k[None, :]), tl.load(B + k[:, None] * 64 + i[None, :]))
+    tl.store(C + i[:, None] * 64 + i[None, :], out)
+
+
+def test_configurations_that_do_not_fit_are_passed_over(rng):
+    a, b = (torch.from_numpy(rng.integers(-3, 4, s)).half() for s in ((64, 64), (64, 64)))
+    c = poison(torch.empty(64, 64))
+    configs = [triton.Config({"BLOCK": n}) for n in (2048, 64, 32)]
+    kernel = triton.autotune(configs=configs, key=[])(product)
+    with sim.device("sm_90a"):
+        kernel[(1,)](a, b, c, 64)
+    assert torch.equal(c, a.float() @ b.float()) and kernel.best_config is configs[1]
+    kernel = triton.autotune(configs=configs[:1] * 2, key=[])(product)
+    with pytest.raises(OutOfResources, match="shared memory"), sim.device("sm_90a"):
+        kernel[(1,)](a, b, c, 64)
+
+
+def test_hooks_of_autotuned_kernels_run_as_on_a_gpu(rng):
+    x = torch.from_numpy(rng.standard_normal(64, np.float32))
+    seen = []
+    configs = [triton.Config({}, num_warps=n, pre_hook=lambda arguments, n=n: seen.append((n, arguments["num_warps"]))) for n in (1, 2)]
+    for options, expected in ((dict(reset_to_zero=["Y"]), 2 * x), (dict(restore_value=["Y"]), 2 * x + 1), ({}, 2 * x + 1)):
+        kernel, y = triton.autotune(configs=configs, key=[], **options)(counted), torch.ones(64)
+        with sim.device("sm_90a"):
+            kernel[(1,)](x, y)
+            kernel[(1,)](x, y)
+        assert torch.allclose(y, expected), options
+    assert set(seen) == {(1, 1)} and len(seen) == 9  # a trial and two launches of each
+    pruned = triton.autotune(configs=configs, key=[], prune_configs_by={"early_config_prune": lambda configs, *_, **__: configs[1:]})(counted)
+    sim.run(pruned, (1,), x, torch.ones(64))
+    assert pruned.best_config is configs[1]

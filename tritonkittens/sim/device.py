@@ -23,6 +23,7 @@ from .program import Program
 from .report import Finding, SimulationError
 from .schedule import Schedule, nth
 from .simulation import STEP_LIMIT, Simulation
+from .tuning import tuning_for_simulation
 from .values import TensorMap
 
 ARCHITECTURES = {"sm_80": 80, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103}
@@ -87,6 +88,7 @@ class SimulatedDevice:
         self.memory = [as_tensor(m) for m in memory]
         self.compiled: dict[Any, Any] = {}
         self.before_launch: Callable[[Launch], None] | None = None
+        self.trying = False
 
     # ---- a launch
 
@@ -98,9 +100,18 @@ class SimulatedDevice:
             return nth(given, len(program.role_names))
         return given if isinstance(given, Schedule) else given()
 
+    @contextlib.contextmanager
+    def only_trying(self) -> Iterator[None]:
+        """Within it kernels are compiled and checked against the device, and not run."""
+        before, self.trying = self.trying, True
+        try:
+            yield
+        finally:
+            self.trying = before
+
     def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> None:
         """Run a program; `flat(memory)` gives its parameters' values and makes the tensors known. A grid with a 0 in it is no launch."""
-        if 0 in grid:
+        if 0 in grid or self.trying:
             return
         memory = Global()
         for extra in self.memory:
@@ -217,7 +228,7 @@ def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
     """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped
     operators.
 
-    A grid with a 0 in it is no launch.
+    A kernel under `triton.autotune` runs with the first configuration that fits, and nothing is timed. A grid with a 0 in it is no launch.
 
     arch: "sm_90a", "sm_100a", …. options: `schedule` (a seed, a `Schedule`, or a function that makes one for each launch), `multiprocessors`, `step_limit`,
     `raise_findings`, `memory` (tensors that a kernel reaches through addresses in memory). Gives the device, whose `launches` say what ran.
@@ -230,7 +241,7 @@ def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
     token = simulator.set(made)
     config.set_active(_Driver(made))
     try:
-        with compiling_for_simulation():
+        with compiling_for_simulation(), tuning_for_simulation(made):
             yield made
     finally:
         config._active = before

@@ -1,0 +1,54 @@
+"""Kernels under `triton.autotune` on a simulated device: nothing is timed; the first configuration that compiles and fits is taken."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from triton.runtime.autotuner import Autotuner
+
+if TYPE_CHECKING:
+    from .device import SimulatedDevice
+
+_RUN = Autotuner.run
+
+
+def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
+    """What an autotuner takes for its benchmark: a trial compiles a configuration and launches nothing; after one that fits, others are not tried."""
+    fits = False
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[float]:
+        nonlocal fits
+        if fits:
+            return [float("inf")] * 3
+        with simulated.only_trying():
+            kernel_call()  # raises what makes Triton pass over a configuration
+        fits = True
+        return [0.0] * 3
+
+    return bench
+
+
+@contextlib.contextmanager
+def tuning_for_simulation(simulated: SimulatedDevice) -> Iterator[None]:
+    """Within it autotuners choose by `first_that_fits`, with Triton's own pruning and hooks. What they choose is kept for the simulated device: no choice of
+    a GPU is used here, and none of these there or on disk. `best_config` says what ran last."""
+    caches: dict[Any, dict[Any, Any]] = {}
+
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        own = dict(cache=caches.setdefault(tuner, {}), cache_results=False, do_bench=first_that_fits(simulated))
+        before = {name: vars(tuner)[name] for name in own if name in vars(tuner)}
+        vars(tuner).update(own)
+        try:
+            return _RUN(tuner, *args, **kwargs)
+        finally:
+            for name in own:
+                del vars(tuner)[name]
+            vars(tuner).update(before)
+
+    outer = Autotuner.run
+    Autotuner.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Autotuner.run = outer  # type: ignore[method-assign]
