@@ -605,8 +605,9 @@ def stores(X, Y, iterations, STAGES: tl.constexpr, BUG: tl.constexpr):
         if BUG == "negative_coordinate":
             tk.store_async(Y, staging[i % STAGES], (i - 1, 0))  # reports: negative_coordinate
         else:
-            tk.store_async(Y, staging[i % STAGES], (i, 0))  # reports: store_source_overwritten, store_wait_too_many
-    tk.store_wait()
+            tk.store_async(Y, staging[i % STAGES], (i, 0))  # reports: store_source_overwritten, store_wait_too_many, store_left_behind
+    if BUG != "store_left_behind":
+        tk.store_read_wait()  # the writes outlive the block, its shared memory does not
 
 
 def store_inputs(stages: int, iterations: int) -> Any:
@@ -620,6 +621,40 @@ def store_inputs(stages: int, iterations: int) -> Any:
 fault("store_source_overwritten", "race", stores, store_inputs(1, 2))
 fault("store_wait_too_many", "race", stores, store_inputs(2, 4))
 fault("negative_coordinate", "out-of-bounds", stores, store_inputs(3, 4))
+fault("store_left_behind", "unfinished", stores, store_inputs(3, 4))
+
+
+@tk.kernel
+@triton.jit
+def through_global_memory(X, W, Y, TILE: tl.constexpr, BUG: tl.constexpr):
+    """Y = W = X, W by TMA and read back."""
+    tile, back = tk.allocate(TILE), tk.allocate(TILE)
+    arrived = tk.semaphores(1)
+    tk.store(tile, tk.load(X, tk.rt(tk.fp32, 16, 32), (0, 0)))
+    tk.fence_async()
+    tk.sync()
+    tk.store_async(W[0], tile, (0, 0))
+    if BUG != "":
+        tk.store_read_wait(0)
+    else:
+        tk.store_wait(0)
+    tk.sync()
+    if BUG == "read_back_by_threads":
+        tk.store(Y, tk.load(W[1], tk.rt(tk.fp32, 16, 32), (0, 0)), (0, 0))  # reports: read_back_by_threads
+    else:
+        tk.expect(arrived[0], back)
+        tk.load_async(back, W[0], (0, 0), arrived[0])  # reports: read_back_too_early
+        tk.wait(arrived[0], 0)
+        tk.store(Y, tk.load(back), (0, 0))
+
+
+def through_global_inputs(rng: Any) -> Any:
+    x, w, y = integers(rng, 16, 32), empty(16, 32), empty(16, 32)
+    return (1,), (tk.gl(x), (tk.gl(w, TILE), tk.gl(w)), tk.gl(y), TILE), [w, y], [x, x]
+
+
+fault("read_back_too_early", "race", through_global_memory, through_global_inputs)
+fault("read_back_by_threads", "race", through_global_memory, through_global_inputs)
 
 
 @tk.kernel

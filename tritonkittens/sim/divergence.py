@@ -103,7 +103,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
-    part.bulk_groups, part.bulk_open = list(role.bulk_groups), list(role.bulk_open)
+    part.bulk_groups, part.bulk_open, part.bulk_writes = list(role.bulk_groups), list(role.bulk_open), list(role.bulk_writes)
     return part
 
 
@@ -114,7 +114,7 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         role.time = max(role.time, part.time)
         role.seen_phase.update({k: v for k, v in part.seen_phase.items() if v >= role.seen_phase.get(k, v)})
         role.steps += part.steps
-    for name in ("products", "bulk_groups", "bulk_open", "copy_groups", "copy_open"):
+    for name in ("products", "bulk_groups", "bulk_open", "bulk_writes", "copy_groups", "copy_open"):
         before = getattr(role, name)
         kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]  # what a part waited for is over
         for part in parts:

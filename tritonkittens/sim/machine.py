@@ -19,13 +19,19 @@ from .memory import Bytes
 from .numbers import decode, encode
 from .report import Finding, Place, Stop
 from .ttgir import Block, Op
-from .values import AddressMap, Allocation, Poison, View
+from .values import AddressMap, Allocation, Poison, Spans, View
 
 if TYPE_CHECKING:
     from .simulation import Simulation
 
 MASK = SHARED_STRIDE - 1
 WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
+BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")  # what a CTA leaves behind must not read its shared memory any more
+
+
+def needs_wait(kind: str) -> bool:
+    """Must some role know that such an operation is over before its CTA ends?"""
+    return kind in WAITED_FOR or kind.startswith(BULK_STORES)
 
 
 def _nothing(operation: Async) -> None:
@@ -87,8 +93,9 @@ class Role:
         self.steps = 0
         self.op: Op | None = None
         self.products: list[Async] = []  # wgmma groups in flight, oldest first
-        self.bulk_groups: list[list[Async]] = []
+        self.bulk_groups: list[list[Async]] = []  # of bulk stores: the writes, each behind its reads (`after`)
         self.bulk_open: list[Async] = []
+        self.bulk_writes: list[tuple[Async, Spans]] = []  # to global memory, which this role may not have waited for
         self.copy_groups: list[list[Async]] = []
         self.copy_open: list[Async] = []
         self.seen_phase: dict[int, int] = {}
@@ -315,6 +322,17 @@ class Machine:
             self.simulation.recorder.issued(self, operation, cost)
         return operation
 
+    def follow(self, first: Async, kind: str, effect: Callable[[Async], None]) -> Async:
+        """A second part of an operation just started: it completes at any moment after the first, by modelled time at once."""
+        second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations)
+        self.operations += 1
+        second.clock = first.clock.copy()
+        second.clock.operations |= first.bit
+        second.clock.fenced_operations |= first.bit
+        second.started = second.finish = first.finish
+        self.flying.append(second)
+        return second
+
     def shared_unit(self, name: str, rank: int) -> Unit:
         """A unit that the roles of a CTA share, for modelled time."""
         found = self.shared_units.get((name, rank))
@@ -330,7 +348,7 @@ class Machine:
         operation.effect(operation)
         operation.effect = _nothing  # it holds operands
         operation.done = True
-        if operation.kind in WAITED_FOR:
+        if needs_wait(operation.kind):
             self.completed.append((operation.bit, operation.role, operation.op, operation.kind))
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
@@ -341,6 +359,19 @@ class Machine:
             role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
             role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
             role.time = max(role.time, operation.finish)
+
+    def settled(self, role: Role, spans: Spans, op: Op, what: str) -> None:
+        """Report a read of global memory that may come before the writes of the role's own bulk stores."""
+        role.bulk_writes = [pair for pair in role.bulk_writes if not role.clock.operations & pair[0].bit]
+        for operation, written in role.bulk_writes:
+            if written.meets(spans):
+                name = self.simulation.memory.name(int(spans.starts[0]))
+                message = (
+                    f"{name} is read while a {operation.after.kind if operation.after else operation.kind} of the same role may still write it: only "
+                    "cp.async.bulk.wait_group without .read waits for its writes"
+                )
+                self.report("race", message, role, op, f"{what} reads it", (Place(self.where(role), "writes it", operation.op.location),))
+                return
 
     def idle_but_for(self, timer: Async) -> bool:
         """Can nothing happen but that a timer runs out? Of several the first does."""

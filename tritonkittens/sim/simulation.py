@@ -12,7 +12,7 @@ from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
 from tritonkittens.launch import hardware_box
 
 from . import divergence, tensormaps
-from .machine import WAITED_FOR, Async, Machine, Role, Wait
+from .machine import Async, Machine, Role, Wait, needs_wait
 from .memory import Global
 from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
@@ -179,7 +179,7 @@ class Simulation:
         """What a cluster leaves behind when its roles have ended."""
         self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
         for operation in machine.flying:
-            if operation.kind in WAITED_FOR:
+            if needs_wait(operation.kind):
                 message = f"a {operation.kind} is in flight when its CTA ends: nobody waits for it"
                 machine.report("unfinished", message, operation.role, operation.op, operation.kind)
         reported = {place.location for finding in self.findings for place in finding.places}

@@ -37,6 +37,24 @@ class InFlight:
         raise NotComputed("a product in flight has no value")
 
 
+class Spans:
+    """Pieces of global memory of `nbytes` each, at these addresses."""
+
+    __slots__ = ("starts", "nbytes")
+
+    def __init__(self, starts: np.ndarray, nbytes: int):
+        self.starts: np.ndarray = np.sort(starts.reshape(-1))
+        self.nbytes = nbytes
+
+    def meets(self, other: Spans) -> bool:
+        """Do they have a byte in common?"""
+        if not self.starts.size or not other.starts.size or not self.nbytes or not other.nbytes:
+            return False
+        behind = np.searchsorted(other.starts, self.starts - other.nbytes, side="right")  # of the other's pieces the first that ends behind each start
+        found = behind < other.starts.size
+        return bool((other.starts[behind[found]] < self.starts[found] + self.nbytes).any())
+
+
 class AddressMap:
     """Byte offsets of a view's elements from its base; immutable, and shared by all views made in the same way.
 

@@ -12,7 +12,7 @@ from ..costs import GLOBAL_LATENCY, global_cycles
 from ..machine import GENERIC, Async, Role, Wait, poisoned
 from ..numbers import encode
 from ..ttgir import Op
-from ..values import Poison, View
+from ..values import Poison, Spans, View
 from .global_memory import check_address, element_of, outside
 from .registry import effect
 
@@ -31,6 +31,8 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
     on = np.ones(addresses.size, bool) if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
     check_address(role, op, addresses[on], element.nbytes)
+    if role.bulk_writes:
+        machine.settled(role, Spans(addresses[on], element.nbytes), op, "cp.async")
 
     def effect(operation: Async) -> None:
         words = np.zeros(addresses.size, {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[element.nbytes])

@@ -11,6 +11,7 @@ from ..machine import Role, poisoned
 from ..numbers import decode, encode, round_to
 from ..report import Place
 from ..ttgir import Op, Pointer, Scalar, Tensor
+from ..values import Spans
 from .registry import effect
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -58,6 +59,8 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     words, bad = role.machine.simulation.memory.gather(active, element.nbytes)
     if bad is not None:
         outside(role, op, bad, element.nbytes, "a load")
+    if role.bulk_writes:
+        role.machine.settled(role, Spans(active, element.nbytes), op, "load")
     values = decode(element.name, words)
     if on is not None:
         if other is None or poisoned(other):

@@ -19,10 +19,10 @@ from ..machine import ASYNC, GENERIC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..report import Finding, Place, Stop
 from ..ttgir import Op, Scalar, Tensor
-from ..values import AddressMap, Allocation, TensorMap, View
+from ..values import AddressMap, Allocation, Spans, TensorMap, View
 from .control import role_ranks
 from .global_memory import outside
-from .tma import box_words, check_coordinates, check_map, start_load, start_store, write_box
+from .tma import box_spans, box_words, check_coordinates, check_map, over_but_for, start_bulk, start_load, start_store, write_box
 
 _WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MLIR = {"u32": "i32", "s32": "i32", "b32": "i32", "u64": "i64", "s64": "i64", "b64": "i64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"}
@@ -167,6 +167,8 @@ class RoleThreads:
                 if bad is not None:
                     outside(self.role, self.op, bad, nbytes, "a load")
                 out[:, start : start + word] = words[:, None].view(np.uint8)
+            if isinstance(agent, Role) and agent.bulk_writes and not atomic:
+                self.machine.settled(agent, Spans(flat, nbytes), self.op, "load")
             return out
         out = np.empty((flat.size, nbytes), np.uint8)
         for here, view in self._split(space, flat, nbytes):
@@ -394,7 +396,7 @@ class RoleThreads:
             space, start = source
             return self._fetch(agent, space, np.arange(start, start + nbytes, 16), 16, ASYNC).reshape(-1)
 
-        def write(operation: Async, space: str, start: int, data: np.ndarray) -> None:
+        def write(operation: Role | Async, space: str, start: int, data: np.ndarray) -> None:
             if reduction is not None:
                 name, format = reduction
                 size = 2 if format.endswith("16") else int(format[1:]) // 8
@@ -406,7 +408,14 @@ class RoleThreads:
 
         if source[0] == "global" and machine.simulation.schedule.reads_early():
             early.append(read(self.role))
-        what = "TMA load" if source[0] == "global" else "TMA store" if destination[0] == "global" else "bulk copy between CTAs"
+        if destination[0] == "global":
+            place = destination[1]
+            target = Spans(np.array([place]), nbytes)
+            reads = start_bulk(self.role, self.op, "TMA store", nbytes, lambda: read(reads), lambda data: write(reads, "global", place, data), target)
+            return
+        if source[0] == "global" and self.role.bulk_writes:
+            machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, "TMA load")
+        what = "TMA load" if source[0] == "global" else "bulk copy between CTAs"
         for place, bar in self._targets(destination[1], barrier, multicast):
             signalled = None if bar is None else machine.barrier(self.role, bar, self.op, "a copy signals it")
             phases: list[int] = []
@@ -436,6 +445,8 @@ class RoleThreads:
         check_coordinates(role, op, tensor, start, kind)
         self._aligned(shared, f"a TMA {direction} of {tensor.name}: the shared address", 128)
         if direction == "load":
+            if role.bulk_writes:
+                self.machine.settled(role, box_spans(tensor, start, tensor.box), op, "TMA load")
             for place, bar in self._targets(shared, barrier, multicast):
                 if bar is None:
                     raise PtxFault("a tensor load without an mbarrier")
@@ -447,7 +458,8 @@ class RoleThreads:
         if end > row and row % 16:
             message = f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written"
             self.machine.report("out-of-bounds", message, role, op, buffer=source.name)
-        start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), kind)
+        target = box_spans(tensor, start, tensor.box)
+        start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), target, kind)
 
     def _box(self, address: int, tensor: TensorMap) -> View:
         """Where the elements of a box lie: one row after the other, with 16-byte pieces exchanged by the map's swizzle (a function of address bits 7 to 9)."""
@@ -465,12 +477,7 @@ class RoleThreads:
         self.role.bulk_open = []
 
     def wait_bulk_group(self, pending: int, read: bool, active: np.ndarray) -> Wait | None:
-        """Here reads and writes complete together."""
-        role = self.role
-        over = role.bulk_groups[: max(0, len(role.bulk_groups) - pending)]
-        operations = [o for group in over for o in group]
-        role.bulk_groups = role.bulk_groups[len(over) :]
-        return self._until(operations, "TMA stores")
+        return self._until(*over_but_for(self.role, pending, read))
 
     def _until(self, operations: list[Async], what: str) -> Wait | None:
         if not operations:

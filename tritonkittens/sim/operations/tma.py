@@ -9,11 +9,11 @@ from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 
 from ..costs import TMA_LATENCY, tma_cycles
 from ..layouts import SHARED_STRIDE
-from ..machine import ASYNC, Async, Role
+from ..machine import ASYNC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..tensormaps import FORMATS, SWIZZLES
 from ..ttgir import Descriptor, Op, Scalar
-from ..values import TensorMap, View
+from ..values import Spans, TensorMap, View
 from .barriers import addresses
 from .control import role_ranks
 from .registry import effect, view
@@ -34,6 +34,17 @@ def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tupl
         source = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside])
         out[tuple(slice(a, b) for a, b in inside)] = source
     return out
+
+
+def box_spans(tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> Spans:
+    """The rows of the box that lie in the tensor."""
+    inside = [(max(0, s), min(n, s + b)) for s, b, n in zip(start, box, tensor.shape)]
+    if any(a >= b for a, b in inside):
+        return Spans(np.zeros(0, np.int64), 0)
+    starts = np.array(tensor.address + inside[-1][0] * tensor.nbytes, np.int64)
+    for (a, b), stride in zip(inside[:-1], tensor.strides):
+        starts = starts[..., None] + np.arange(a, b, dtype=np.int64) * stride
+    return Spans(starts, (inside[-1][1] - inside[-1][0]) * tensor.nbytes)
 
 
 def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int], writes: bool = False) -> np.ndarray:
@@ -119,6 +130,8 @@ def load(role: Role, op: Op, *operands: Any) -> None:
     else:
         if len(box) != len(start):
             role.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a box {box}", role, op)
+        if role.bulk_writes:
+            role.machine.settled(role, box_spans(tensor, start, box), op, "TMA load")
 
         def words() -> np.ndarray:
             return box_words(role, op, tensor, start, box)
@@ -159,17 +172,27 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
     return out.reshape(box)
 
 
-def start_store(role: Role, op: Op, source: View, put: Any, kind: str = "TMA store") -> None:
-    """A copy out of shared memory, in the role's open bulk group."""
+def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind: str = "TMA store") -> None:
+    """A copy out of shared memory to `target`, in the role's open bulk group: `put(words)` writes them."""
     machine = role.machine
 
-    def effect(operation: Async) -> None:
-        machine.touch(operation, source, False, ASYNC, op)
-        machine.check_written(operation, source, op)
-        put(machine.read(source))
+    def read() -> np.ndarray:
+        machine.touch(reads, source, False, ASYNC, op)
+        machine.check_written(reads, source, op)
+        return machine.read(source)
 
-    operation = machine.start(kind, role, op, effect, unit="TMA", cost=tma_cycles(source.map.total), latency=TMA_LATENCY)
-    role.bulk_open.append(operation)
+    reads = start_bulk(role, op, kind, source.map.total, read, put, target)
+
+
+def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans) -> Async:
+    """A bulk store is over twice: when it has read its source (`read() -> data`), and when it has written its target (`put(data)`)."""
+    machine = role.machine
+    data: list[np.ndarray] = []
+    reads = machine.start(kind, role, op, lambda operation: data.append(read()), unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
+    writes = machine.follow(reads, "writes", lambda operation: put(data.pop()))
+    role.bulk_open.append(writes)
+    role.bulk_writes.append((writes, target))
+    return reads
 
 
 def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np.ndarray, kind: str | None) -> None:
@@ -218,7 +241,8 @@ def _store(role: Role, op: Op, tensor: Any, coordinates: tuple[Any, ...], source
     def put(words: np.ndarray) -> None:
         write_box(role, op, tensor, start, words.reshape(tuple(op.operand_types[0].shape)), kind)  # type: ignore[union-attr]
 
-    start_store(role, op, source, put, name)
+    box = tuple(op.operand_types[0].shape)  # type: ignore[union-attr]
+    start_store(role, op, source, put, box_spans(tensor, start, box), name)
     role.bulk_groups.append(role.bulk_open)
     role.bulk_open = []
 
@@ -240,12 +264,22 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
     tensor = check_map(role, op, tensor)
     check_coordinates(role, op, tensor, [0, int(column)], "TMA gather")
     width = target.map.shape[-1]
+    if role.bulk_writes:
+        role.machine.settled(role, rows_spans(tensor, rows, int(column), width), op, "TMA gather")
 
     def words() -> np.ndarray:
         return np.concatenate([box_words(role, op, tensor, [int(r), int(column)], (1, width)) for r in rows.reshape(-1)])
 
     bars = addresses(role, bar)
     start_load(role, op, bars, target, words, delivered(role, bars, target), "TMA gather")
+
+
+def rows_spans(tensor: TensorMap, rows: np.ndarray, column: int, width: int) -> Spans:
+    """The parts of single rows that lie in the tensor."""
+    inside = rows.reshape(-1).astype(np.int64)
+    inside = inside[(inside >= 0) & (inside < tensor.shape[0])]
+    first, last = max(0, column), min(tensor.shape[1], column + width)
+    return Spans(tensor.address + inside * tensor.strides[0] + first * tensor.nbytes, max(0, last - first) * tensor.nbytes)
 
 
 @effect("ttng.async_tma_scatter")
@@ -257,28 +291,29 @@ def scatter(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, sour
         for row, data in zip(rows.reshape(-1), words.reshape(rows.size, -1)):
             write_box(role, op, tensor, [int(row), int(column)], data[None, :], None)
 
-    start_store(role, op, source, put, "TMA scatter")
+    start_store(role, op, source, put, rows_spans(tensor, rows, int(column), source.map.shape[-1]), "TMA scatter")
     role.bulk_groups.append(role.bulk_open)
     role.bulk_open = []
 
 
 @effect("ttng.async_tma_store_wait")
 def store_wait(role: Role, op: Op) -> Any:
-    yield from wait_bulk_groups(role, op.attributes["pendings"])
-
-
-def wait_bulk_groups(role: Role, pending: int) -> Any:
-    """cp.async.bulk.wait_group: all but the last `pending` groups of this role are complete (here reads and writes complete together)."""
-    from ..machine import Wait
-
-    over = role.bulk_groups[: max(0, len(role.bulk_groups) - pending)]
-    operations = [o for group in over for o in group]
+    operations, what = over_but_for(role, op.attributes["pendings"], bool(op.attributes.get("read_only")))
     if operations:
         yield Wait(
-            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} TMA stores", time=lambda: max(o.finish for o in operations)
+            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} {what}", time=lambda: max(o.finish for o in operations)
         )
         role.machine.acquire(role, operations)
-    role.bulk_groups = role.bulk_groups[len(over) :]
+
+
+def over_but_for(role: Role, pending: int, read: bool) -> tuple[list[Async], str]:
+    """What cp.async.bulk.wait_group waits for, and its name: the writes, or only the `read`s, of all groups of this role but the last `pending`."""
+    over = role.bulk_groups[: max(0, len(role.bulk_groups) - pending)]
+    writes = [o for group in over for o in group]
+    if not read:  # the writes of groups whose reads were waited for still have to be
+        role.bulk_groups = role.bulk_groups[len(over) :]
+        return writes, "TMA stores"
+    return [o.after or o for o in writes], "TMA stores to have read their source"
 
 
 # ---- descriptors made by the kernel
