@@ -60,10 +60,15 @@ def product_kernel(A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constex
         words: gl.constexpr = gl.BlockedLayout([1, K // 2], [32, 1], [4, 1], [1, 0])
         row, column = gl.arange(0, 128, gl.SliceLayout(1, words)), gl.arange(0, K // 2, gl.SliceLayout(0, words))
         tcgen05.st(memory + 256, gl.load(A.to(gl.pointer_type(gl.int32)) + row[:, None] * (K // 2) + column[None, :]))
-    tcgen05.wait_st()
+    if MISTAKE != "wait_st":
+        tcgen05.wait_st()
     if MISTAKE != "fence":
         fence_async_shared()
+    if MISTAKE != "before_thread_sync":
+        tcgen05.fence_before_thread_sync()
     gl.barrier()
+    if MISTAKE != "after_thread_sync":
+        tcgen05.fence_after_thread_sync()
     how: gl.constexpr = tcgen05.instruction_descriptor("f16", M, N, "bf16")
     pitch: gl.constexpr = 1024
     for step in gl.static_range(K // 16):
@@ -75,7 +80,13 @@ def product_kernel(A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constex
     tcgen05.commit(bar, issuer="cta")
     if MISTAKE != "wait":
         mbarrier.wait_or_trap(bar, 0)
-    tile = tcgen05.wait_ld(tcgen05.ld(memory, [128, N]))
+    tile = tcgen05.ld(memory, [128, N])
+    if MISTAKE == "wait_ld":
+        gl.store(OUT + places, tile)
+    if MISTAKE == "wait without tiles":  # none: the values may be used behind any wait
+        tcgen05.wait_ld()
+    else:
+        tile = tcgen05.wait_ld(tile)
     mbarrier.wait_or_trap(bar, 0)
     gl.store(OUT + places, tile)
     gl.barrier()
@@ -114,6 +125,27 @@ def test_tensor_memory_that_nobody_releases(rng):
 def test_a_product_without_the_fence_before_it(rng):
     finding, _, _ = product("missing-fence", mistake="fence")
     assert "fence.proxy.async" in finding.message
+
+
+@pytest.mark.parametrize("mistake", ["wait_st", "before_thread_sync", "after_thread_sync"])
+@pytest.mark.parametrize("a_in_tmem", [False, True])
+def test_a_product_of_tensor_memory_that_is_not_handed_over(mistake, a_in_tmem, rng):
+    """What threads stored is there for the tensor core behind tcgen05.wait::st, the fence before a barrier, and the fence after it."""
+    for schedule in (0, 2):
+        with sim.device("sm_100a", raise_findings=False, schedule=schedule) as device:
+            a, b, c, out = torch.randn(128, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.randn(128, 64), torch.empty(128, 64)
+            GluonJITFunction(product_kernel.fn)[(1,)](a, b, c, out, 64, 64, 128, a_in_tmem, mistake, num_warps=4)
+        found = device.launches[-1].findings
+        assert {f.kind for f in found} == {"race"}, found
+        assert all("tcgen05.st" in place.who or "tcgen05.mma" in place.who for f in found for place in f.places)
+        assert any("thread_sync" in f.message for f in found) == (mistake != "wait_st")
+
+
+def test_values_used_before_the_wait_for_their_load(rng):
+    finding, _, _ = product("in-flight", mistake="wait_ld")
+    assert "values of a tcgen05.ld are used before anyone waits for them" in finding.message
+    _, out, expected = product(mistake="wait without tiles")
+    assert relative_error(out, expected) < 1e-6
 
 
 def test_an_accumulator_read_before_the_commit_arrives(rng):

@@ -2,7 +2,9 @@
 
 A role (the threads of one partition) is a component of the clock that counts its releases. An asynchronous operation (a copy, a matrix product) is one bit: it
 is in a clock once somebody has waited for it. Ordinary accesses are seen by the asynchronous proxy (TMA, wgmma, tcgen05) only across `fence.proxy.async`
-(PTX ISA, "Async proxy"), so a clock has a second half: what of the past was fenced.
+(PTX ISA, "Async proxy"), so a clock has a second half: what of the past was fenced. Loads and stores of tensor memory by threads are operations too, over
+at tcgen05.wait; other threads and the tensor core follow them only across tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync (PTX ISA,
+"tcgen05 Memory Consistency Model").
 """
 from __future__ import annotations
 
@@ -10,23 +12,27 @@ from bisect import bisect_right
 from typing import Any, NamedTuple
 
 GENERIC, ASYNC = "generic", "async"
+TENSOR_THREADS = "tcgen05.ld/st"  # tcgen05.ld and .st of threads
 
 
 class Clock:
     """What is known to have happened: the releases of each role, and the asynchronous operations that are complete."""
 
-    __slots__ = ("roles", "operations", "fenced", "fenced_operations")
+    __slots__ = ("roles", "operations", "fenced", "fenced_operations", "before_sync", "after_sync")
 
     def __init__(self, number_of_roles: int):
         self.roles = [0] * number_of_roles
         self.operations = 0
         self.fenced = [0] * number_of_roles  # as `roles`, for ordinary accesses that the asynchronous proxy sees
         self.fenced_operations = 0
+        self.before_sync = 0  # tcgen05.ld and .st behind which their threads executed fence::before_thread_sync; barriers hand it on
+        self.after_sync = 0  # … and these threads fence::after_thread_sync: later tcgen05 operations of theirs follow them
 
     def copy(self) -> Clock:
         new = Clock.__new__(Clock)
         new.roles, new.operations = self.roles[:], self.operations
         new.fenced, new.fenced_operations = self.fenced[:], self.fenced_operations
+        new.before_sync, new.after_sync = self.before_sync, self.after_sync
         return new
 
     def join(self, other: Clock) -> None:
@@ -34,6 +40,7 @@ class Clock:
         self.fenced = [a if a > b else b for a, b in zip(self.fenced, other.fenced)]
         self.operations |= other.operations
         self.fenced_operations |= other.fenced_operations
+        self.before_sync |= other.before_sync
 
     def fence(self) -> None:
         """`fence.proxy.async`: everything known so far is known to the asynchronous proxy too."""
@@ -66,7 +73,7 @@ class Access(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    kind: str  # "race" or "missing-fence"
+    kind: str  # "race", "missing-fence" (of the asynchronous proxy) or "thread-sync" (the fences of tcgen05)
     before: Access
     start: int
     end: int
@@ -133,8 +140,13 @@ class Shadow:
         for before in (segment.write, *segment.reads) if access.write else (segment.write,):
             if before is None or (before.atomic and access.atomic):
                 continue
+            ours = before.proxy == TENSOR_THREADS == access.proxy and before.role == access.role
+            if ours and access.write:
+                continue  # a store behind the same threads' loads and stores
             if not clock.covers(before):
                 return Conflict("race", before, segment.start, segment.end)
+            if before.proxy == TENSOR_THREADS and not ours and not clock.after_sync & before.bit:
+                return Conflict("thread-sync", before, segment.start, segment.end)
             if before.proxy == GENERIC and access.proxy == ASYNC and not clock.covers_fenced(before):
                 return Conflict("missing-fence", before, segment.start, segment.end)
         return None

@@ -102,6 +102,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     part = Role(role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block)
     part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
+    part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
     part.bulk_groups, part.bulk_open, part.bulk_writes = list(role.bulk_groups), list(role.bulk_open), list(role.bulk_writes)
     return part
@@ -120,6 +121,11 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         for part in parts:
             kept += [x for x in getattr(part, name) if not any(x is y for y in before)]
         setattr(role, name, kept)
+    for part in parts:
+        for what, accesses in part.tensor_accesses.items():
+            role.tensor_accesses[what] += [o for o in accesses if o not in role.tensor_accesses[what]]
+    for what, accesses in role.tensor_accesses.items():
+        role.tensor_accesses[what] = [o for o in accesses if not role.clock.operations & o.bit]
 
 
 def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) -> Any:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .barriers import MAX_COUNT, Barrier
-from .clocks import ASYNC, GENERIC, Access, Clock
+from .clocks import ASYNC, GENERIC, TENSOR_THREADS, Access, Clock
 from .costs import Unit
 from .layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from .memory import Bytes
 from .numbers import decode, encode
 from .report import Finding, Place, Stop
 from .ttgir import Block, Op
-from .values import AddressMap, Allocation, Poison, Spans, View
+from .values import AddressMap, Allocation, InFlight, Poison, Spans, View
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -98,6 +98,7 @@ class Role:
         self.bulk_writes: list[tuple[Async, Spans]] = []  # to global memory, which this role may not have waited for
         self.copy_groups: list[list[Async]] = []
         self.copy_open: list[Async] = []
+        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}  # of tensor memory, by instructions of its threads, until tcgen05.wait
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
         self.mask: Any = None  # bool for each thread: those that took a branch which divides the role (`divergence`); None is all
@@ -192,7 +193,7 @@ class Machine:
     def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
         """Record an access and report what it races with, what it overruns, what it misaligns."""
         role = agent if isinstance(agent, Role) else agent.role
-        if view.space == "tensor":
+        if view.space == "tensor" and proxy != TENSOR_THREADS:
             proxy = ASYNC  # the proxies are about shared and global memory; tcgen05 orders its own accesses of tensor memory
         if isinstance(agent, Role):
             access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
@@ -227,6 +228,11 @@ class Machine:
                 (True, True): "is written twice in no order",
             }[before.write, access.write]
             message = f"{name} {how}"
+        elif conflict.kind == "thread-sync":
+            message = (
+                f"{name}: the {before.who.rsplit(', ', 1)[-1]} is over, but what follows on the other side of a barrier is ordered behind it only between "
+                "tcgen05.fence::before_thread_sync and tcgen05.fence::after_thread_sync"
+            )
         else:
             message = (
                 f"{name}: the {'store' if before.write else 'load'} and the {access.who.rsplit(', ', 1)[-1]} after it are ordered, but the asynchronous proxy "
@@ -235,7 +241,7 @@ class Machine:
         details = {"buffer": name, "bytes": f"{conflict.start} to {conflict.end} of the CTA's {view.space} memory"}
         if rank or len(self.ctas) > 1:
             details["CTA"] = f"rank {rank}"
-        kind = "race" if conflict.kind == "race" else "missing-fence"
+        kind = "missing-fence" if conflict.kind == "missing-fence" else "race"
         self.simulation.found(Finding(kind, message, (first, second), details))
 
     def read(self, view: View) -> np.ndarray:
@@ -321,6 +327,22 @@ class Machine:
         if self.simulation.recorder is not None:
             self.simulation.recorder.issued(self, operation, cost)
         return operation
+
+    def tensor_access(self, role: Role, op: Op, what: str) -> Async:
+        """A tcgen05.ld or .st (`what`) of a role's threads: its bytes move at once here, but nobody may count on it before the role's tcgen05.wait."""
+        operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations)
+        operation.done = True
+        self.operations += 1
+        role.tensor_accesses[what].append(operation)
+        return operation
+
+    def tensor_wait(self, role: Role, what: str) -> None:
+        """tcgen05.wait::ld or ::st: the accesses are over, and what was loaded may be used."""
+        over, role.tensor_accesses[what] = role.tensor_accesses[what], []
+        self.acquire(role, over)
+        for slot, value in enumerate(role.environment if over else ()):
+            if isinstance(value, InFlight) and value.product.operation in over:
+                role.environment[slot] = value.product.value
 
     def follow(self, first: Async, kind: str, effect: Callable[[Async], None]) -> Async:
         """A second part of an operation just started: it completes at any moment after the first, by modelled time at once."""
@@ -582,6 +604,13 @@ class ClusterBarrier:
 
     def passed(self, role: Role) -> None:
         role.clock.join(self.released)
+
+
+def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:
+    """Report the use of a result that is not there yet."""
+    result = "values of a tcgen05.ld are" if operation.kind == "tcgen05.ld" else "accumulator of a wgmma is"
+    places = (Place(role.machine.where(role), operation.kind, operation.op.location),)
+    role.machine.report("in-flight", f"the {result} used before anyone waits for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
 
 
 def poisoned(*values: Any) -> Poison | None:

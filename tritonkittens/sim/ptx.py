@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import GeneratorType
 from typing import Any
 
@@ -107,14 +107,16 @@ class Block:
     inputs: list[int]
     variables: list[Variable]
 
-    @property
+    @cached_property
     def in_flight(self) -> list[int]:
-        """Which outputs (by number) a wgmma.mma_async writes that the block does not wait for: nothing but a further wgmma and a wait may use them."""
+        """Which outputs (by number) a wgmma.mma_async or tcgen05.ld writes that the block does not wait for: nothing but a further wgmma and a wait may
+        use them."""
         pending: set[int] = set()
         for step in self.steps:
-            if step.mnemonic.startswith("wgmma.mma_async"):
-                pending |= {register.slot for register in step.operands[0].items}
-            elif step.mnemonic.startswith("wgmma.wait_group"):
+            if step.mnemonic.startswith(("wgmma.mma_async", "tcgen05.ld.")):
+                written = step.operands[0]
+                pending |= {register.slot for register in (written.items if isinstance(written, Group) else (written,)) if isinstance(register, Register)}
+            elif step.mnemonic.startswith(("wgmma.wait_group", "tcgen05.wait::ld")):
                 pending.clear()
         return [number for number, slot in enumerate(self.outputs) if slot in pending]
 

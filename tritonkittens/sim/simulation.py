@@ -12,7 +12,7 @@ from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
 from tritonkittens.launch import hardware_box
 
 from . import divergence, tensormaps
-from .machine import Async, Machine, Role, Wait, needs_wait
+from .machine import Async, Machine, Role, Wait, needs_wait, used_in_flight
 from .memory import Global
 from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
@@ -305,10 +305,7 @@ class Simulation:
         flying = next((v for v in values if isinstance(v, InFlight)), None)
         if flying is not None:
             operation = flying.product.operation
-            role.machine.report(
-                "in-flight", "the accumulator of a wgmma is used before anyone waits for it", role, op, f"{op.name} reads it",
-                (Place(role.machine.where(role), "wgmma", operation.op.location),),
-            )  # fmt: skip
+            used_in_flight(role, op, operation, f"{op.name} reads it")
             while not operation.done:
                 ready = [o for o in role.machine.flying if o.can_complete() and o.unit == operation.unit]
                 role.machine.complete(ready[0])

@@ -10,7 +10,7 @@ from tritonkittens.inline_ptx import extern
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..layouts import SHARED_STRIDE, registers
-from ..machine import Role, Wait, poisoned
+from ..machine import Role, Wait, poisoned, used_in_flight
 from ..numbers import decode, encode
 from ..ptx import Block, PtxSyntaxError, execute, parse
 from ..report import Finding, Place, Stop
@@ -164,24 +164,23 @@ def run_threads(role: Role, op: Op, block: Block, columns: list[np.ndarray], per
     return [np.concatenate(column) for column in zip(*results)] if len(runs) > 1 else results[0]
 
 
-# ---------------------------------------------------------------- products in flight
+# ---------------------------------------------------------------- results in flight
 
 
 def settle(role: Role, op: Op, value: Any, misused: bool) -> Any:
-    """A value that may be the accumulator of a wgmma in flight, as a tile; `misused`: nobody may look at it yet."""
+    """A value that may be the result of a wgmma or tcgen05.ld in flight, as a tile; `misused`: nobody may look at it yet."""
     if not isinstance(value, InFlight):
         return value
     operation = value.product.operation
     if misused:
-        places = (Place(role.machine.where(role), "wgmma", operation.op.location),)
-        role.machine.report("in-flight", "the accumulator of a wgmma is used before anyone waits for it", role, op, "inline PTX reads it", places)
+        used_in_flight(role, op, operation, "inline PTX reads it")
     while value.product.value is None:
         role.machine.complete(next(o for o in role.machine.flying if o.can_complete() and o.unit == operation.unit))
     return value.product.value
 
 
 def in_flight(role: Role, block: Block, results: list[tuple[Any, range]], operands: Sequence[Any]) -> list[Any]:
-    """Mark the tiles that belong to a wgmma which nobody has waited for: those that the block's products write, and those that only passed through it."""
+    """Mark the tiles that belong to a wgmma or tcgen05.ld which nobody has waited for: those that the block writes, and those that only passed through it."""
     written = set(block.in_flight)
     out = []
     for k, (value, numbers) in enumerate(results):
@@ -189,7 +188,8 @@ def in_flight(role: Role, block: Block, results: list[tuple[Any, range]], operan
         product = Product()
         product.value = value
         if written & set(numbers):
-            product.operation = role.machine.queues["wgmma", role.index]
+            loads = role.tensor_accesses["ld"]
+            product.operation = loads[-1] if loads else role.machine.queues["wgmma", role.index]
         elif isinstance(before, InFlight) and not role.clock.operations & before.product.operation.bit:
             product.operation = before.product.operation
         out.append(value if product.operation is None else InFlight(product, None))  # type: ignore[arg-type]
@@ -209,11 +209,11 @@ def inline_asm(role: Role, op: Op, *operands: Any) -> Any:
     """Threadwise: every thread executes the block once; a tile is its registers, in the layout's order."""
     unpoisoned(role, op, operands)
     block = parsed(role, op, op.attributes["asm_string"], op.attributes["constraints"])
-    wgmma = any(m.startswith("wgmma.") for m in block.mnemonics)
+    takes = any(m.startswith(("wgmma.", "tcgen05.wait::ld")) for m in block.mnemonics)  # what may be in flight
     mine = chosen(role)
     columns: list[np.ndarray] = []
     for value, kind in zip(operands, op.operand_types):
-        value = settle(role, op, value, not wgmma)
+        value = settle(role, op, value, not takes)
         if isinstance(value, View):
             columns.append(view_column(role, value)[mine])
         elif isinstance(kind, Tensor):
@@ -238,7 +238,7 @@ def inline_asm(role: Role, op: Op, *operands: Any) -> Any:
         else:
             results.append((scalar_result(role, np.asarray(outputs[at]).astype(np.uint64), kind), range(at, at + 1)))
             at += 1
-    values = in_flight(role, block, results, operands) if wgmma else [value for value, _ in results]
+    values = in_flight(role, block, results, operands) if takes or block.in_flight else [value for value, _ in results]
     return tuple(values) if len(values) != 1 else values[0]
 
 

@@ -12,7 +12,7 @@ from tritonkittens.inline_ptx import clc, tcgen05
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from .. import tensormaps
-from ..clocks import Clock
+from ..clocks import TENSOR_THREADS, Clock
 from ..costs import TCGEN05_LATENCY, TMA_LATENCY, WGMMA_LATENCY, tma_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..machine import ASYNC, GENERIC, Async, Role, Wait
@@ -29,7 +29,7 @@ _MLIR = {"u32": "i32", "s32": "i32", "b32": "i32", "u64": "i64", "s64": "i64", "
 CLOCK_GHZ = 1.7  # of the modelled time, for %globaltimer and nanosleep
 CLC_LATENCY = 700.0
 # Fences of what is in order here anyway.
-IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias", "tcgen05.")
+IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
 TENSOR_COLUMNS = TENSOR_LANE_BYTES // 4
 
 
@@ -157,7 +157,9 @@ class RoleThreads:
             bad = int(wide[~owned[wide]].reshape(-1)[0])
             self.machine.stop("tmem", f"{what} in column {bad} of tensor memory, which no tcgen05.alloc holds", self.role, self.op)
 
-    def _fetch(self, agent: Role | Async, space: str, flat: np.ndarray, nbytes: int, proxy: str, atomic: bool = False, write: bool = False) -> np.ndarray:
+    def _fetch(
+        self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, nbytes: int, *, atomic: bool = False, write: bool = False
+    ) -> np.ndarray:  # fmt: skip
         """uint8 [n, nbytes] at checked places."""
         if space == "global":
             out: np.ndarray = np.empty((flat.size, nbytes), np.uint8)
@@ -178,7 +180,7 @@ class RoleThreads:
             out[here] = memory.bytes[(flat[here] % SHARED_STRIDE)[:, None] + np.arange(nbytes)]
         return out
 
-    def _put(self, agent: Role | Async, space: str, flat: np.ndarray, data: np.ndarray, proxy: str, atomic: bool = False) -> None:
+    def _put(self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, data: np.ndarray, *, atomic: bool = False) -> None:
         nbytes = data.shape[-1]
         if space == "global":
             word = next(n for n in (8, 4, 2, 1) if nbytes % n == 0)
@@ -203,7 +205,7 @@ class RoleThreads:
     def load(self, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
         space, flat = self._where(space, self._rows(active, addresses), nbytes, "a load")
         out = np.zeros((*addresses.shape, nbytes), np.uint8)
-        data = self._fetch(self.role, space, flat, nbytes, GENERIC, order != "weak")
+        data = self._fetch(*self._agent(space, "ld"), space, flat, nbytes, atomic=order != "weak")
         out[active] = data.reshape(-1, *addresses.shape[1:], nbytes)
         if order != "weak":
             self._acquire(space, flat)
@@ -213,7 +215,11 @@ class RoleThreads:
         space, flat = self._where(space, self._rows(active, addresses), data.shape[-1], "a store")
         if order != "weak":
             self._release(space, flat)
-        self._put(self.role, space, flat, data[active].reshape(-1, data.shape[-1]), GENERIC, order != "weak")
+        self._put(*self._agent(space, "st"), space, flat, data[active].reshape(-1, data.shape[-1]), atomic=order != "weak")
+
+    def _agent(self, space: str, what: str) -> tuple[Role | Async, str]:
+        """Who loads or stores, and in which proxy: an access of tensor memory is an operation of its own, which tcgen05.wait ends."""
+        return (self.role, GENERIC) if space != "tensor" else (self.machine.tensor_access(self.role, self.op, what), TENSOR_THREADS)
 
     # Threads of one cluster hand on what they did through words that they store and load with an order (and fences around relaxed ones): whoever reads such
     # a word knows what its writers knew.
@@ -249,10 +255,10 @@ class RoleThreads:
         turn[order_of] = np.arange(flat.size) - np.maximum.accumulate(np.where(first, np.arange(flat.size), 0))
         for k in range(int(turn.max()) + 1 if flat.size else 0):
             here = np.flatnonzero(turn == k)
-            before = np.ascontiguousarray(self._fetch(self.role, space, flat[here], nbytes, GENERIC, True, True)).view(words.dtype)[:, 0]
+            before = np.ascontiguousarray(self._fetch(self.role, GENERIC, space, flat[here], nbytes, atomic=True, write=True)).view(words.dtype)[:, 0]
             old[here] = before
             after = combined(operation, format, before, new[here], None if expected is None else expected[here])
-            self._put(self.role, space, flat[here], np.ascontiguousarray(after)[:, None].view(np.uint8), GENERIC, True)
+            self._put(self.role, GENERIC, space, flat[here], np.ascontiguousarray(after)[:, None].view(np.uint8), atomic=True)
         out = np.zeros(addresses.shape, words.dtype)
         out[active] = old.reshape(-1, *addresses.shape[1:])
         return out
@@ -271,7 +277,7 @@ class RoleThreads:
             raise PtxFault("st.async to another CTA than its mbarrier's")
 
         def effect(operation: Async) -> None:
-            self._put(operation, "shared", flat, data, GENERIC)
+            self._put(operation, GENERIC, "shared", flat, data)
             if barrier is not None:
                 machine.deliver(operation, barrier, phase, data.size)
 
@@ -318,9 +324,14 @@ class RoleThreads:
         return ThenWait(inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role), time=inner.time)
 
     def fence(self, kind: str, active: np.ndarray) -> None:
-        """Ordinary memory is in order here; the asynchronous proxy sees it across its fence only."""
-        if kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
-            self.role.clock.fence()
+        """Ordinary memory is in order here; the asynchronous proxy and tcgen05 see it across their fences only."""
+        clock = self.role.clock
+        if kind == "tcgen05.before_thread_sync":
+            clock.before_sync |= clock.operations
+        elif kind == "tcgen05.after_thread_sync":
+            clock.after_sync |= clock.before_sync
+        elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
+            clock.fence()
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
@@ -394,17 +405,17 @@ class RoleThreads:
 
         def read(agent: Role | Async) -> np.ndarray:
             space, start = source
-            return self._fetch(agent, space, np.arange(start, start + nbytes, 16), 16, ASYNC).reshape(-1)
+            return self._fetch(agent, ASYNC, space, np.arange(start, start + nbytes, 16), 16).reshape(-1)
 
         def write(operation: Role | Async, space: str, start: int, data: np.ndarray) -> None:
             if reduction is not None:
                 name, format = reduction
                 size = 2 if format.endswith("16") else int(format[1:]) // 8
                 flat = np.arange(start, start + nbytes, size)
-                old = self._fetch(operation, space, flat, size, ASYNC, atomic=True, write=True)
+                old = self._fetch(operation, ASYNC, space, flat, size, atomic=True, write=True)
                 words = np.ascontiguousarray(old).view(_WORD[size])[:, 0]
                 data = np.ascontiguousarray(combined(name, format, words, data.view(_WORD[size]), None)).view(np.uint8)
-            self._put(operation, space, np.arange(start, start + nbytes, 16), data.reshape(-1, 16), ASYNC, reduction is not None)
+            self._put(operation, ASYNC, space, np.arange(start, start + nbytes, 16), data.reshape(-1, 16), atomic=reduction is not None)
 
         if source[0] == "global" and machine.simulation.schedule.reads_early():
             early.append(read(self.role))
@@ -492,7 +503,7 @@ class RoleThreads:
         where, flat = self._where(space, np.array([address], np.int64), tensormaps.NBYTES, "tensormap.replace")
         self._aligned(address, "tensormap.replace at", tensormaps.NBYTES)
         if space == "shared":
-            tensor = tensormaps.unpack(self._fetch(self.role, where, flat, tensormaps.NBYTES, GENERIC).tobytes(), "tensor")
+            tensor = tensormaps.unpack(self._fetch(self.role, GENERIC, where, flat, tensormaps.NBYTES).tobytes(), "tensor")
         else:
             tensor = simulation.tensor_map(address)
         if tensor is None:
@@ -505,7 +516,7 @@ class RoleThreads:
         if space == "global" and address in simulation.tensor_maps:
             simulation.tensor_maps[address] = new
         else:
-            self._put(self.role, where, flat, np.frombuffer(tensormaps.pack(new), np.uint8)[None, :], GENERIC)
+            self._put(self.role, GENERIC, where, flat, np.frombuffer(tensormaps.pack(new), np.uint8)[None, :])
 
     # ---- wgmma
 
@@ -528,7 +539,7 @@ class RoleThreads:
 
         def effect(operation: Async) -> None:
             for flat in reads:
-                self._fetch(operation, "shared", flat, nbytes, ASYNC)
+                self._fetch(operation, ASYNC, "shared", flat, nbytes)
 
         self._wgmma("wgmma", effect, WGMMA_LATENCY)
         return values
@@ -588,18 +599,19 @@ class RoleThreads:
         self.machine.ctas[self.rank].tensor_relinquished = True
 
     def tcgen05_wait(self, what: str) -> Wait | None:
-        """Accesses of the role's own threads are complete at once here."""
+        """Accesses of the role's own threads take no time here."""
+        self.machine.tensor_wait(self.role, what)
         return None
 
     def tcgen05_issue(self, operation: Any, thread: int) -> None:
         def effect(flying: Async) -> None:
             def read(space: str, addresses: np.ndarray, nbytes: int) -> np.ndarray:
                 where, flat = self._where(space, self._window(space, addresses), nbytes, flying.kind)
-                return self._fetch(flying, where, flat, nbytes, ASYNC).reshape(*addresses.shape, nbytes)
+                return self._fetch(flying, ASYNC, where, flat, nbytes).reshape(*addresses.shape, nbytes)
 
             def write(space: str, addresses: np.ndarray, data: np.ndarray) -> None:
                 where, flat = self._where(space, self._window(space, addresses), data.shape[-1], flying.kind)
-                self._put(flying, where, flat, data.reshape(-1, data.shape[-1]), ASYNC)
+                self._put(flying, ASYNC, where, flat, data.reshape(-1, data.shape[-1]))
 
             operation.run(read, write)
 
@@ -639,7 +651,7 @@ class RoleThreads:
         def effect(operation: Async) -> None:
             answer = clc.encode_answer(machine.simulation.cancel_next())
             for (place, _), bar, phase in zip(targets, bars, phases):
-                self._put(operation, "shared", np.array([place]), answer.reshape(1, 16), ASYNC)
+                self._put(operation, ASYNC, "shared", np.array([place]), answer.reshape(1, 16))
                 if bar is not None:
                     machine.deliver(operation, bar, phase, 16)
 
