@@ -44,8 +44,8 @@ def facts(capability: int, multiprocessors: int | None = None) -> Facts:
 class Launch:
     """One launch on a simulated device: what it was, and how to do it again on the same memory with another schedule."""
 
-    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int):
-        self.program, self.grid, self.values, self.memory, self.cluster = program, grid, values, memory, cluster
+    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, multiprocessors: int | None = None):
+        self.program, self.grid, self.values, self.memory, self.cluster, self.multiprocessors = program, grid, values, memory, cluster, multiprocessors
         self.simulation: Simulation | None = None
         self.recorder: Any = None
         self.seconds = 0.0
@@ -54,6 +54,7 @@ class Launch:
         started = time.perf_counter()
         self.simulation = Simulation(
             self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder,
+            multiprocessors=self.multiprocessors,
         )  # fmt: skip
         self.simulation.run()
         self.seconds = time.perf_counter() - started
@@ -118,7 +119,7 @@ class SimulatedDevice:
             memory.add_tensor(extra, "memory given to the device")
         types = program.module.kernel.regions[0].blocks[0].argument_types
         values = convert(flat(memory), types, program.name)
-        launch = Launch(program, grid, values, memory, cluster)
+        launch = Launch(program, grid, values, memory, cluster, self.facts.multiprocessors)
         self.launches.append(launch)
         if self.before_launch is not None:
             self.before_launch(launch)

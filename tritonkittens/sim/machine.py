@@ -101,6 +101,9 @@ class Role:
         self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}  # of tensor memory, by instructions of its threads, until tcgen05.wait
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
+        self.looks = False  # does the operation that is under way only look? (`spinning`)
+        self.watch: Any = None  # for loops that only look
+        self.watching: list[Any] = []  # watches that want to know what the role reads
         self.mask: Any = None  # bool for each thread: those that took a branch which divides the role (`divergence`); None is all
         self.meets: Block | None = None  # where a part of a divided role ends
 
@@ -152,6 +155,7 @@ class Machine:
         self.time = 0.0
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
+        self.version = 0  # counts what is changed in the cluster, and by it in global memory
 
     def release_memory(self) -> None:
         """The cluster has ended: what it held is given back, what it was stays for those who ask."""
@@ -193,6 +197,11 @@ class Machine:
     def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
         """Record an access and report what it races with, what it overruns, what it misaligns."""
         role = agent if isinstance(agent, Role) else agent.role
+        if write and not atomic:
+            self.version += 1
+        elif isinstance(agent, Role):
+            for watch in role.watching:
+                watch.looked[view.name] = None
         if view.space == "tensor" and proxy != TENSOR_THREADS:
             proxy = ASYNC  # the proxies are about shared and global memory; tcgen05 orders its own accesses of tensor memory
         if isinstance(agent, Role):
@@ -309,6 +318,7 @@ class Machine:
         self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], *, queue: Any = None, unit: str = "", cost: float = 0.0, latency: float = 0.0
     ) -> Async:
         """Put an operation under way. `queue`: operations of one queue complete in order. `unit`, `cost`, `latency`: for modelled time, in cycles."""
+        self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
         operation = Async(kind, role, op, effect, after if after is not None and not after.done else None, unit or kind, self.operations)
         self.operations += 1
@@ -364,6 +374,7 @@ class Machine:
 
     def complete(self, operation: Async) -> None:
         self.flying.remove(operation)
+        self.version += operation.kind != "timer"
         self.time = max(self.time, operation.finish)
         operation.clock.operations |= operation.bit  # what it does itself is in order
         operation.clock.fenced_operations |= operation.bit

@@ -84,6 +84,7 @@ class Global:
         self.ranges: dict[int, tuple[int, np.ndarray, str, Any]] = {}
         self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
         self.read_only: set[int] = set()  # the starts of ranges that no kernel may write
+        self.watching: list[Any] = []  # who is told what is read (`spinning.Watch`)
         self.discovers = False  # may an address name a tensor that is no argument? Only in kernels that make pointers of numbers
 
     def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
@@ -162,6 +163,16 @@ class Global:
 
     def gather(self, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, int | None]:
         """Words at flat `addresses`; and the first address that lies in no tensor (its words are zero)."""
+        out, bad = self._gather(addresses, nbytes)
+        for watch in self.watching:
+            watch.saw(addresses, out)
+        return out, bad
+
+    def peek(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """Words at flat `addresses`, of which nobody is told."""
+        return self._gather(addresses, nbytes)[0]
+
+    def _gather(self, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, int | None]:
         out = np.zeros(addresses.shape, _WORD[nbytes])
         rest = np.arange(addresses.size)
         while rest.size:

@@ -18,6 +18,7 @@ from .operations import EFFECTS, VIEWS
 from .operations.inline_asm import extern_function
 from .pure_operations import PURE
 from .pure_tensor import sink_constants
+from .spinning import only_looks
 from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
@@ -34,6 +35,7 @@ class Step:
     function: Callable[..., Any] | None
     op: Op
     cost: Cost
+    looks: bool = False  # does it change nothing that others see?
 
 
 @dataclass(eq=False)
@@ -71,7 +73,7 @@ def resolve(op: Op, warps: int) -> Step:
         return Step(VIEW_KIND, VIEWS[op.name], op, cost)
     if op.name in EFFECTS:
         function = EFFECTS[op.name]
-        return Step(GENERATOR_KIND if inspect.isgeneratorfunction(function) else EFFECT_KIND, function, op, cost)
+        return Step(GENERATOR_KIND if inspect.isgeneratorfunction(function) else EFFECT_KIND, function, op, cost, only_looks(op))
     return Step(UNKNOWN_KIND, None, op, cost)
 
 

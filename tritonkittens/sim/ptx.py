@@ -11,7 +11,7 @@ place first, which lets them meet again behind loops and conditions.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import GeneratorType
@@ -453,12 +453,15 @@ class _Thread:
         self.registers[operand.slot] = new
 
 
-def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT) -> Generator[Any, None, list[np.ndarray]]:
+def execute(
+    block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT, turned: Callable[..., Any] = lambda place, state: None
+) -> Generator[Any, None, list[np.ndarray]]:  # fmt: skip
     """Runs a block for the len(t.tid) threads of `t`; a generator that yields Waits, and None where others may run, and returns the outputs' bits.
 
     inputs: an array [T] or a scalar for each input (bits, or a float array whose bits are meant; tied ones
     included). Outputs: uint16, uint32 or uint64 [T] each.
     Errors: NoMeaning, PtxFault (both name the instruction and the block), and whatever the machine raises. `step_limit`: taken back edges.
+    turned(place, state): asked at every taken back edge, `state()` is everything that the loop depends on; a Wait, or None.
     """
     state = _Thread(block, t, inputs)
     everybody: np.ndarray = np.ones(state.threads, bool)
@@ -479,13 +482,13 @@ def execute(block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = S
             taken, rest = active, mask & ~active
             if taken.any():
                 at[step.target] = at[step.target] | taken if step.target in at else taken
-                if step.target <= place:
-                    edges += 1
-                    if edges > step_limit:
-                        raise PtxFault(f"{step.text!r} was taken {edges} times, in the PTX block: {block.asm}")
-                    yield None
             if rest.any():
                 at[place + 1] = at[place + 1] | rest if place + 1 in at else rest
+            if step.target <= place and taken.any():
+                edges += 1
+                if edges > step_limit:
+                    raise PtxFault(f"{step.text!r} was taken {edges} times, in the PTX block: {block.asm}")
+                yield turned(step.target, lambda: [*(at[here] for here in sorted(at)), sorted(at), *state.registers])
             continue
         if active.any():
             assert step.meaning is not None

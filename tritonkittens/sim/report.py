@@ -27,7 +27,7 @@ KINDS = {
     "misaligned": "an address or coordinate that the instruction does not take",
     "tmem": "tensor memory not released, or used after release",
     "budget": "more shared memory, tensor memory or registers than the target has",
-    "loop": "the step limit was reached",
+    "loop": "a loop without end: nobody changes what it looks at, or the step limit was reached",
     "unfinished": "asynchronous work that the kernel left behind when it ended",
     "nondeterministic": "the result depends on the schedule",
     "assert": "a device_assert of the kernel failed",

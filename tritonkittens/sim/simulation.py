@@ -17,7 +17,9 @@ from .memory import Global
 from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
+from .residency import SHARED_LIMITS, TENSOR_COLUMNS, Residency
 from .schedule import Schedule
+from .spinning import Rest, resting, turned
 from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
@@ -25,9 +27,8 @@ STEP_LIMIT = 20_000_000  # operations of one launch
 PATIENCE = 2_000  # steps of roles behind which an operation under way completes, whatever the schedule says: a role that polls memory can always go on
 SLICE = 4_000  # operations of one cluster before another may start: clusters that wait for each other through global memory
 MAX_FINDINGS = 25
+MAX_PLACES = 16  # of a deadlock
 FIRST_THREAD = {"tt.store"}  # of a scalar: the compiler lets one thread do it
-SHARED_LIMITS = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}
-TENSOR_COLUMNS = 512
 MAX_WARPS = 32
 
 
@@ -35,12 +36,12 @@ class Simulation:
     """One run of a program over a grid.
 
     grid: programs along x, y, z. cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program). arguments: values of the
-    kernel's parameters in order. memory: the tensors it may touch. raise_findings: False keeps them in `findings` only.
+    kernel's parameters in order. memory: the tensors it may touch. multiprocessors: of the device, for how many CTAs are on it at a time; None is no limit.
     """
 
     def __init__(
         self, program: Program, grid: tuple[int, int, int], arguments: Sequence[Any], memory: Global, *, cluster: int = 1, schedule: Schedule | None = None,
-        step_limit: int = STEP_LIMIT, recorder: Any = None,
+        step_limit: int = STEP_LIMIT, recorder: Any = None, multiprocessors: int | None = None,
     ):  # fmt: skip
         self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
         memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
@@ -53,6 +54,8 @@ class Simulation:
         self.roles_per_cta = len(program.role_names)
         self.steps = 0
         self.time = 0.0
+        self.now = 0.0  # modelled time of the role that ran last
+        self.residency = Residency.of(program, cluster, multiprocessors)
         self.scratch_blocks: dict[Any, np.ndarray] = {}
         self.waiting: list[list[tuple[int, int, int]]] = []
         self.finished: list[Machine] = []
@@ -144,12 +147,16 @@ class Simulation:
 
     def _run(self) -> None:
         clusters = self.clusters()
-        order = self.schedule.cluster_order(len(clusters))
+        room = min(self.residency.clusters, len(clusters)) or 1
+        order = sorted(self.schedule.cluster_order(len(clusters)), key=lambda i: i // room)  # the hardware starts those that do not fit in order
         self.waiting = [clusters[i] for i in order]
         resident: list[Machine] = []
         number = 0
         while self.waiting or resident:
-            if self.waiting and (not resident or all(m.steps >= SLICE for m in resident)):
+            idle = all(resting(m) for m in resident)
+            if idle and resident and (not self.waiting or len(resident) == room):
+                self.deadlock(resident)
+            if self.waiting and len(resident) < room and (idle or all(m.steps >= SLICE for m in resident)):
                 machine = self.start(number, self.waiting.pop(0))
                 number += 1
                 resident.append(machine)
@@ -222,10 +229,13 @@ class Simulation:
                 return True
             operations = [o for o in machine.flying if o.can_complete()]
             if not roles and not operations:
-                self.deadlock(machine)
+                if resting(machine):
+                    return False
+                self.deadlock([machine])
             agent = operations[0] if operations and machine.unanswered > PATIENCE else schedule.choose(machine, roles, operations)
             machine.unanswered = 0 if isinstance(agent, Async) else machine.unanswered + 1
             if isinstance(agent, Async):
+                self.memory.watching = []
                 machine.complete(agent)
             else:
                 before = agent.steps
@@ -237,14 +247,22 @@ class Simulation:
     def step(self, role: Role) -> None:
         """Run a role up to and including its next operation that others see."""
         machine = role.machine
+        self.memory.watching = role.watching
         if role.wait is not None:
             if role.wait.time is not None:
                 role.time = max(role.time, role.wait.time())
             if self.recorder is not None:
                 self.recorder.waited(machine, role)
             role.wait = None
+            if role.pending is not None and not role.looks:
+                machine.version += 1
             if self._resume(role):
                 return
+        self._run_on(role)
+        self.now = role.time
+
+    def _run_on(self, role: Role) -> None:
+        machine = role.machine
         environment = role.environment
         while not role.done:
             steps = self.program.block(role.block, role.warps)
@@ -267,13 +285,15 @@ class Simulation:
             if role.mask is not None and kind in (EFFECT_KIND, GENERATOR_KIND):
                 divergence.check(role, op)
             values = [environment[i] for i in op.operands]
+            if kind in (EFFECT_KIND, GENERATOR_KIND) and not step.looks:
+                machine.version += 1
             try:
                 if kind == PURE_KIND:
                     result = step.function(op, *values)  # type: ignore[misc]
                 elif kind in (VIEW_KIND, EFFECT_KIND):
                     result = step.function(role, op, *values)  # type: ignore[misc]
                 elif kind == GENERATOR_KIND:
-                    role.pending, role.pending_results = step.function(role, op, *values), op.results  # type: ignore[misc]
+                    role.pending, role.pending_results, role.looks = step.function(role, op, *values), op.results, step.looks  # type: ignore[misc]
                     self._resume(role)
                     return
                 else:
@@ -365,8 +385,7 @@ class Simulation:
             role.at += 1
             return False
         if name == "cf.br":
-            self.jump(role, op.successors[0], op.operands)
-            return False
+            return self.jump(role, op.successors[0], op.operands)
         if name == "cf.cond_br":
             condition = environment[op.operands[0]]
             if isinstance(condition, Poison):
@@ -374,12 +393,11 @@ class Simulation:
             first, yes, no = op.segments
             if divergence.differs(role, condition):
                 ways = [(op.successors[0], op.operands[yes]), (op.successors[1], op.operands[no])]
-                role.pending, role.pending_results = divergence.diverge(self, role, op, condition, ways), ()
+                role.pending, role.pending_results, role.looks = divergence.diverge(self, role, op, condition, ways), (), False
                 self._resume(role)
                 return True
             taken = bool(divergence.first(role, condition))
-            self.jump(role, op.successors[0 if taken else 1], op.operands[yes if taken else no])
-            return False
+            return self.jump(role, op.successors[0 if taken else 1], op.operands[yes if taken else no])
         if name == "cf.switch":
             flag = int(environment[op.operands[0]])
             segments = op.attributes["case_operand_segments"]
@@ -392,8 +410,7 @@ class Simulation:
             cases = op.attributes.get("case_values")
             values = np.atleast_1d(cases.values).tolist() if cases is not None else []
             chosen = values.index(flag) + 1 if flag in values else 0
-            self.jump(role, op.successors[chosen], groups[chosen])
-            return False
+            return self.jump(role, op.successors[chosen], groups[chosen])
         if name == "tt.call":
             function = self.program.module.functions[op.attributes["callee"].text.lstrip("@")]
             entry = function.regions[0].blocks[0]
@@ -440,17 +457,25 @@ class Simulation:
         role.block, role.at = block, at
         return False
 
-    def jump(self, role: Role, block: Any, operands: Sequence[int]) -> None:
+    def jump(self, role: Role, block: Any, operands: Sequence[int]) -> bool:
+        """Go on in a block; True if the role gives way, because its loop only looks at what does not change."""
         environment = role.environment
         values = [environment[i] for i in operands]
         for slot, value in zip(block.arguments, values):
             environment[slot] = value
         role.block, role.at = block, 0
         role.done = block is role.meets  # a part of a divided role ends where the parts meet
+        role.wait = None if role.done else turned(role)
+        if role.wait is None:
+            return role.done
+        if self.recorder is not None:
+            self.recorder.waits(role.machine, role)
+        return True
 
     def specialize(self, role: Role, op: Op) -> None:
         """Start the partitions; the role itself goes on with the default region."""
         machine = role.machine
+        machine.version += 1
         holder = next(inner for block in op.regions[1].blocks for inner in block.operations if inner.name == "ttg.warp_specialize.partitions")
         captured = [role.environment[i] for i in holder.operands]
         warps = op.attributes["partitionNumWarps"]
@@ -477,6 +502,7 @@ class Simulation:
     def finish(self, role: Role) -> None:
         role.done = True
         machine = role.machine
+        machine.version += 1
         machine.time = max(machine.time, role.time)
         machine.cluster_barrier.advance()
 
@@ -491,23 +517,25 @@ class Simulation:
             )
         )  # fmt: skip
 
-    def deadlock(self, machine: Machine) -> None:
+    def deadlock(self, machines: list[Machine]) -> None:
         """Nobody can go on: say who waits for what, what would complete it, and why nothing will."""
-        stuck = [r for r in machine.roles if not r.done]
+        roles = [r for machine in machines for r in machine.roles]
+        stuck = [r for r in roles if not r.done]
         # who only waits for its partitions to end is not the cause
         stuck = [r for r in stuck if r.op is None or r.op.name != "ttg.warp_yield"] or stuck
         places = []
         details: dict[str, Any] = {}
         for role in stuck:
             assert role.wait is not None and role.op is not None
-            places.append(Place(machine.where(role), f"waits for {role.wait.describe()}", role.op.location))
+            op = role.wait.op if isinstance(role.wait, Rest) else role.op
+            places.append(Place(role.machine.where(role), f"waits for {role.wait.describe()}", op.location))
             barrier = role.wait.barrier
             if barrier is None or barrier.name in details:
                 continue
             lines = [barrier.state()]
             lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'nobody'}"]
             for who, (what, op) in barrier.history.items():
-                state = self._state_of(machine, who)
+                state = self._state_of(role.machine, who)
                 lines.append(f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}")
             if not barrier.history:
                 lines.append("nothing ever arrived at it")
@@ -523,11 +551,18 @@ class Simulation:
                 message = f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies delivered {barrier.delivered}"
                 self.found(Finding("bytes", message, (*took_part, places[-1]), {"buffer": barrier.name, "phase": barrier.phase}))
         buffers = sorted(details)
-        working = [r for r in machine.roles if r in stuck or r.steps > 1]  # the compiler fills up warp groups with partitions that only return
+        working = [r for r in roles if r in stuck or r.steps > 1]  # the compiler fills up warp groups with partitions that only return
         message = f"{len(stuck)} of {len(working)} roles wait, and nothing is in flight that would wake them"
         if buffers:
             details["buffer"] = ", ".join(buffers)
-        raise Stop(Finding("deadlock", message, tuple(places), details))
+        kind = "deadlock"
+        if self.waiting:
+            message = f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} {'clusters' if self.residency.size > 1 else 'CTAs'} have not started: {self.residency}"
+        elif all(isinstance(r.wait, Rest) for r in stuck):
+            kind, message = "loop", f"{len(stuck)} of {len(working)} roles are in a loop without end: nobody will change what they look at"
+        if len(places) > MAX_PLACES:
+            details["not shown"] = f"{len(places) - MAX_PLACES} more that wait"
+        raise Stop(Finding(kind, message, tuple(places[:MAX_PLACES]), details))
 
     @staticmethod
     def _state_of(machine: Machine, who: str) -> str:

@@ -12,6 +12,7 @@ from ..numbers import decode, encode, round_to
 from ..report import Place
 from ..ttgir import Op, Pointer, Scalar, Tensor
 from ..values import Spans
+from ..spinning import Read, Rest
 from .registry import effect
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -127,14 +128,18 @@ def read_modify_write(role: Role, op: Op, addresses: np.ndarray, element: Scalar
         if bad is not None:
             outside(role, op, bad, element.nbytes, "an atomic")
         out = decode(element.name, words)
-        memory.scatter(addresses, encode(element.name, change(slice(None), out)))
+        new = encode(element.name, change(slice(None), out))
+        role.machine.version += not np.array_equal(new, words)
+        memory.scatter(addresses, new)
         return out
     for i in range(addresses.size):
         words, bad = memory.gather(addresses[i : i + 1], element.nbytes)
         if bad is not None:
             outside(role, op, bad, element.nbytes, "an atomic")
         out[i : i + 1] = decode(element.name, words)
-        memory.scatter(addresses[i : i + 1], encode(element.name, change(slice(i, i + 1), out[i : i + 1])))
+        new = encode(element.name, change(slice(i, i + 1), out[i : i + 1]))
+        role.machine.version += not np.array_equal(new, words)
+        memory.scatter(addresses[i : i + 1], new)
     return out
 
 
@@ -213,8 +218,8 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
 
     simulation = role.machine.simulation
     end = role.time + int(timeout[0]) * CLOCK_GHZ if timeout else math.inf
-    while not equal().all() and role.time < end:
-        yield None  # others go on between two looks, also other CTAs
+    while not equal().all() and role.time < end:  # others go on between two looks, also other CTAs
+        yield None if timeout else Rest(role, [Read(addresses, simulation.memory.peek(addresses, element.nbytes), op)], [], None)
         role.time += GLOBAL_LATENCY
         role.steps += 1
         simulation.steps += 1

@@ -103,11 +103,12 @@ def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) 
     """Execute a block; what its instructions wait for is yielded, and None at every turn of a loop, which counts as a step."""
     role, op = threads.role, threads.op
     simulation = role.machine.simulation
-    running = execute(block, threads, inputs)
+    running = execute(block, threads, inputs, turned=threads.watch.turn)
     while True:
         try:
             wait = next(running)
         except StopIteration as end:
+            threads.watch.forget()
             return end.value  # type: ignore[no-any-return]
         except (PtxFault, NoMeaning) as error:
             raise stop(role, op, error) from None

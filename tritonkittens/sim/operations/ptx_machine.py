@@ -18,6 +18,7 @@ from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..machine import ASYNC, GENERIC, Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..report import Finding, Place, Stop
+from ..spinning import Watch
 from ..ttgir import Op, Scalar, Tensor
 from ..values import AddressMap, Allocation, Spans, TensorMap, View
 from .control import role_ranks
@@ -58,6 +59,7 @@ class RoleThreads:
         self.lane: np.ndarray = self.tid % 32
         self.warp: np.ndarray = self.tid // 32
         self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round that this role waited for
+        self.watch = Watch(role)
 
     # ---- who and where
 
@@ -258,6 +260,7 @@ class RoleThreads:
             before = np.ascontiguousarray(self._fetch(self.role, GENERIC, space, flat[here], nbytes, atomic=True, write=True)).view(words.dtype)[:, 0]
             old[here] = before
             after = combined(operation, format, before, new[here], None if expected is None else expected[here])
+            self.machine.version += not np.array_equal(before, after)
             self._put(self.role, GENERIC, space, flat[here], np.ascontiguousarray(after)[:, None].view(np.uint8), atomic=True)
         out = np.zeros(addresses.shape, words.dtype)
         out[active] = old.reshape(-1, *addresses.shape[1:])
@@ -720,6 +723,8 @@ class PtxBarrier:
         found = self._find(f"tests parity {parity & 1}")
         if found is None:
             return True
+        for watch in self.threads.role.watching:
+            watch.looked[f"{found.name} (waiting for its phase of parity {parity & 1}: {found.state()})"] = None
         done = bool(found.completed(int(parity)))
         if done:
             self.threads.machine.passed(self.threads.role, found)

@@ -1,0 +1,49 @@
+"""How many CTAs of a launch are on the device at a time: the others start when these have ended."""
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from .program import Program
+
+SHARED_LIMITS = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}  # bytes, of a block
+SHARED_RESERVED = 1024  # bytes for each block beside its own; a multiprocessor has room for these of one block more than SHARED_LIMITS
+SMALL = (86, 89, 120, 121)  # with 48 warps and 24 blocks a multiprocessor; the others have 64 and 32
+REGISTERS = 65536
+TENSOR_COLUMNS = 512
+
+
+@dataclass(frozen=True)
+class Residency:
+    """`clusters` fit at a time: `ctas` on each of `multiprocessors`, limited by `limit`, in clusters of `size`."""
+
+    clusters: int
+    ctas: int = 0
+    multiprocessors: int = 0
+    size: int = 1
+    limit: str = ""
+
+    @staticmethod
+    def of(program: Program, cluster: int, multiprocessors: int | None) -> Residency:
+        """At most; that of registers is known only where the compiler fixed their number, and clusters may fit worse than their CTAs. None: no limit."""
+        if multiprocessors is None:
+            return Residency(sys.maxsize)
+        warps, small = program.total_warps, program.arch in SMALL
+        shared = program.shared_bytes + SHARED_RESERVED
+        limits = {
+            f"{program.shared_bytes} bytes of shared memory": (SHARED_LIMITS.get(program.arch, 232448) + SHARED_RESERVED) // shared,
+            f"{warps} warps": (48 if small else 64) // warps,
+            "the blocks of a multiprocessor": 24 if small else 32,
+        }
+        registers = program.module.attributes.get("ttg.maxnreg")
+        if isinstance(registers, int) and registers > 0:
+            limits[f"{registers} registers a thread"] = REGISTERS // (warps * 32 * (registers + -registers % 8))
+        if program.tensor_columns:
+            limits[f"{program.tensor_columns} columns of tensor memory"] = TENSOR_COLUMNS // program.tensor_columns
+        limit, ctas = min(limits.items(), key=lambda item: item[1])
+        size = max(cluster, program.num_ctas)
+        return Residency(max(1, multiprocessors * ctas // size), max(1, ctas), multiprocessors, size, limit)
+
+    def __str__(self) -> str:
+        fit = f"{self.clusters} CTAs fit" if self.size == 1 else f"{self.clusters} clusters of {self.size} CTAs fit"
+        return f"{fit} at a time ({self.multiprocessors} multiprocessors, {self.ctas} CTAs on each: {self.limit})"
