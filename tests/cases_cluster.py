@@ -39,6 +39,36 @@ def shared_views(X, Y, TILE: tl.constexpr):
     tk.cluster_sync()  # nobody leaves while the other still writes here
 
 
+@triton.jit
+def _reads_shared_loads(Y, tiles, arrived):
+    for i in tl.static_range(2):
+        tk.wait(arrived[i], 0)
+        tk.store(Y, tk.load(tiles[i], layout="memory"), (2 * tk.block_index() + i, 0))
+
+
+@triton.jit
+def _loads_for_both(X, tiles, arrived):
+    rank = tk.cluster_rank()
+    tk.load_async(tiles[rank], X, (rank, 0), arrived[rank], multicast=3)
+
+
+@tk.kernel
+@triton.jit
+def shared_loads_of_roles(X, Y, TILE: tl.constexpr, WARPS: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr, TOGETHER: tl.constexpr):
+    """`shared_loads` with a role of WARPS warps for the loads."""
+    tiles = tk.allocate(TILE, 2)
+    arrived = tk.semaphores(2)
+    for i in tl.static_range(2):
+        tk.expect(arrived[i], TILE.nbytes)
+    if BEFORE:
+        tk.cluster_sync()
+    tk.specialize(
+        ((_reads_shared_loads, (Y, tiles, arrived)), (_loads_for_both, (X, tiles, arrived))), warps=(4, WARPS), registers=(128, 48), cluster_sync=TOGETHER
+    )
+    if BEHIND:
+        tk.cluster_sync()
+
+
 @tk.kernel
 @triton.jit
 def fixed_sum(X, Y):

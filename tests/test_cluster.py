@@ -1,10 +1,13 @@
 """Multicast loads and static layouts compile to what they should, and say what is missing."""
 import pytest
 import torch
+import triton
 
 import tritonkittens.lang as tk
 from tests import cases_cluster as cases
 from tests.util import meta
+from tritonkittens import sim
+from tritonkittens.inline_ptx import cluster
 
 
 @pytest.mark.parametrize(("cols", "copies"), [(64, 1), (128, 2), (96, 2), (16, 1)])
@@ -12,6 +15,61 @@ def test_a_multicast_load_is_one_copy_for_each_swizzled_block(cols, copies):
     tile = tk.st(tk.bf16, 64, cols)
     kernel = cases.shared_loads.compile(tk.gl(meta(128, cols), tile), tk.gl(meta(256, cols)), tile, cluster_size=2)
     assert kernel.asm["ptx"].count(".multicast::cluster") == copies and kernel.metadata.num_ctas == 2
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("warps", [1, 2, 4])
+def test_roles_of_a_cluster_meet_before_they_begin_and_before_they_end(arch, warps):
+    """Every launched warp arrives twice, those too that fill up a warpgroup: 3, 2 or none."""
+    tile = tk.st(tk.bf16, 64, 64)
+    g, y = tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64))
+    text = cases.shared_loads_of_roles.compile(g, y, tile, warps, False, False, True, cluster_size=2, arch=arch).asm["ttgir"]
+    roles = 2 + {1: 2, 2: 1, 4: 0}[warps]
+    assert text.count("barrier.cluster.arrive.release") == text.count("barrier.cluster.wait.acquire") == 2 * roles
+
+
+@pytest.mark.parametrize("where", ["before", "behind", "inside"])
+def test_a_barrier_of_the_cluster_beside_roles_is_refused(where):
+    tile = tk.st(tk.bf16, 64, 64)
+    g, y = tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64))
+    with pytest.raises(tk.TileError, match=rf"cluster_sync {where} roles: .* would wait forever; write tk.specialize\(..., cluster_sync=True\)"):
+        if where == "inside":
+            meets_inside.compile(y, cluster_size=2)
+        else:
+            cases.shared_loads_of_roles.compile(g, y, tile, 4, where == "before", where == "behind", False, cluster_size=2)
+
+
+@triton.jit
+def syncs(Y):
+    tk.cluster_sync()
+
+
+@triton.jit
+def only_stores(Y):
+    tk.store(Y, tk.zero(tk.rt(tk.bf16, 64, 64)), (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def meets_inside(Y):
+    tk.specialize(((only_stores, (Y,)), (syncs, (Y,))), warps=(4, 4))
+
+
+@tk.kernel
+@triton.jit
+def meets_by_shims(Y):
+    cluster.arrive()
+    cluster.wait()
+    tk.specialize(((only_stores, (Y,)), (only_stores, (Y,))), warps=(4, 2))
+
+
+def test_a_barrier_of_the_cluster_that_roles_miss_names_them():
+    """Shims are not refused; the simulator says whose warps the barrier counts."""
+    with sim.device("sm_90a", raise_findings=False) as device:
+        meets_by_shims[(1,)](tk.gl(torch.zeros(64, 64).bfloat16()), cluster_size=2)
+    (found,) = device.launches[0].findings
+    assert found.kind == "deadlock" and "counts the warps of roles that are not running too" in str(found)
+    assert "rank 1 (4 of 8 warps have arrived; not running: only_stores1 (2), partition1 (2))" in str(found), found
 
 
 def test_a_static_layout_makes_extents_constants():

@@ -28,6 +28,15 @@ def test_both_blocks_get_the_views_that_each_loads(rng):
     assert torch.equal(y, x.repeat(2, 1))
 
 
+@pytest.mark.parametrize("warps", [1, 2, 4])
+def test_roles_of_both_blocks_meet(rng, warps):
+    tile = tk.st(tk.bf16, 48, 64)
+    x = torch.randn(96, 64, device=DEVICE).bfloat16()
+    y = poison(torch.empty(3 * 4 * 48, 64, dtype=torch.bfloat16, device=DEVICE))
+    cases.shared_loads_of_roles[(3,)](tk.gl(x, tile), tk.gl(y), tile, warps, False, False, True, cluster_size=2, debug=True)
+    assert torch.equal(y, x.repeat(6, 1))
+
+
 def test_static_layouts_are_told_apart(rng):
     for rows in (16, 48, 32):
         x = torch.randn(rows, 64, device=DEVICE)

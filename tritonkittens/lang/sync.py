@@ -20,6 +20,10 @@ from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import struct
 
 WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
+CLUSTER_OF_ROLES = (
+    "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., cluster_sync=True): all roles of all "
+    "blocks of the cluster then meet before they begin and before they end"
+)
 REPORT = "report"  # the debug mode in which waits say who is stuck
 WARP = 32
 HOPPER_AND_BLACKWELL = (90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
@@ -329,13 +333,16 @@ def _check_named(identifier: Any, threads: Any) -> None:
 
 @op
 def cluster_sync(t: Trace) -> Any:
-    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after. Not inside
-    roles.
+    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after.
 
-    Source: PTX ISA, barrier.cluster.
+    Only in kernels without roles: the barrier counts the warps of all roles, which are not there before `specialize` nor behind it. A kernel
+    with roles writes `tk.specialize(…, cluster_sync=True)`. Raises `TileError` beside and inside roles. Source: PTX ISA, barrier.cluster.
     """
     t.require_explicit("cluster_sync")
     t.require("cluster_sync (barrier.cluster)", *HOPPER_AND_BLACKWELL)
+    if bill().roles:
+        raise TileError(f"cluster_sync {bill().roles} roles: {CLUSTER_OF_ROLES}")
+    bill().cluster_synced = True
     t.call(ptx_cluster.arrive)
     t.call(ptx_cluster.wait)
 

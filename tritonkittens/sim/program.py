@@ -22,6 +22,7 @@ from .spinning import only_looks
 from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
+BETWEEN_ROLES = "tritonkittens/lang/roles.py"  # code from there is in every role
 CONTROL = {
     "cf.br", "cf.cond_br", "cf.switch", "tt.return", "tt.call", "ttg.warp_specialize", "ttg.warp_yield", "ttg.warp_return", "ub.poison",
 }  # fmt: skip
@@ -52,6 +53,11 @@ class Program:
     role_names: list[str]
     first_partition: dict[int, int]  # id of a warp_specialize → index of its first worker among a CTA's roles
     steps: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # id of a block → its operations
+
+    def role_warps(self) -> list[int]:
+        """The warps of each role, in the order of `role_names`."""
+        partitions = [op.attributes["partitionNumWarps"] for op in self.module.walk() if op.name == "ttg.warp_specialize"]
+        return [self.num_warps, *(warps for each in partitions for warps in each)]
 
     def block(self, block: Block, warps: int) -> list[Step]:
         """The steps of a block, resolved when it is first run."""
@@ -108,6 +114,8 @@ def function_of(blocks: list[Block], kernel: str) -> str | None:
     stack = [op for block in blocks for op in block.operations]
     while stack:
         op = stack.pop()
+        if any(frame.file.endswith(BETWEEN_ROLES) for frame in op.location.frames):
+            continue
         for frame in reversed(op.location.frames):
             name = enclosing_function(frame.file, frame.line)
             if name and name != kernel:

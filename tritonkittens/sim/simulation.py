@@ -527,7 +527,7 @@ class Simulation:
         details: dict[str, Any] = {}
         for role in stuck:
             assert role.wait is not None and role.op is not None
-            op = role.wait.op if isinstance(role.wait, Rest) else role.op
+            op = isinstance(role.wait, Rest) and role.wait.op or role.op
             places.append(Place(role.machine.where(role), f"waits for {role.wait.describe()}", op.location))
             barrier = role.wait.barrier
             if barrier is None or barrier.name in details:
@@ -557,7 +557,8 @@ class Simulation:
             details["buffer"] = ", ".join(buffers)
         kind = "deadlock"
         if self.waiting:
-            message = f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} {'clusters' if self.residency.size > 1 else 'CTAs'} have not started: {self.residency}"
+            what = "clusters" if self.residency.size > 1 else "CTAs"
+            message = f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} {what} have not started: {self.residency}"
         elif all(isinstance(r.wait, Rest) for r in stuck):
             kind, message = "loop", f"{len(stuck)} of {len(working)} roles are in a loop without end: nobody will change what they look at"
         if len(places) > MAX_PLACES:

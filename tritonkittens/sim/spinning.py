@@ -17,7 +17,6 @@ from .values import Poison, View
 
 if TYPE_CHECKING:
     from .machine import Machine, Role
-    from .simulation import Simulation
 
 FIRST_TURN = 4  # of a loop without a change, at which a state is remembered
 MOST_READS = 256  # of one turn; a loop that reads more is not one that waits
@@ -114,10 +113,11 @@ class Rest(Wait):
         self.woken = 0.0
 
     def _changed(self) -> bool:
-        simulation = self.role.machine.simulation
-        if self.version in (None, self.role.machine.version) and all(np.array_equal(simulation.memory.peek(r.addresses, r.words.itemsize), r.words) for r in self.reads):
+        machine = self.role.machine
+        peek = machine.simulation.memory.peek
+        if self.version in (None, machine.version) and all(np.array_equal(peek(r.addresses, r.words.itemsize), r.words) for r in self.reads):
             return False
-        self.woken = self.woken or simulation.now
+        self.woken = self.woken or machine.simulation.now
         return True
 
     def _describe(self) -> str:

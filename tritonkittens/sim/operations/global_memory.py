@@ -10,9 +10,9 @@ from ..costs import CLOCK_GHZ, GLOBAL_LATENCY
 from ..machine import Role, poisoned
 from ..numbers import decode, encode, round_to
 from ..report import Place
+from ..spinning import Read, Rest
 from ..ttgir import Op, Pointer, Scalar, Tensor
 from ..values import Spans
-from ..spinning import Read, Rest
 from .registry import effect
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

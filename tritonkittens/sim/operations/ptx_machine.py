@@ -425,7 +425,7 @@ class RoleThreads:
         if destination[0] == "global":
             place = destination[1]
             target = Spans(np.array([place]), nbytes)
-            reads = start_bulk(self.role, self.op, "TMA store", nbytes, lambda: read(reads), lambda data: write(reads, "global", place, data), target)
+            start_bulk(self.role, self.op, "TMA store", nbytes, read, lambda data: write(self.role, "global", place, data), target)
             return
         if source[0] == "global" and self.role.bulk_writes:
             machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, "TMA load")
@@ -472,8 +472,8 @@ class RoleThreads:
         if end > row and row % 16:
             message = f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written"
             self.machine.report("out-of-bounds", message, role, op, buffer=source.name)
-        target = box_spans(tensor, start, tensor.box)
-        start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), target, kind)
+        written = box_spans(tensor, start, tensor.box)
+        start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), written, kind)
 
     def _box(self, address: int, tensor: TensorMap) -> View:
         """Where the elements of a box lie: one row after the other, with 16-byte pieces exchanged by the map's swizzle (a function of address bits 7 to 9)."""

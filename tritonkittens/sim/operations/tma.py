@@ -176,23 +176,22 @@ def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind:
     """A copy out of shared memory to `target`, in the role's open bulk group: `put(words)` writes them."""
     machine = role.machine
 
-    def read() -> np.ndarray:
-        machine.touch(reads, source, False, ASYNC, op)
-        machine.check_written(reads, source, op)
+    def read(operation: Async) -> np.ndarray:
+        machine.touch(operation, source, False, ASYNC, op)
+        machine.check_written(operation, source, op)
         return machine.read(source)
 
-    reads = start_bulk(role, op, kind, source.map.total, read, put, target)
+    start_bulk(role, op, kind, source.map.total, read, put, target)
 
 
-def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans) -> Async:
-    """A bulk store is over twice: when it has read its source (`read() -> data`), and when it has written its target (`put(data)`)."""
+def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans) -> None:
+    """A bulk store is over twice: when it has read its source (`read(operation) -> data`), and when it has written its target (`put(data)`)."""
     machine = role.machine
     data: list[np.ndarray] = []
-    reads = machine.start(kind, role, op, lambda operation: data.append(read()), unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
+    reads = machine.start(kind, role, op, lambda operation: data.append(read(operation)), unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
     writes = machine.follow(reads, "writes", lambda operation: put(data.pop()))
     role.bulk_open.append(writes)
     role.bulk_writes.append((writes, target))
-    return reads
 
 
 def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np.ndarray, kind: str | None) -> None:
@@ -276,7 +275,7 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
 
 def rows_spans(tensor: TensorMap, rows: np.ndarray, column: int, width: int) -> Spans:
     """The parts of single rows that lie in the tensor."""
-    inside = rows.reshape(-1).astype(np.int64)
+    inside: np.ndarray = rows.reshape(-1).astype(np.int64)
     inside = inside[(inside >= 0) & (inside < tensor.shape[0])]
     first, last = max(0, column), min(tensor.shape[1], column + width)
     return Spans(tensor.address + inside * tensor.strides[0] + first * tensor.nbytes, max(0, last - first) * tensor.nbytes)
