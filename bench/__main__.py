@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import pathlib
 import subprocess
 import sys
@@ -104,6 +103,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)  # an orderly end lets nanobind fill the screen
+    sys.exit(main())

@@ -74,8 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(options.case)))
-        sys.stdout.flush()
-        os._exit(0)  # an orderly end lets nanobind fill the screen
+        return
     rows = []
     for name in CASES:
         done = subprocess.run([sys.executable, "-m", "bench.simulator", "--case", name], capture_output=True, text=True, check=True)

@@ -27,6 +27,10 @@ def pytest_configure(config):
     gc.set_threshold(50_000, 20, 100)
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # what stays frozen outlives the interpreter, and nanobind reports Triton's part of it as leaked
+
+
 def pytest_report_header(config):
     return f"tritonkittens: TRITONKITTENS_SEED={os.environ['TRITONKITTENS_SEED']} repeats this session's random inputs"
 

@@ -4,4 +4,6 @@
 `tritonkittens.inspect` to see what became of one.
 """
 
+from tritonkittens import _at_exit  # noqa: F401  # registers itself
+
 __version__ = "0.1.0"

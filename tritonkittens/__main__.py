@@ -1,7 +1,6 @@
 """`python -m tritonkittens`: the demo, the inspector, the simulator and the tuner."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -51,7 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)  # an orderly end lets nanobind, in Triton's bindings, fill the screen with a report of leaked objects
+    sys.exit(main())
