@@ -168,7 +168,7 @@ def mistaken_kernel(code):
 def test_mistakes_are_refused_in_words(code):
     with pytest.raises(tk.TileError) as error:
         tk.kernel(mistaken_kernel(code)).compile(tk.gl(torch.empty(64, 48, device="meta")), arch="sm_90a")
-    assert str(error.value) == f"{MISTAKES[code]} [in mistaken: {code}]"
+    assert str(error.value) == f"{MISTAKES[code]} [in mistaken: {code}, <mistake {code}>:7]"
 
 
 def test_operations_are_for_kernels():

@@ -5,7 +5,7 @@ from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_tur
 from tritonkittens.lang.counting import count_up, wait_count
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
-from tritonkittens.lang.errors import ArchitectureError, TileError
+from tritonkittens.lang.errors import ArchitectureError, KernelError, TileError
 from tritonkittens.lang.fragments import as_fragments, fragment_place, load_band, store_fragments
 from tritonkittens.lang.globals import extent, gl
 from tritonkittens.lang.hooks import release, wait_for

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import triton.language as tl
-from triton.compiler.errors import CompilationError
+from triton import knobs
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.language._semantic import GluonSemantic
@@ -28,13 +28,14 @@ from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
 from tritonkittens.lang import _interpreter
+from tritonkittens.lang._mistakes import plain_error
 from tritonkittens.lang.errors import ArchitectureError, TileError
 from tritonkittens.lang.types import unwrap
 
 __all__ = [
     "ArchitectureError", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
     "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
-    "mbarrier", "mma_v2", "op", "reraise", "tcgen05_commit", "tcgen05_mma", "tma",
+    "mbarrier", "mma_v2", "op", "tcgen05_commit", "tcgen05_mma", "tma",
 ]
 
 P = ParamSpec("P")
@@ -62,6 +63,14 @@ class ExplicitSource(GluonASTSource):
     def __init__(self, fn: Any, signature: dict, constexprs: dict, attributes: dict, cluster: int) -> None:
         super().__init__(fn, signature, constexprs, attributes)
         self.cluster = cluster
+
+    def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace the kernel. Raises what `_mistakes.plain_error` makes of an exception."""
+        try:
+            return super().make_ir(*args, **kwargs)
+        except Exception as error:
+            raised = error if knobs.compilation.front_end_debugging else plain_error(error)
+        raise raised
 
     def hash(self) -> str:
         return hashlib.sha256(f"explicit, {self.cluster} blocks a cluster: {super().hash()}".encode()).hexdigest()
@@ -168,7 +177,11 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     def device_function(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         if _semantic is None and not _interpreting():
             raise TileError(f"{fn.__name__}: call it inside a kernel (@triton.jit)")
-        return fn(Trace(_semantic, _generator), *args, **kwargs)
+        try:
+            return fn(Trace(_semantic, _generator), *args, **kwargs)
+        except TypeError:
+            _check_arguments(fn.__name__, device_function.__signature__, args, kwargs)  # type: ignore[attr-defined]
+            raise
 
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     hidden = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("_semantic", "_generator")]
@@ -184,27 +197,13 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     return device_function  # type: ignore[return-value]
 
 
+def _check_arguments(name: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise `TileError` where a call does not fit the parameters that help() shows."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TileError(f"{name}: {error}; its parameters are {signature}") from None
+
+
 def _interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-def reraise(error: BaseException) -> None:
-    """Raise the rule that was broken instead of the compiler's chain of wrappers; say where in the kernel it happened."""
-    where, cause = "", error
-    while cause is not None and not isinstance(cause, (TileError, ArchitectureError)):
-        if isinstance(cause, CompilationError) and getattr(cause, "src", None):
-            where = _source_line(cause) or where
-        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-    if cause is None:
-        raise error
-    raise type(cause)(f"{cause}{where}") from None
-
-
-def _source_line(error: CompilationError) -> str:
-    node, src = getattr(error, "node", None), error.src
-    if node is None or not hasattr(node, "lineno"):
-        return ""
-    lines = src.split("\n")
-    line = lines[node.lineno - 1].strip() if 0 < node.lineno <= len(lines) else ""
-    name = re.search(r"def\s+(\w+)", src)
-    return f" [in {name[1] if name else 'kernel'}: {line}]" if line else ""

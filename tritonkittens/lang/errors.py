@@ -1,8 +1,31 @@
 """What the language raises: one message that quotes the input and states the rule."""
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+
 from tritonkittens.inline_ptx._asm import ArchitectureError, OperandError
 
-__all__ = ["ArchitectureError", "OperandError", "TileError"]
+__all__ = ["REFUSALS", "RULES", "ArchitectureError", "KernelAssertionError", "KernelError", "OperandError", "TileError"]
 
 
 class TileError(ValueError):
     """A tile, an operation or a template breaks a rule of the language or of the hardware."""
+
+
+class KernelError(CompilationError):
+    """A kernel or a hook makes a mistake of Python or Triton (a name that does not exist, layouts that differ). The message quotes the kernel's line;
+    `__cause__` is the original exception.
+    """
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+        self.src, self.node, self.error_message, self.message = None, None, message, message
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.message,)
+
+
+class KernelAssertionError(KernelError, CompileTimeAssertionFailure):
+    """A `tl.static_assert` of a kernel or a hook fails."""
+
+
+RULES = (TileError, ArchitectureError, OperandError)
+REFUSALS = (*RULES, KernelError)  # their messages say everything: no frame of the library adds to them

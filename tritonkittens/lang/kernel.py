@@ -21,11 +21,10 @@ from tritonkittens.lang._backend import (
     InterpretedFunction,
     JITFunction,
     library_hash,
-    reraise,
 )
 from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
-from tritonkittens.lang.errors import ArchitectureError, TileError
+from tritonkittens.lang.errors import REFUSALS, ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
@@ -70,7 +69,8 @@ class Kernel:
         self.parameters = self.jit.params
         self.constants = [i for i, p in enumerate(self.parameters) if p.is_constexpr]
         self.runtime = [i for i, p in enumerate(self.parameters) if not p.is_constexpr]
-        self.launcher = Launcher(self._compile_for_launch, name=self.name, arg_names=[self.parameters[i].name for i in self.runtime])
+        names = [self.parameters[i].name for i in self.runtime]
+        self.launcher = Launcher(self._compile_for_launch, name=self.name, arg_names=names, refusals=REFUSALS)
         functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -88,7 +88,10 @@ class Kernel:
         for name, argument in zip(names, runtime, strict=True):
             check_descriptors(argument, name)
         types = argument_types([prepare(a) for a in runtime], names)
-        return self._compile((constants, options), types, target_number(arch))
+        try:
+            return self._compile((constants, options), types, target_number(arch))
+        except REFUSALS as error:
+            raise error.with_traceback(None) from error.__cause__
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
         if not hasattr(self, "jit"):
@@ -146,9 +149,6 @@ class Kernel:
         try:
             with billing(arch) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
-        except Exception as error:
-            reraise(error)
-            raise
         finally:
             in_cluster.reset(token)
             kernel_name.reset(named)

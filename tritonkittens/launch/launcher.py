@@ -187,6 +187,7 @@ class Launcher:
     Compiled kernels are kept for ever; prebuilt launches, ``capacity`` of them, by dtypes, and for TMA arguments shapes and strides, never by
     the tensors: addresses, which an allocator gives anew, are put in at the launch (without native.c they are looked up as well). Launches
     may come from any thread, on any stream, in a CUDA graph capture, with tensors of any device. ``native=False`` keeps to Python.
+    ``refusals`` are exceptions of ``compile`` whose messages say everything: a call raises them without the frames between it and ``compile``.
     """
 
     def __init__(
@@ -198,9 +199,10 @@ class Launcher:
         capacity: int = 4096,
         driver: CudaDriver | None = None,
         native: bool = True,
+        refusals: tuple[type[Exception], ...] = (),
     ):
         self.name, self.arg_names = name, tuple(arg_names)
-        self._compile, self._driver, self._native = compile, driver, native
+        self._compile, self._driver, self._native, self._refusals = compile, driver, native, refusals
         self._codes: dict[Hashable, Code] = {}
         self._bindings = ClockCache(capacity)
         self._native_bindings = ClockCache(capacity)
@@ -223,7 +225,10 @@ class Launcher:
         if callable(grid):
             grid = grid(*args)
         if not self._fast(grid, args, key):
-            self._launch(grid, args, key)
+            try:
+                self._launch(grid, args, key)
+            except self._refusals as error:
+                raise error.with_traceback(None) from error.__cause__
 
     def bind(self, grid: Grid, args: tuple, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
         """The launch as a function of tensors alone, compiled now: number ``owners[i]`` of a call's stands where the i-th of ``args`` does.
