@@ -1,12 +1,32 @@
 """`python -m tritonkittens`: the demo, the inspector, the simulator and the tuner."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
+CLOSED_PIPE = 128 + 13  # what a shell reports of a command that SIGPIPE ended
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
+    """Runs a command; returns its exit status.
+
+    Characters that the terminal's encoding lacks are printed as "?". A reader that closes the pipe early ends the command without a message.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            return run(argv)
+        finally:  # also behind --help, which leaves by SystemExit
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return CLOSED_PIPE
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Parses the arguments and runs the command that they name."""
     from tritonkittens import __version__
     from tritonkittens.inspect import cli
     from tritonkittens.sim import cli as check

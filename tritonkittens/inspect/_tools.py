@@ -47,7 +47,7 @@ def assemble(ptx: str, metadata: Any) -> PtxasLog:
     capability = metadata.target.arch
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
+        file.write_text(ptx, encoding="utf-8")
         options = ["-lineinfo", "-v", "--regAllocOptLevel=2"]
         if not metadata.enable_fp_fusion:
             options.append("--fmad=false")

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
         "target", metavar="FILE:NAME",
-        help="a Python file and in it a kernel or template, whose example arguments the function example_NAME() gives as (grid, arguments) "
-        "or (grid, arguments, keywords); or a function without parameters that launches kernels on CPU tensors",
+        help="a Python file and in it a kernel, a template or its class, whose example arguments the function example_NAME() gives as "
+        "(grid, arguments) or (grid, arguments, keywords); or a function without parameters that launches kernels on CPU tensors",
     )  # fmt: skip
     parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
     parser.add_argument("--schedules", type=int, default=20, metavar="N", help="how many interleavings to run (default: 20)")
@@ -41,12 +41,16 @@ def load(path: str) -> ModuleType:
 
 
 def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple, dict[str, Any]]:
-    """(kernel, grid, arguments, keywords) of a name in a file. Raises LookupError with what is missing."""
+    """(kernel, grid, arguments, keywords) of a name in a file; of a template's class the template with its default knobs.
+
+    Raises LookupError with what is missing.
+    """
     kernel = getattr(module, name, None)
     if kernel is None:
         raise LookupError(f"{module.__file__} has no {name}")
     given = getattr(module, f"example_{name}", None)
     if given is not None:
+        kernel = kernel() if inspect.isclass(kernel) else kernel
         made = given()
         grid, args, *rest = made if isinstance(made, tuple) else (None, made)
         return kernel, grid, tuple(args), dict(rest[0]) if rest else {}

@@ -127,7 +127,7 @@ def function_of(blocks: list[Block], kernel: str) -> str | None:
 @functools.cache
 def _functions(file: str) -> list[tuple[int, int, str]]:
     try:
-        tree = ast.parse(Path(file).read_text())
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return []
     return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]

@@ -310,7 +310,7 @@ class Timeline:
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, for ui.perfetto.dev or chrome://tracing."""
-        Path(path).write_text(json.dumps(self.trace(), separators=(",", ":")))
+        Path(path).write_text(json.dumps(self.trace(), separators=(",", ":")), encoding="utf-8")
 
     # ---- a picture
 
@@ -331,7 +331,7 @@ class Timeline:
         of = len(there) + sum(1 for left, _, _ in self.left_out if left == number)
         shapes, height = _Picture(self, there[:ctas], of, cycles, title, width).draw()
         if path.suffix == ".svg":
-            path.write_text(_svg(shapes, width, height))
+            path.write_text(_svg(shapes, width, height), encoding="utf-8")
         else:
             _png(shapes, width, height, path)
 

@@ -25,7 +25,7 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     entries = (Entry.from_dict({**entry, "family": family}) for family, listed in values["families"].items() for entry in listed)
     return Table(path, DeviceKey.from_dict(values["device"]), {entry.key: entry for entry in entries})
 
@@ -72,7 +72,7 @@ def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
     text = f'{{"device": {json.dumps(device.as_dict())},\n"versions": {json.dumps(versions())},\n"families": {{\n{body}\n}}}}\n'
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(text)
+    unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
     tables.cache_clear()
     return len(merged)
