@@ -410,4 +410,4 @@ def test_help(capsys):
         main(["--help"])
     assert {"demo", "inspect"} <= set(capsys.readouterr().out.split())
     done = subprocess.run([sys.executable, "-m", "tritonkittens", "inspect", "--arch", "sm_12"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--arch sm_12" in done.stderr
+    assert done.returncode == 2 and "--arch='sm_12': must be one of sm_80" in done.stderr

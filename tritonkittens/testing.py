@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from tritonkittens.arch import capability_of
 
-def has_gpu(arch: str = "sm_90a") -> bool:
+
+def has_gpu(arch: str | int = "sm_90a") -> bool:
     """Is there a CUDA device that runs kernels compiled for `arch`?"""
-    if not torch.cuda.is_available():
-        return False
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}" == arch.rstrip("a")
+    wanted = divmod(capability_of(arch), 10)
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == wanted
 
 
 def pytest_configure(config: Any) -> None:

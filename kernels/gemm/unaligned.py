@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.arch import capability_of
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
-from tritonkittens.lang.kernel import target_number
 from tritonkittens.launch import multiprocessor_count, plain_kernel, specialization, workspace
 from tritonkittens.launch.arguments import argument_types
 
@@ -370,7 +370,7 @@ class Unaligned:
         """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
         sums = NO_SUMS if self.room is None else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
         types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
-        return unaligned_product.compile(self.key, types, target_number(arch))
+        return unaligned_product.compile(self.key, types, capability_of(arch))
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:

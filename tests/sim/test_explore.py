@@ -134,7 +134,7 @@ def test_the_check_command_refuses(tmp_path, capsys):
     for arguments, message in (
         (["nothing"], "give FILE:NAME"), ([f"{tmp_path}/none.py:x"], "no such file"), ([f"{file}:x"], "has no x"),
         ([f"{file}:lonely"], "write a function example_lonely()"),
-        ([f"{file}:add", "--arch", "sm_70"], "the simulator knows"),
+        ([f"{file}:add", "--arch", "sm_70"], "arch='sm_70': must be one of sm_80"),
         ([f"{file}:add", "--schedules", "0"], "at least 1"), ([f"{file}:example_add"], "launched no kernel"),
     ):  # fmt: skip
         assert main(["check", *arguments]) == 2

@@ -139,7 +139,7 @@ def test_kernels_as_text_and_numpy_arrays(rng, n):
 
 def test_wrong_use_is_refused():
     x = torch.zeros(4)
-    with pytest.raises(ValueError, match="arch='sm_70': the simulator knows sm_80"):
+    with pytest.raises(ValueError, match="arch='sm_70': must be one of sm_80"):
         sim.run(scale, (1,), x, x, 4, FACTOR=1, BLOCK=16, arch="sm_70")
     with pytest.raises(ValueError, match="a tensor on meta"):
         with sim.device():

@@ -6,6 +6,7 @@ The compiler models none of it: barriers, fences and waits are the caller's. A t
 compiles (`ArchitectureError`), a wrong operand likewise (`OperandError`).
 """
 
+from tritonkittens.arch import ArchitectureError
 from tritonkittens.inline_ptx import (
     barrier,
     clc,
@@ -25,7 +26,7 @@ from tritonkittens.inline_ptx import (
     tma,
     wgmma,
 )
-from tritonkittens.inline_ptx._asm import ArchitectureError, OperandError
+from tritonkittens.inline_ptx._asm import OperandError
 
 __all__ = [
     "ArchitectureError",

@@ -18,6 +18,8 @@ from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
 from triton.runtime.jit import ConstexprFunction, constexpr_function
 
+from tritonkittens.arch import ArchitectureError
+
 _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
 _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 
@@ -30,10 +32,6 @@ kernel_name: contextvars.ContextVar[str] = contextvars.ContextVar("kernel_name",
 _OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
 _SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))).hexdigest()
-
-
-class ArchitectureError(RuntimeError):
-    """The target GPU lacks an instruction that the kernel asks for."""
 
 
 class OperandError(TypeError):

@@ -66,7 +66,7 @@ def parse(lines: str, lives: str) -> tuple[list[Instruction], dict[str, int]]:
     rejoins: dict[str, tuple[str, ...]] = {}
     in_code = False
     for line in lines.splitlines():
-        if line.lstrip().startswith(".section"):
+        if line.split()[:1] == [".section"]:
             in_code = ".text." in line
         elif not in_code:
             continue

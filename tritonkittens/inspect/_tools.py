@@ -12,8 +12,8 @@ from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
-    """The kernel's SASS twice: with source lines, and with the number of live registers at each instruction, or nothing: nvdisasm counts none of a kernel that
-    starts with 255 of them."""
+    """The kernel's SASS twice: with source lines, and with the number of live registers at each instruction, or nothing where
+    nvdisasm counts none (`NO_LIVE_RANGES`)."""
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError as error:
@@ -22,13 +22,15 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        return _run(tool, "-c", "-gi", str(file)).stdout, _run(tool, "-c", "-plr", "-lrm", "count", str(file), refusal="Invalid register count").stdout
+        return _run(tool, "-c", "-gi", str(file)).stdout, _run(tool, "-c", "-plr", "-lrm", "count", str(file), refusals=NO_LIVE_RANGES).stdout
+
+NO_LIVE_RANGES = ("Invalid register count", "flow analysis is disabled")  # of a kernel that starts with 255 registers; below sm_90
 
 
-def _run(*command: str, refusal: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Raises RuntimeError where the tool fails, unless it says this `refusal`."""
+def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Raises RuntimeError where the tool fails, unless it says one of `refusals`."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and (refusal is None or refusal not in done.stderr):
+    if done.returncode and not any(refusal in done.stderr for refusal in refusals):
         raise RuntimeError(f"inspect: {Path(command[0]).name} failed ({done.returncode}): {done.stderr.strip()[-500:]}")
     return done
 

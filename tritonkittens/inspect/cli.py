@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tritonkittens.inline_ptx._asm import ArchitectureError
+from tritonkittens.arch import ARCHITECTURES, ArchitectureError, capability_of
 
 from ._inspect import inspect
 from .report import Report
-
-ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 
 
 def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any]]:
@@ -42,16 +40,17 @@ def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="a kernel's name; without it, the names are listed")
-    choices = f"{', '.join(ARCHITECTURES)} (default: {ARCHITECTURES[0]})"
-    parser.add_argument("--arch", default=ARCHITECTURES[0], metavar="ARCH", help=choices)
+    parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(arguments: argparse.Namespace, kernels: Mapping[str, Callable[[str], Any]] | None = None) -> int:
     """Carries the command out; the exit status: 0, or 2 where the request was refused (said on stderr)."""
     kernels = registry() if kernels is None else kernels
-    if arguments.arch not in ARCHITECTURES:
-        return _refuse(f"--arch {arguments.arch}: not an architecture that kernels are compiled for; there are {', '.join(ARCHITECTURES)}")
+    try:
+        capability_of(arguments.arch)
+    except ArchitectureError as error:
+        return _refuse(f"--{error}")
     if arguments.kernel is None:
         print("\n".join(kernels) if kernels else "no kernel can be inspected")
         return 0

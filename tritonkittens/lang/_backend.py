@@ -40,7 +40,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}
 
 
 @functools.cache

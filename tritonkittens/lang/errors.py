@@ -1,7 +1,8 @@
 """What the language raises: one message that quotes the input and states the rule."""
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 
-from tritonkittens.inline_ptx._asm import ArchitectureError, OperandError
+from tritonkittens.arch import ArchitectureError
+from tritonkittens.inline_ptx._asm import OperandError
 
 __all__ = ["REFUSALS", "RULES", "ArchitectureError", "KernelAssertionError", "KernelError", "OperandError", "TileError"]
 

@@ -12,10 +12,10 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
+from tritonkittens.arch import capability_of
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang._backend import (
-    ARCHITECTURES,
     ExplicitSource,
     GluonJITFunction,
     InterpretedFunction,
@@ -33,15 +33,6 @@ from tritonkittens.launch.arguments import ArgType, argument_types, signature_of
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
-
-
-def target_number(arch: str | int) -> int:
-    """Compute capability as an integer: "sm_90a" → 90. Raises `ArchitectureError` for a name that no GPU has."""
-    if isinstance(arch, int) and arch in ARCHITECTURES.values():
-        return arch
-    if arch not in ARCHITECTURES:
-        raise ArchitectureError(f"arch={arch!r}: must be one of {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[str(arch)]
 
 
 class Kernel:
@@ -89,7 +80,7 @@ class Kernel:
             check_descriptors(argument, name)
         types = argument_types([prepare(a) for a in runtime], names)
         try:
-            return self._compile((constants, options), types, target_number(arch))
+            return self._compile((constants, options), types, capability_of(arch))
         except REFUSALS as error:
             raise error.with_traceback(None) from error.__cause__
 
@@ -260,4 +251,4 @@ def kernel(fn: Any = None, *, num_warps: int = 4) -> Any:
     return Kernel(fn, num_warps)
 
 
-__all__ = ["Kernel", "inspect", "kernel", "library_hash", "prepare", "target_number"]
+__all__ = ["Kernel", "inspect", "kernel", "library_hash", "prepare"]

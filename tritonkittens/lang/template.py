@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import triton.language as tl
 
+from tritonkittens.arch import capability_of
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
 from tritonkittens.lang.cluster_parts import received_bytes
 from tritonkittens.lang.consumers import GROUP
@@ -424,8 +425,9 @@ class lcf:
         mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
         return (mine,) * self.consumers + (producer,) * (1 + bool(self._plan.output))
 
-    def explain(self, arch: int = 90) -> str:
-        """What was chosen for this template on an architecture (compute capability as an integer), a line each, with the reason."""
+    def explain(self, arch: str | int = "sm_90a") -> str:
+        """What was chosen for this template on an architecture, a line each, with the reason. `arch` as in `compile`."""
+        arch = capability_of(arch)
         placed, plan, registers = self.placement(arch), self._plan, self.registers()
         slot = ", ".join(f"{n} {tile!r}" for n, tile in plan.ring)
         why = "given" if self.stages is not None else f"as many as fit beside the other tiles, at most {MANY_STAGES}"
@@ -483,8 +485,11 @@ class lcf:
         """
         self.call(*tensors)(*tensors, blocks=blocks, debug=debug, **args)
 
-    def compile(self, *tensors: Any, arch: str = "sm_90a", **args: Any) -> Any:
-        """Compile for tensors of these types without a GPU; returns Triton's CompiledKernel."""
+    def compile(self, *tensors: Any, arch: str | int = "sm_90a", **args: Any) -> Any:
+        """Compile for tensors of these types without a GPU; returns Triton's CompiledKernel.
+
+        Raises `ArchitectureError` for an `arch` that is none of `tritonkittens.arch.ARCHITECTURES`.
+        """
         described, numbers = self.call(*tensors).arguments(tensors, args)
         return _template_kernel.compile(described, numbers, self, arch=arch, **dict(self._options))
 

@@ -1,7 +1,9 @@
 """Run any compiled Triton, Gluon or tritonkittens kernel on the CPU, and learn what is wrong with it: deadlocks, races, byte counts, phases, memory."""
 
+from tritonkittens.arch import ARCHITECTURES
+
 from .bank_conflicts import SharedAccess, bank_conflicts
-from .device import ARCHITECTURES, Launch, SimulatedDevice, device, run
+from .device import Launch, SimulatedDevice, device, run
 from .explore import Exploration, explore
 from .memory import ReadOnlyError
 from .report import KINDS, Finding, SimulationError

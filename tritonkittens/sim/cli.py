@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .device import ARCHITECTURES
+from tritonkittens.arch import ARCHITECTURES, ArchitectureError, capability_of
+
 from .explore import explore
 
 
@@ -64,15 +65,21 @@ def run(arguments: argparse.Namespace) -> int:
     path, _, name = arguments.target.rpartition(":")
     if not path or not name:
         return _refuse(f"{arguments.target!r}: give FILE:NAME")
-    if arguments.arch not in ARCHITECTURES:
-        return _refuse(f"--arch {arguments.arch}: the simulator knows {', '.join(ARCHITECTURES)}")
+    try:
+        capability_of(arguments.arch)
+    except ArchitectureError as error:
+        return _refuse(f"--{error}")
     if arguments.schedules < 1:
         return _refuse(f"--schedules {arguments.schedules}: at least 1")
     try:
         kernel, grid, args, keywords = example(load(path), name)
     except (LookupError, FileNotFoundError) as error:
         return _refuse(str(error))
-    result = explore(kernel, grid, *args, schedules=arguments.schedules, arch=arguments.arch, raise_findings=False, step_limit=arguments.step_limit, **keywords)
+    keywords |= dict(schedules=arguments.schedules, arch=arguments.arch, raise_findings=False, step_limit=arguments.step_limit)
+    try:
+        result = explore(kernel, grid, *args, **keywords)
+    except ArchitectureError as error:  # the kernel's own refusal of an architecture
+        return _refuse(f"{name} for {arguments.arch}: {error}")
     if result.launch is None:
         return _refuse(f"{name} launched no kernel on CPU tensors")
     print(result)

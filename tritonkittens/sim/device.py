@@ -11,6 +11,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
+from tritonkittens.arch import capability_of
 from tritonkittens.launch import simulator
 from tritonkittens.launch.arguments import argument_types
 from tritonkittens.launch.device import Device as Facts
@@ -22,18 +23,16 @@ from .memory import Global
 from .program import Program
 from .report import Finding, SimulationError
 from .schedule import Schedule, nth
-from .simulation import STEP_LIMIT, Simulation
+from .simulation import SHARED_LIMITS, STEP_LIMIT, Simulation
 from .tuning import tuning_for_simulation
 from .values import TensorMap
 
-ARCHITECTURES = {"sm_80": 80, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103}
-MULTIPROCESSORS = {80: 108, 89: 128, 90: 132, 100: 148, 103: 148}
-SHARED_PER_BLOCK = {80: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448}
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 103: 148, 120: 170}
 
 
 def facts(capability: int, multiprocessors: int | None = None) -> Facts:
     """What a kernel's configuration may ask of the device that is simulated."""
-    block = SHARED_PER_BLOCK[capability]
+    block = SHARED_LIMITS[capability]
     return Facts(
         index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or MULTIPROCESSORS[capability],
         shared_memory_per_block=block, shared_memory_per_multiprocessor=block + 1024, registers_per_multiprocessor=65536,
@@ -77,12 +76,10 @@ class SimulatedDevice:
     """Launches go here. `launches` are kept in order; `raise_findings=False` collects what is found there instead of raising `SimulationError`."""
 
     def __init__(
-        self, arch: str = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None,
+        self, arch: str | int = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None,
         step_limit: int = STEP_LIMIT, raise_findings: bool = True, recorder: Any = None, memory: Sequence[Any] = (),
     ):  # fmt: skip
-        if arch not in ARCHITECTURES:
-            raise ValueError(f"arch={arch!r}: the simulator knows {', '.join(ARCHITECTURES)}")
-        self.arch, self.capability = arch, ARCHITECTURES[arch]
+        self.arch, self.capability = arch, capability_of(arch)
         self.facts = facts(self.capability, multiprocessors)
         self.schedule, self.step_limit, self.raise_findings, self.recorder = schedule, step_limit, raise_findings, recorder
         self.launches: list[Launch] = []
@@ -225,7 +222,7 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def device(arch: str = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
+def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
     """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped
     operators.
 
@@ -264,7 +261,7 @@ def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: tuple
         kernel(*args, **options, **({} if grid is None else {"blocks": grid[0] if isinstance(grid, tuple) else grid}))
 
 
-def run(kernel: Any, grid: Any, *args: Any, arch: str = "sm_90a", **options: Any) -> Launch:
+def run(kernel: Any, grid: Any, *args: Any, arch: str | int = "sm_90a", **options: Any) -> Launch:
     """Run one kernel on the CPU: numpy arrays or CPU torch tensors, results written into them.
 
     kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the

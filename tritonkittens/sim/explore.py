@@ -161,7 +161,7 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
 
 
 def explore(
-    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
+    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str | int = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
     multiprocessors: int | None = None, **options: Any,
 ) -> Exploration:  # fmt: skip
     """Run a launch under `schedules` different legal interleavings, with delays on every asynchronous completion, adversarial ones first.
