@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tritonkittens.lang.errors import TileError
+from tritonkittens.lang.errors import BudgetError, TileError
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
 
 KIB = 1024
@@ -45,14 +45,14 @@ class Bill:
         self.shared.append((what, nbytes))
         total, limit = sum(n for _, n in self.shared), SHARED_LIMIT.get(self.arch, 99 * KIB)
         if total > limit:
-            raise TileError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
+            raise BudgetError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
 
     def charge_tmem(self, what: str, columns: int) -> None:
         """Add a tensor-memory allocation; refuse it with the whole bill where the 512 columns are exceeded."""
         self.tmem.append((what, columns))
         total = sum(n for _, n in self.tmem)
         if total > MAX_TMEM_COLUMNS:
-            raise TileError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
+            raise BudgetError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
 
 
 def _items(items: list[tuple[str, int]], unit: str) -> str:
@@ -96,4 +96,4 @@ def check_registers(warps: tuple[int, ...], registers: tuple[int, ...]) -> None:
     used = sum(w * WARP * r for w, r in groups)
     if used > REGISTERS:
         lines = "; ".join(f"{w} warps × {WARP} × {r} = {w * WARP * r}" for w, r in groups)
-        raise TileError(f"registers over budget: {used} of {REGISTERS}: {lines}")
+        raise BudgetError(f"registers over budget: {used} of {REGISTERS}: {lines}")

@@ -1,14 +1,28 @@
 """What the language raises: one message that quotes the input and states the rule."""
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.errors import OutOfResources
 
 from tritonkittens.arch import ArchitectureError
 from tritonkittens.inline_ptx._asm import OperandError
 
-__all__ = ["REFUSALS", "RULES", "ArchitectureError", "KernelAssertionError", "KernelError", "OperandError", "TileError"]
+__all__ = ["REFUSALS", "RULES", "ArchitectureError", "BudgetError", "KernelAssertionError", "KernelError", "OperandError", "TileError"]
 
 
 class TileError(ValueError):
     """A tile, an operation or a template breaks a rule of the language or of the hardware."""
+
+
+class BudgetError(TileError, OutOfResources):
+    """A kernel asks for more shared memory, tensor memory or registers than there is. `triton.autotune` passes over configurations that raise it."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple:
+        return type(self), self.args
 
 
 class KernelError(CompilationError):

@@ -104,6 +104,21 @@ class gl:
         return (tuple([n if axis in self.static else None for axis, n in enumerate(extents)]),
                 tuple([n if axis in self.static else None for axis, n in enumerate(strides)]))
 
+    # What triton.autotune does with arguments: a key has the dtype, `reset_to_zero` and `restore_value` write the tensor.
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def zero_(self) -> None:
+        self.tensor.zero_()
+
+    def clone(self) -> torch.Tensor:
+        return self.tensor.clone()
+
+    def copy_(self, source: torch.Tensor) -> None:
+        self.tensor.copy_(source)
+
     def plain(self) -> GlobalLayout:
         """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`; registers are loaded and stored."""
         return GlobalLayout((), self.tensor, tuple(self.tensor.shape), tuple(self.tensor.stride()))

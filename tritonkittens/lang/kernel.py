@@ -24,11 +24,11 @@ from tritonkittens.lang._backend import (
 )
 from tritonkittens.lang.budget import SHARED_LIMIT, billing
 from tritonkittens.lang.dtypes import from_torch
-from tritonkittens.lang.errors import REFUSALS, ArchitectureError, TileError
+from tritonkittens.lang.errors import REFUSALS, ArchitectureError, BudgetError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
-from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map
+from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
 from tritonkittens.launch.arguments import ArgType, argument_types, signature_of
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
@@ -47,10 +47,14 @@ class Kernel:
     a multiprocessor has registers without moving any (an option of ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the
     grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of it ends (`tk.dependency_wait`);
     `launch_cooperative_grid`, all blocks run at the same time.
+
+    `triton.autotune` and `triton.heuristics` go over `@tk.kernel`. A configuration's `num_warps` (4 where it names none) stands in place of the
+    kernel's; its `num_stages` is for the pipeliner of plain kernels and has no effect.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
         self.name: str = getattr(fn, "__name__", str(fn))
+        self.fn, self.arg_names = fn, getattr(fn, "arg_names", [])  # what triton.autotune and triton.heuristics ask of a kernel, beside `run` and `warmup`
         if isinstance(fn, InterpretedFunction):  # refused when it is used: a module that defines explicit kernels can be imported
             return
         if not isinstance(fn, JITFunction):
@@ -71,6 +75,30 @@ class Kernel:
         """Launch on the current stream of the tensors' device; see the class."""
         runtime, constants, options = self._bind(args, kwargs)
         self.launcher(grid, tuple(prepare(a) for a in runtime), (constants, options))
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants included.
+
+        `warmup` compiles for the current device without launching and returns the CompiledKernel.
+        """
+        named = self.jit.signature.parameters if hasattr(self, "jit") else {}
+        if "num_stages" not in named:
+            kwargs.pop("num_stages", None)
+        if "num_ctas" not in named and (ctas := kwargs.pop("num_ctas", 1)) != 1:
+            raise TileError(f"{self.name}(num_ctas={ctas!r}): an explicit kernel forms clusters by cluster_size={ctas!r}")
+        runtime, constants, options = self._bind(args, kwargs)
+        prepared, key = tuple(prepare(a) for a in runtime), (constants, options)
+        if warmup:
+            return self.launcher.compiled(prepared, key) if simulator.get() is None else self.launcher.compile(prepared, key, -1)
+        if callable(grid):
+            values = dict(zip([self.parameters[i].name for i in (*self.runtime, *self.constants)], (*runtime, *constants[0]), strict=True))
+            grid = grid({p.name: values[p.name] for p in self.parameters})
+        self.launcher(grid, prepared, key)
+        return None
+
+    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Compile for the current device without launching; returns the CompiledKernel."""
+        return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def compile(self, *args: Any, arch: str | int = "sm_90a", **kwargs: Any) -> Any:
         """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
@@ -146,7 +174,7 @@ class Kernel:
         limit = SHARED_LIMIT.get(arch, 0)
         if compiled.metadata.shared > limit:
             items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
-            raise TileError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: "
+            raise BudgetError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: "
                             f"{items or 'see inspect'}; "
                             "the rest is scratch of the compiler for layout conversions")
         # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the
