@@ -17,9 +17,9 @@ _has_memory = torch._C._has_storage
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are those that are given torch's own tensors, with memory and without a lazy negation, and does nothing have to see the operator: no torch.compile, no
-    dispatch mode (fake tensors, make_fx, selective checkpoints), no transform (`torch.func`), no forward-mode differentiation?"""
-    if torch.compiler.is_compiling() or _dispatch_modes() or _transforms_are_active() or is_forward_mode():
+    """Are those that are given torch's own tensors, with memory and without a lazy negation, and does nothing have to see the operator: no torch.compile or
+    torch.jit.trace, no dispatch mode (fake tensors, make_fx, selective checkpoints), no transform (`torch.func`), no forward-mode differentiation?"""
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or _dispatch_modes() or _transforms_are_active() or is_forward_mode():
         return False
     for x in tensors:
         if x is None:

@@ -75,6 +75,10 @@ class Linear(nn.Linear):
             return y.squeeze(0) if x.ndim == 1 else y
         return activated(nn.functional.linear(x, weight, bias), self.activation)
 
+    def __prepare_scriptable__(self) -> None:
+        raise NotImplementedError(f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or torch.export, or keep "
+                                  "torch.nn.Linear in what is scripted")
+
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
 

@@ -1,0 +1,63 @@
+"""TorchScript: a trace gives what the call gives on other operands, never a constant. Scripting is refused at once."""
+
+import contextlib
+
+import pytest
+import torch
+
+from tritonkittens import nn as tnn
+from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
+from tritonkittens.kernels.gemm import gemm
+from tritonkittens.ops import scaled_dot_product_attention
+
+
+def halves(*shapes, device):
+    return [torch.randn(shape, device=device).bfloat16() for shape in shapes]
+
+
+def heads(device):
+    return halves(*[(1, 2, 64, 64)] * 3, device=device)
+
+
+def packed(q, k, v):
+    ends = torch.tensor([0, 64], dtype=torch.int32, device=q.device)
+    return attention_varlen(*(x[0].transpose(0, 1).contiguous() for x in (q, k, v)), ends, ends)
+
+
+def narrow(q, k, v):
+    return attention_fp8(*(x.to(torch.float8_e4m3fn) for x in (q, k, v)))
+
+
+CALLS = {
+    "gemm": (gemm, lambda device: halves((64, 64), (64, 64), device=device)),
+    "Linear": (tnn.Linear(64, 64, dtype=torch.bfloat16), lambda device: halves((64, 64), device=device)),
+    "attention": (lambda q, k, v: attention(q, k, v, causal=True), heads),
+    "attention_varlen": (packed, heads),
+    "attention_decode": (lambda q, k, v: attention_decode(q[:, :, -1:], k, v), heads),
+    "attention_fp8": (narrow, heads),
+    "scaled_dot_product_attention": (scaled_dot_product_attention, heads),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_trace_computes_with_what_comes_in(name, gradients, kernel_device, rng):
+    function, operands = CALLS[name]
+    function = function.to(kernel_device) if isinstance(function, torch.nn.Module) else function
+    with contextlib.nullcontext() if gradients else torch.no_grad():
+        traced = torch.jit.trace(function, operands(kernel_device), check_trace=False)
+        others = operands(kernel_device)
+        assert torch.equal(traced(*others), function(*others))
+
+
+@pytest.mark.parametrize("module", [tnn.Linear(8, 8), torch.nn.Sequential(torch.nn.ReLU(), tnn.Linear(8, 8))], ids=["alone", "inside another"])
+def test_scripting_a_module_is_refused_at_once(module):
+    with pytest.raises(NotImplementedError, match=r"torch.jit.script\(Linear\): .* use torch.compile or torch.export"):
+        torch.jit.script(module)
+
+
+@pytest.mark.parametrize("function", [gemm, attention, attention_decode, attention_varlen, attention_fp8, scaled_dot_product_attention])
+def test_scripting_a_function_is_refused_at_once(function):
+    """By TorchScript itself, which quotes the function."""
+    with pytest.raises(torch.jit.frontend.NotSupportedError, match=f"def {function.__name__}"):
+        torch.jit.script(function)
