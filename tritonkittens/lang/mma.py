@@ -1,9 +1,10 @@
 """Matrix products of tiles: D = A·B + C with either operand transposed, on whatever unit the operands call for.
 
-The accumulator chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes wgmma (B from shared memory, A
-from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05. Shapes: AB (M×K, K×N), ABt
-(M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N. Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate
-in fp32, fp16 in fp16 too where the accumulator is of that type; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+The accumulator, or `into` of a product alone, chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes
+wgmma (B from shared memory, A from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05
+(B from shared memory, A from shared or tensor memory). Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N.
+Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate in fp32, fp16 in fp16 too where the accumulator is a
+register tile of that type; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
 """
 from __future__ import annotations
 
@@ -111,9 +112,10 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
                             f"{'×'.join(map(str, _extents(acc)))}")
         if not isinstance(acc, pending):
             want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
-            also = "fp16 or " if _dtype(a) == tl.float16 else ""
+            also = "fp16 or " if _dtype(a) == tl.float16 and not isinstance(acc, tensor_tile) else ""
+            place = " in tensor memory" if isinstance(acc, tensor_tile) else ""
             if _dtype(acc) != want and not (also and _dtype(acc) == tl.float16):
-                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {also}{want}, got an accumulator of {_dtype(acc)}")
+                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {also}{want}{place}, got an accumulator of {_dtype(acc)}")
 
 
 def _grid(x: Any) -> list[list[Any]]:
@@ -124,32 +126,52 @@ def _grid(x: Any) -> list[list[Any]]:
 
 
 def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any, add: bool = True) -> Any:
-    """`add`: is the product added to `acc`, or does it only take its registers?"""
+    """The product in the place of `acc`, or in new registers without one. `add`: does what `acc` holds count?"""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
+    _check_places(name, a, acc, transposed)
     if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
         raise TileError(f"{name}: A is {_describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies in registers")
     a_stored, b_stored = a, b
-    a = t.call(transpose, a) if transposed[0] and not isinstance(a, tensor_tile) else a
+    a = t.call(transpose, a) if transposed[0] else a
     b = t.call(transpose, b) if transposed[1] else b
     _check(name, a, b, acc)
     if not t.explicit:
-        return _dot(t, a, b, acc if add else None)
+        return _dot(t, a, b, acc, add)
     if isinstance(acc, tensor_tile):
-        return _tcgen05(t, name, a, b, acc, wait, sem)
+        if _dtype(a) == tl.float32:
+            _check_depth(name, a_stored, b_stored, transposed, "tcgen05")
+        return _tcgen05(t, name, a, b, acc, wait, sem, add)
     if t.arch < 80:
         t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
     m, n = _extents(a)[0], _extents(b)[1]
     if _warpgroup(t, acc, m, n):
         return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait, add)
-    return _mma_sync(t, a, b, acc if add else None)
+    return _mma_sync(t, a, b, acc, add)
 
 
-def _dot(t: Trace, a: Any, b: Any, acc: Any) -> Any:
+def _check_places(name: str, a: Any, acc: Any, transposed: tuple[bool, bool]) -> None:
+    """Where A and the accumulator lie."""
+    if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
+        what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
+        raise TileError(f"{name}: the accumulator is {what}; the tensor cores write a register tile (tk.zero, a product) or a tile of tensor_allocator")
+    if isinstance(a, tensor_tile) and not isinstance(acc, tensor_tile):
+        raise TileError(f"{name}: A is {_describe(a)}; only a product into tensor memory reads A there: the accumulator, or `into`, must be a tile of "
+                        "tensor_allocator")
+    if isinstance(a, tensor_tile) and transposed[0]:
+        raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from tensor memory as M×K only: use {name.replace('At', 'A')}, or store A to an st")
+
+
+def _sum_dtype(a: Any, acc: Any) -> Any:
+    """The element type of the result: the accumulator's, else what the operands accumulate in."""
+    return _dtype(acc) if acc is not None else tl.int32 if _dtype(a) == tl.int8 else tl.float32
+
+
+def _dot(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
     """Plain Triton: tl.dot, piece by piece."""
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
-    gc = _grid(acc) if acc is not None else None
-    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+    gc = _grid(acc) if acc is not None and add else None
+    out_dtype = _sum_dtype(a, acc)
     out = []
     for i in range(len(rows)):
         for j in range(len(cols)):
@@ -187,16 +209,11 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
         raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
     bits = _dtype(a).primitive_bitwidth
     if bits != 16:  # only 16-bit operands may have their depth strided
-        for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
-            if isinstance(stored, shared) and not k_major:
-                raise TileError(f"{name}: {what} of {_dtype(a)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along "
-                                f"the rows; wgmma reads {bits}-bit "
-                                f"operands with the depth along the columns only: use mma_ABt with K-major tiles")
+        _check_depth(name, a_stored, b_stored, transposed, "wgmma")
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
     parts, kept = [], []
     before = acc.parts if isinstance(acc, pending) else pieces_of(acc) if acc is not None else None
-    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
     adds = add or _false(t)
     whole, packed = b_stored.together, isinstance(a, packed_bytes)
     if whole:
@@ -206,7 +223,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
         for j in range(len(cols)):
             if before is None:
                 layout = _for_operands(accumulator_layout(t, rows[i], cols[j]), bits)
-                total, use = t.full((rows[i], cols[j]), 0, out_dtype, layout), False
+                total, use = t.full((rows[i], cols[j]), 0, _sum_dtype(a, None), layout), False
             elif isinstance(acc, pending):
                 total, use = before[i * len(cols) + j], adds
                 layout = total.type.tensor_type.layout
@@ -239,6 +256,14 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     return _wait(t, [result], 0)[0] if wait else result
 
 
+def _check_depth(name: str, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], unit: str) -> None:
+    """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns only."""
+    for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
+        if isinstance(stored, shared) and not k_major:
+            raise TileError(f"{name}: {what} of {_dtype(stored)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the rows; {unit} "
+                            f"reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt with K-major tiles")
+
+
 @triton.jit
 def _is_zero(x):
     return x == 0
@@ -261,11 +286,10 @@ def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
     return out
 
 
-def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
+def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
     t.require("mma.sync of 8-bit floats", 89, 999, "sm_89 or newer") if _dtype(a) in FP8 else None
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
-    out_dtype = tl.int32 if _dtype(a) == tl.int8 else tl.float32
     gc = _grid(acc) if acc is not None else None
     width = 32 // _dtype(a).primitive_bitwidth
     out = []
@@ -279,29 +303,30 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any) -> Any:
 
     for i in range(len(rows)):
         for j in range(len(cols)):
-            total = gc[i][j] if gc else t.full((rows[i], cols[j]), 0, out_dtype, warp_layout(t, rows[i]))
-            home = total.type.layout
+            home = gc[i][j].type.layout if gc else warp_layout(t, rows[i])
             parent = home if _version(home) == 2 else warp_layout(t, rows[i])
-            total = t.convert(total, parent)
+            total = t.convert(gc[i][j], parent) if gc and add else t.full((rows[i], cols[j]), 0, _sum_dtype(a, acc), parent)
             for k in range(len(ga[0])):
                 total = t.call(mma_v2, operand(ga[i][k], 0, parent), operand(gb[k][j], 1, parent), total)
             out.append(t.convert(total, home))
     return assemble((rows, cols), out)
 
 
-def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any) -> tensor_tile:
+def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any, add: bool) -> tensor_tile:
     t.require(f"{name} into tensor memory (tcgen05)", *BLACKWELL)
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):
         raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
+    if _dtype(a) == tl.int8:
+        t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", 100, 100, "sm_100a")
     done = sem.barrier(t) if sem is not None else None
     ga, gb = _grid(a), _grid(b)
     last = len(acc.pieces) * len(ga[0]) - 1
     for j, piece in enumerate(acc.pieces):
         for k in range(len(ga[0])):
             completes = done is not None and j * len(ga[0]) + k == last
-            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, mbarriers=[done] if completes else None)
+            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, use_acc=add or k > 0, mbarriers=[done] if completes else None)
     if sem is None and wait:
         _finish_tcgen05(t)
     return acc
@@ -335,7 +360,9 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
                    "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting. Synchronous units "
                    "ignore both.")
     mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
-    mm.__doc__ = f"The product ({shapes}; the result is M×N in registers); `wait` as in `mma_{suffix}`."
+    mm.__doc__ = (f"The product ({shapes}; the result is M×N, in registers); `wait` as in `mma_{suffix}`. `into`, an accumulator as `mma_{suffix}` takes "
+                  "one, is where the product goes instead: its registers or its tensor memory are overwritten and what they hold does not count, NaN "
+                  "included. The result has the dtype and layout of `into`, which must not be used afterwards.")
     return op(mma), op(mm)
 
 
