@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from tritonkittens.lang.errors import BudgetError, TileError
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
@@ -16,6 +17,19 @@ KIB = 1024
 SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
 REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
 WARP = 32
+
+
+class ChoosesMemory:
+    """A constant of a kernel that chooses itself how much shared memory the kernel takes."""
+
+    def with_less_memory(self, arch: int, excess: int) -> Any:
+        """The constant to compile with instead, where the kernel asks for `excess` bytes more than a block may use; None where there is none."""
+        raise NotImplementedError
+
+    @property
+    def memory_advice(self) -> tuple[str, str]:
+        """What a message calls the kernel, and what to do where its shared memory is over budget."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -53,6 +67,13 @@ class Bill:
         total = sum(n for _, n in self.tmem)
         if total > MAX_TMEM_COLUMNS:
             raise BudgetError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
+
+
+def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
+    """The error of a compiled kernel that takes `used` bytes of shared memory: `asked` of them for tiles and semaphores, the rest for the compiler."""
+    items = _items(asked, "bytes") or "no tiles"
+    return BudgetError(f"{name}: shared memory over budget: {used} bytes of {SHARED_LIMIT.get(arch, 0)} on sm_{arch}: {items}; "
+                       f"the rest is scratch of the compiler for layout conversions{advice}")
 
 
 def _items(items: list[tuple[str, int]], unit: str) -> str:

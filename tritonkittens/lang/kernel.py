@@ -22,9 +22,9 @@ from tritonkittens.lang._backend import (
     JITFunction,
     library_hash,
 )
-from tritonkittens.lang.budget import SHARED_LIMIT, billing
+from tritonkittens.lang.budget import SHARED_LIMIT, Bill, ChoosesMemory, billing, shared_over_budget
 from tritonkittens.lang.dtypes import from_torch
-from tritonkittens.lang.errors import REFUSALS, ArchitectureError, BudgetError, TileError
+from tritonkittens.lang.errors import REFUSALS, ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
@@ -137,6 +137,26 @@ class Kernel:
         return self._compile(key, types, major * 10 + minor)
 
     def _compile(self, key: tuple, types: tuple, arch: int) -> Any:
+        """Compile; where that takes too much shared memory, again with less of what a constant chooses itself. The compiler's scratch is known only then."""
+        while True:
+            (constants, static), options = key
+            compiled, bill = self._compile_once(key, types, arch)
+            excess = compiled.metadata.shared - SHARED_LIMIT.get(arch, 0)
+            if excess <= 0:
+                return compiled
+            chooser = next((c for c in constants if isinstance(c, ChoosesMemory)), None)
+            smaller = chooser and chooser.with_less_memory(arch, excess)
+            if smaller is None:
+                break
+            key = (tuple(smaller if c is chooser else c for c in constants), static), options
+        if not bill.shared:  # from the disk cache, which keeps no bill
+            with knobs.compilation.scope():
+                knobs.compilation.always_compile = True
+                _, bill = self._compile_once(key, types, arch)
+        name, advice = chooser.memory_advice if chooser else (self.name, "")
+        raise shared_over_budget(name, compiled.metadata.shared, arch, bill.shared, advice)
+
+    def _compile_once(self, key: tuple, types: tuple, arch: int) -> tuple[Any, Bill]:
         (constants, static), options = key
         signature: dict[str, Any] = {}
         attributes: dict[tuple[int, ...], Any] = {}
@@ -171,16 +191,10 @@ class Kernel:
         finally:
             in_cluster.reset(token)
             kernel_name.reset(named)
-        limit = SHARED_LIMIT.get(arch, 0)
-        if compiled.metadata.shared > limit:
-            items = "; ".join(f"{what} {n} bytes" for what, n in bill.shared)
-            raise BudgetError(f"{self.name}: shared memory over budget: {compiled.metadata.shared} bytes of {limit} on sm_{arch}: "
-                            f"{items or 'see inspect'}; "
-                            "the rest is scratch of the compiler for layout conversions")
         # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the
         # cluster
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
-        return compiled
+        return compiled, bill
 
 
 def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:

@@ -67,7 +67,8 @@ class layout:
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
     - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `entry` of `lcf`);
-    - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout.
+    - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout
+      (without it a ring of as many stages as fit is compiled again with fewer, where these bytes are missing).
     """
 
     globals: Any

@@ -6,6 +6,7 @@ producer already fills the ring for the next task. Source: ThunderKittens (Spect
 """
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import inspect
@@ -17,6 +18,7 @@ import triton.language as tl
 
 from tritonkittens.arch import capability_of
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
+from tritonkittens.lang.budget import ChoosesMemory
 from tritonkittens.lang.cluster_parts import received_bytes
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
@@ -25,7 +27,7 @@ from tritonkittens.lang.entries import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
-from tritonkittens.lang.layout import MANY_STAGES, MAX_STAGES, Placement, layout, place
+from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
 from tritonkittens.lang.partials import elements
 from tritonkittens.lang.roles import REGISTERS, consumer_registers, producer_registers
@@ -54,7 +56,7 @@ class TileArgument(NamedTuple):
     parameter: Any = None
 
 
-class lcf:
+class lcf(ChoosesMemory):
     """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`.
 
     Hooks (required: setup, load, compute, finish):
@@ -203,6 +205,8 @@ class lcf:
         self.merges = bool(self._plan.merged)
         self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
+        self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
+        self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         busy = self.producer_warps + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
@@ -407,8 +411,34 @@ class lcf:
             scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
             numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers, self.following_stages)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded,
+                                           self.following_stages)
         return self._placements[arch]
+
+    def with_less_memory(self, arch: int, excess: int) -> lcf | None:
+        """The same with fewer stages, for the compiler takes `excess` bytes of shared memory more than these leave it; None where they are given or no fewer
+        fit."""
+        if self.stages is not None:
+            return None
+        placed, smaller = self.placement(arch), copy.copy(self)
+        smaller._conceded += excess
+        while True:
+            smaller._placements = {}
+            try:
+                if smaller.placement(arch) != placed:
+                    break
+            except TileError:
+                return None
+            smaller._conceded += ALIGNMENT
+        smaller._key = hashlib.sha256(f"{self._key}, {smaller._conceded} bytes for the compiler".encode()).hexdigest()
+        self._fitted[arch] = smaller
+        return smaller
+
+    @property
+    def memory_advice(self) -> tuple[str, str]:
+        """What a message calls this template, and what to do where its shared memory is over budget."""
+        given = "" if self.stages is None else f"(stages={self.stages})"
+        return type(self).__name__ + given, "; take fewer `stages` (None: as many as fit) or smaller tiles; `spare` in the layout keeps bytes for the compiler"
 
     def staggers(self, arch: int) -> bool:
         """Do consumers end tasks one behind the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
@@ -426,11 +456,17 @@ class lcf:
         return (mine,) * self.consumers + (producer,) * (1 + bool(self._plan.output))
 
     def explain(self, arch: str | int = "sm_90a") -> str:
-        """What was chosen for this template on an architecture, a line each, with the reason. `arch` as in `compile`."""
+        """What was chosen for this template on an architecture, a line each, with the reason. `arch` as in `compile`.
+
+        Whether the compiler needs shared memory of the ring is known once the template has been compiled."""
         arch = capability_of(arch)
-        placed, plan, registers = self.placement(arch), self._plan, self.registers()
+        placed, plan, registers = self._fitted.get(arch, self).placement(arch), self._plan, self.registers()
         slot = ", ".join(f"{n} {tile!r}" for n, tile in plan.ring)
         why = "given" if self.stages is not None else f"as many as fit beside the other tiles, at most {MANY_STAGES}"
+        if arch in self._fitted:
+            first = self.placement(arch)
+            tried = f"{first.stages}" if first.stages != placed.stages else f"{first.stages} beside the finish tiles"
+            why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
         lines = [f"{type(self).__name__} on sm_{arch}", f"  stages {placed.stages} ({why}): a slot is {slot}"]
         if plan.finish:
             place = "over what the consumers worked in" if placed.over_working is not None else (
