@@ -321,6 +321,19 @@ def product_of_views(A, B, C, DTYPE: tl.constexpr):
 
 @tk.kernel
 @triton.jit
+def products_of_bands(A, B, C, ROWS: tl.constexpr):
+    """C = A·Bᵀ by a product for each of three bands of A, which lies in one shared tile of 3·ROWS rows."""
+    a, b = tk.allocate(tk.st(tk.bf16, 3 * ROWS, 64)), tk.allocate(tk.st(tk.bf16, 64, 64))
+    tk.load_into(a, A, (0, 0))
+    tk.load_into(b, B, (0, 0))
+    tk.fence_async()
+    tk.sync()
+    for band in tl.static_range(3):
+        tk.store(C, tk.mm_ABt(tk.subtile(a, ROWS, 64, band, 0), b), (band, 0))
+
+
+@tk.kernel
+@triton.jit
 def overlapped(A, B, D, C, E, DTYPE: tl.constexpr, N: tl.constexpr):
     """C = A·B and E = A·D, the second under way while the first is read; then C += A·B once more, chained onto a product under way."""
     a, b, d = tk.allocate(tk.st(DTYPE, 64, 64)), tk.allocate(tk.st(DTYPE, N, 64)), tk.allocate(tk.st(DTYPE, N, 64))

@@ -143,7 +143,9 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
     elif WHAT == "view of composite":
         tk.subtile(tk.allocate(tk.st(tk.bf16, 64, 96)), 64, 48)
     elif WHAT == "composite rows":
-        tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64)), 32, 64)
+        tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64)), 48, 64)
+    elif WHAT == "view of contiguous":
+        tk.subtile(tk.allocate(tk.st(tk.bf16, 96, 64, contiguous=True)), 32, 64)
     elif WHAT == "view of ring":
         tk.subtile(tk.allocate(TILE, stages=2), 32, 64)
     elif WHAT == "view of columns at a row":
@@ -277,8 +279,9 @@ TILES = {
     "no ring": "st(bf16, 64, 64): this is one tile, not a ring; subtile() makes views",
     "view outside": VIEW.format(32, 64, 2, 0),
     "view before": VIEW.format(32, 64, -1, 0),
-    "view of composite": "subtile of st(bf16, 64, 96): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
-    "composite rows": "subtile of st(bf16, 96, 64): its extents are not powers of two; a view of it has all its columns, where its rows are a power of two",
+    "view of composite": "subtile(64, 48) number (0, 0) of st(bf16, 64, 96): 48 columns are neither a power of two nor all 96",
+    "composite rows": "subtile(48, 64) number (0, 0) of st(bf16, 96, 64): 48 rows are neither a power of two nor all 96",
+    "view of contiguous": "subtile of st(bf16, 96, 64, contiguous): a contiguous tile is read as a whole; it has no views",
     "view of columns at a row": AT_A_ROW.format(32, 32, "st(bf16, 64, 64)"),
     "view of half an atom at a row": AT_A_ROW.format(4, 64, "st(bf16, 64, 64)"),
     "composite view at a row": AT_A_ROW.format(32, 96, "st(bf16, 64, 96)"),

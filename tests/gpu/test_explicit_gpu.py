@@ -236,6 +236,9 @@ def test_raw_bytes(rng, vector, nbytes, warps):
         (tk.st(tk.bf16, 64, 64), 16, 16),
         (tk.st(tk.fp32, 32, 64), 8, 32),
         (tk.st(tk.fp8e4m3, 64, 128), 64, 32),
+        *((tk.st(tk.bf16, 3 * rows, cols), rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 48)),  # one for each of three consumers
+        (tk.st(tk.bf16, 112, 96), 16, 32),
+        (tk.st(tk.fp32, 48, 80), 48, 16),
     ],
     ids=str,
 )
@@ -248,7 +251,8 @@ def test_views(rng, tile, rows, cols):
 
 @pytest.mark.parametrize(
     ("tile", "rows", "cols"),
-    [(tk.st(tk.bf16, 64, 128), 16, 128), (tk.st(tk.bf16, 64, 128), 32, 64), (tk.st(tk.bf16, 32, 208), 16, 208), (tk.st(tk.fp32, 32, 16), 16, 16)],
+    [(tk.st(tk.bf16, 64, 128), 16, 128), (tk.st(tk.bf16, 64, 128), 32, 64), (tk.st(tk.bf16, 32, 208), 16, 208), (tk.st(tk.fp32, 32, 16), 16, 16),
+     (tk.st(tk.bf16, 192, 64), 64, 64), (tk.st(tk.bf16, 96, 192), 32, 64), (tk.st(tk.fp32, 48, 48), 16, 48)],
     ids=str,
 )
 def test_views_by_tma(rng, tile, rows, cols):
@@ -314,6 +318,14 @@ def test_product_of_views(rng, dtype):
     kind = next(k for k, v in TORCH.items() if v is dtype)
     cases.product_of_views[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), kind, debug=True)
     assert same(c.tensor, a[:, 64:].double() @ b[64:].double()) and c.intact()
+
+
+@pytest.mark.parametrize("rows", [64, 16])
+def test_three_consumers_multiply_by_views_of_one_tile(rng, rows):
+    """Of 64 rows by wgmma, of 16 by mma.sync."""
+    a, b, c = whole_numbers(rng, 3 * rows, 64), whole_numbers(rng, 64, 64), Canvas(3 * rows, 64, dtype=torch.float32)
+    cases.products_of_bands[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), rows, debug=True)
+    assert same(c.tensor, a.double() @ b.double().T) and c.intact()
 
 
 @pytest.mark.parametrize(("dtype", "n"), [(tk.bf16, 64), (tk.bf16, 80), (tk.fp8e4m3, 96), (tk.fp32, 48)], ids=str)

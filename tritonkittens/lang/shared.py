@@ -190,8 +190,8 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
     for `row` of a view that has all columns of a shared tile, one swizzle line, and leaves its atoms whole: that may be a number of the run time.
 
     A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
-    descriptor of a tile of the view's extents (which gets the same swizzle). A tile whose columns are no power of two has views of all its columns only. A view
-    of tensor memory has all the rows of its tile.
+    descriptor of a tile of the view's extents (which gets the same swizzle). Rows and columns of a view are powers of two that divide those of the tile, or all
+    of them: a tile of 192 rows has three views of 64. A view of tensor memory has all the rows of its tile.
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if isinstance(row, tl.tensor) and isinstance(tile, shared):
@@ -207,12 +207,29 @@ def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
     if isinstance(tile, tensor_tile):
         return tensor_subtile(t, tile, rows, cols, row, col)
-    if len(tile.axes[0]) > 1 or (len(tile.axes[1]) > 1 and cols != tile.cols):
-        raise TileError(f"subtile of {tile.spec!r}: its extents are not powers of two; a view of it has all its columns, where its rows are a power of two")
-    parts = tile.axes[1] if len(tile.axes[1]) > 1 else (cols,)
-    whole = tile.whole and all(_keeps_atoms(piece, rows, part) for piece, part in zip(tile.pieces, parts, strict=True))
-    views = [t.call(t.call(piece.slice, row * rows, rows, 0).slice, col * part, part, 1) for piece, part in zip(tile.pieces, parts, strict=True)]
-    return shared(tile.spec, ((rows,), parts), None, tuple(views), whole, alone=tile.alone)
+    if tile.together:
+        raise TileError(f"subtile of {tile.spec!r}: a contiguous tile is read as a whole; it has no views")
+    for what, n, extent in (("rows", rows, tile.shape[0]), ("columns", cols, tile.shape[1])):
+        if n != extent and len(split(n)) > 1:
+            raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: {n} {what} are neither a power of two nor all {extent}")
+    down, across = _cuts(tile.axes[0], rows, row), _cuts(tile.axes[1], cols, col)
+    cuts = [(tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across]
+    whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
+    views = [t.call(t.call(piece.slice, row0, r, 0).slice, col0, c, 1) for piece, row0, r, col0, c in cuts]
+    return shared(tile.spec, (tuple(r for *_, r in down), tuple(c for *_, c in across)), None, tuple(views), whole, alone=tile.alone)
+
+
+def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
+    """(piece, first element in it, elements) of view `number`, of `n` elements each, of an axis of such pieces: all of it, or one power of two, which lies in
+    one piece, since pieces become smaller along the axis and `n` divides their sum."""
+    if n == sum(pieces):
+        return [(i, 0, extent) for i, extent in enumerate(pieces)]
+    start = number * n
+    for i, extent in enumerate(pieces):
+        if start < extent:
+            return [(i, start, n)]
+        start -= extent
+    raise AssertionError(f"view {number} of {n} elements lies outside {pieces}")
 
 
 def _is_one_piece(tile: shared) -> bool:
