@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -488,27 +489,40 @@ AS_TILE = {
 }
 
 
-def cases_of(name, dtype, interpreted):
+VECTORS = ("computed", "loaded", "rows")  # where vectors come from; "rows": the tiles are taken row by row, as vectors
+OF_TILES = re.compile(r"\b[cr]\b|row|col|transpose|tri[lu]|causal|_fill|iota|apply|swap_layout|\brt\(")  # what vectors alone do not have
+
+
+def cases_of(name, dtype, interpreted, vectors="computed"):
     """The cases of a group that its kernel for this element type has."""
-    return [case for case in GROUPS[name].cases if not (case.native and interpreted and dtype == tk.bf16)]
+    cases = [case for case in GROUPS[name].cases if not (case.native and interpreted and dtype == tk.bf16)]
+    return [case for case in cases if case.of == "tile" and not OF_TILES.search(case.code)] if vectors == "rows" else cases
+
+
+def beginning_of(vectors):
+    """The first lines of a kernel: where tiles and vectors come from."""
+    if vectors == "rows":
+        return ["def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr, ROWS: tl.constexpr):", "    i = tl.program_id(0)",
+                *(f"    {t} = tk.load({t.upper()}, T, (i, 0))" for t in "xyz")]  # fmt: skip
+    tiles = [f"    {t} = tk.load({t.upper()}, T, (0, 0))" for t in "xyz"]
+    if vectors == "loaded":
+        return ["def tile_math(X, Y, Z, OUT, s, a, b, C, R, T: tl.constexpr):", *tiles,
+                "    c = tk.load(C, tk.col_vec(T), (1, 0))", "    r = tk.load(R, tk.row_vec(T), (0, 1, 0))"]  # fmt: skip
+    return ["def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr):", *tiles, "    c = tk.row_max(y)", "    r = tk.col_min(y)"]
 
 
 @functools.cache
-def kernel_of(name, dtype, interpreted=False):
+def kernel_of(name, dtype, interpreted=False, vectors="computed"):
     """The `@triton.jit` function of a group for one element type."""
-    lines = [
-        "def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr):",
-        *(f"    {t} = tk.load({t.upper()}, T, (0, 0))" for t in "xyz"),
-        "    c = tk.row_max(y)",
-        "    r = tk.col_min(y)",
-    ]
-    for n, case in enumerate(cases_of(name, dtype, interpreted)):
+    lines = beginning_of(vectors)
+    for n, case in enumerate(cases_of(name, dtype, interpreted, vectors)):
         result = case.dtype(dtype)
         lines.append(f"    v{n} = {case.code}")
         if result is not None:
             lines.append(f"    tl.static_assert(v{n}.dtype == {NAMES[result]}, {f'{case.code}: want {result}'!r})")
-        lines.append(f"    tk.store(OUT, {AS_TILE[case.of].format(f'v{n}', dtype=NAMES.get(result))}, ({n}, 0))")
-    filename = f"<tile math {name} {dtype} {interpreted}>"
+        value = AS_TILE[case.of].format(f"v{n}", dtype=NAMES.get(result))
+        lines.append(f"    tk.store(OUT, {value}, ({f'{n} * ROWS + i' if vectors == 'rows' else n}, 0))")
+    filename = f"<tile math {name} {dtype} {interpreted} {vectors}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     space = {"tl": tl, "tk": tk, "checkers": checkers, "plus_index": plus_index, "on_stripes": on_stripes, "__name__": __name__}
@@ -550,10 +564,18 @@ def inputs_of(rng, group, dtype, shape, device="cpu", a=None, b=None):
 EPSILON = {tk.fp32: 2.0**-20, tk.bf16: 2.0**-7, tk.fp16: 2.0**-10}
 
 
-def check(name, dtype, out, want, interpreted=False):
+def vectors_of(want, dtype):
+    """The vectors `c` and `r` in tensors of several dimensions, among poison."""
+    c, r = (v.to(torch.float32 if dtype.is_floating() else torch.int32).to(to_torch(dtype)) for v in (want.c, want.r))
+    held = poison(torch.empty(3, len(c), dtype=c.dtype)), poison(torch.empty(2, 2, len(r), dtype=r.dtype))
+    held[0][1], held[1][0, 1] = c, r
+    return held
+
+
+def check(name, dtype, out, want, interpreted=False, vectors="computed"):
     """Compare every case of a group; all wrong ones are named at once."""
     wrong = []
-    for n, case in enumerate(cases_of(name, dtype, interpreted)):
+    for n, case in enumerate(cases_of(name, dtype, interpreted, vectors)):
         expected = case.want(want)
         got = out[n * want.rows.shape[0] :][: want.rows.shape[0]].cpu()
         if case.of == "col":

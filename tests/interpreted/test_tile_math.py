@@ -1,13 +1,19 @@
 """Tile math in Triton's interpreter: values of every operation, by element type and shape, and at random shapes, offsets and values."""
 
+import re
+
 import numpy as np
 import pytest
+import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tritonkittens.lang as tk
 
-from ..cases_tile_math import FP8, GROUPS, SHAPES, arguments, check, inputs_of, kernel_of
+from ..cases_tile_math import FP8, GROUPS, SHAPES, arguments, cases_of, check, inputs_of, kernel_of, vectors_of
+from ..util import poison
 
 
 def shapes_of(name, dtype):
@@ -30,6 +36,42 @@ def run(rng, name, dtype, shape, **offsets):
 @pytest.mark.parametrize("name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
 def test_values(rng, name, dtype, shape):
     run(rng, name, dtype, shape)
+
+
+WITH_VECTORS = [(name, dtype) for name, group in GROUPS.items() for dtype in group.dtypes if any(re.search(r"\b[cr]\b", c.code) for c in group.cases)]
+OF_VECTORS = [(name, dtype) for name, group in GROUPS.items() for dtype in group.dtypes if cases_of(name, dtype, True, "rows")]
+
+
+@pytest.mark.parametrize("name, dtype", WITH_VECTORS, ids=str)
+def test_values_with_vectors_of_tensors_of_several_dimensions(rng, name, dtype):
+    shape = (16, 16) if name == "reductions" else (16, 48)
+    args, want = inputs_of(rng, GROUPS[name], dtype, shape)
+    kernel = kernel_of(name, dtype, interpreted=True, vectors="loaded")
+    kernel[(1,)](*arguments(args), *arguments(vectors_of(want, dtype)), tk.rt(dtype, *shape))
+    check(name, dtype, args[3], want, interpreted=True, vectors="loaded")
+
+
+@pytest.mark.parametrize("name, dtype", OF_VECTORS, ids=str)
+def test_values_of_vectors_alone(rng, name, dtype):
+    """The rows of the tiles one by one, stored to the rows of a tensor."""
+    shape = (3, 48)
+    args, want = inputs_of(rng, GROUPS[name], dtype, shape)
+    kernel_of(name, dtype, interpreted=True, vectors="rows")[(shape[0],)](*arguments(args), tk.rv(dtype, shape[1]), shape[0])
+    check(name, dtype, args[3], want, interpreted=True, vectors="rows")
+
+
+@triton.jit
+def copy_beyond(X, Y, N: tl.constexpr):
+    for i in range(4):
+        tk.store(Y, tk.load(X, tk.rv(tk.fp32, N), (i, 0, 0), fill=7), (i, 0))
+
+
+def test_vectors_outside_a_tensor_read_the_fill_and_are_not_stored(rng):
+    x = torch.from_numpy(rng.standard_normal((2, 1, 40))).float()
+    y = poison(torch.empty(5, 64))
+    copy_beyond[(1,)](tk.gl(x).plain(), tk.gl(y[:3]).plain(), 48)
+    assert torch.equal(y[:2, :40], x[:, 0]) and bool((y[:2, 40:48] == 7).all()) and bool((y[2, :48] == 7).all())
+    assert bool(y[:, 48:].isnan().all()) and bool(y[3:].isnan().all())
 
 
 extents = st.integers(1, 5).map(lambda n: 16 * n)

@@ -128,6 +128,10 @@ class Trace:
         semantic = interpreter_semantic if self.interpreted else self.semantic
         return semantic.to_tensor(x) if isinstance(x, (bool, int, float)) else x
 
+    def condition(self, x: Any) -> Any:
+        """The result of comparing scalars, such that it can be combined with that of comparing tiles."""
+        return _interpreter.condition(x) if self.interpreted else x
+
     def arange(self, extent: int, axis: int, like: Any) -> Any:
         """0 … extent−1 as the vector along `axis` of the tile `like`."""
         if self.explicit:

@@ -1,5 +1,5 @@
-"""Narrow floats under Triton's interpreter, which holds bf16 and fp8 as bit patterns: it computes with the patterns, truncates where
-hardware rounds, and fills with unconverted numbers. torch has the conversions right.
+"""Where Triton's interpreter differs from a GPU. It holds bf16 and fp8 as bit patterns: it computes with the patterns, truncates where
+hardware rounds, and fills with unconverted numbers; torch has the conversions right. Conditions do not broadcast.
 """
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def cast(x: Any, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> An
     data = out.view(HELD_AS_BITS[dtype]).numpy() if dtype in HELD_AS_BITS else out.numpy()
     data = data.view(np.uint16) if dtype == tl.bfloat16 else data
     return tl.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(x.shape)) if x.type.is_block() else dtype)
+
+
+def condition(x: Any) -> Any:
+    """The result of comparing scalars, such that it broadcasts: the interpreter keeps the type of what was compared, and spreads that over a tile."""
+    return tl.tensor(TensorHandle(np.asarray(x.handle.data, dtype=bool), tl.int1), tl.int1)
 
 
 def in_fp32(t: Any, fn: Callable[..., Any], narrow: bool = True) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
     for c, extent, stride in zip(coord[:-kept], *_pitch(t, g, len(coord)), strict=False):
         step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
         pointer = t.method(pointer, "__add__", step)
-        inside = t.call(_inside, t.scalar(c), extent)
+        inside = t.condition(t.call(_inside, t.scalar(c), extent))
         exists = inside if exists is None else t.call(_both, exists, inside)
     return pointer, exists
 
