@@ -301,7 +301,7 @@ def test_tensor_memory_is_no_hopper_feature_and_wgmma_no_blackwell_one():
 def test_8_bit_floats_need_ada():
     with pytest.raises(tk.ArchitectureError, match="mma.sync of 8-bit floats needs sm_89 or newer; this kernel is compiled for sm_80"):
         feature.compile(tk.gl(meta(64, 64)), "fp8", arch="sm_80")
-    with pytest.raises(tk.ArchitectureError, match=r"fp8e4nv.* needs sm_89 or newer; this kernel is compiled for sm_80"):
+    with pytest.raises(tk.ArchitectureError, match=r"fp8e4m3.* needs sm_89 or newer; this kernel is compiled for sm_80"):
         cases.through_registers.compile(
             *[tk.gl(meta(64, 64, dtype=torch.float8_e4m3fn))] * 2, tk.rt(tk.fp8e4m3, 32, 32), 2, 0, arch="sm_80"
         )

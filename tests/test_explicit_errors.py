@@ -13,6 +13,7 @@ import tritonkittens.lang as tk
 from tests import cases_explicit as cases
 from tests.fake_libcuda import FakeCuda, build
 from tests.util import meta
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.launch import Launcher
 
 
@@ -72,14 +73,14 @@ PRODUCTS = {
     "operand types": "mma_AB: A is bf16 and B is fp16; operands must have one element type (fp8 kinds may mix)",
     "accumulator type": "mma_AB: operands of bf16 accumulate in fp32, got an accumulator of bf16",
     "integer accumulator": "mma_ABt: operands of int8 accumulate in int32, got an accumulator of fp32",
-    "operand type": "mma_AB: A is 64×64 int32 in registers; the tensor cores take bf16, fp16, fp32, int8, fp8e4nv, fp8e5",
+    "operand type": "mma_AB: A is 64×64 int32 in registers; the tensor cores take bf16, fp16, fp32, int8, fp8e4m3, fp8e5m2",
     "B in registers": "mma_AB: B is 64×64 bf16 in registers; wgmma reads B from shared memory: store it to an st first",
     "vector": "mma_AB: A must be a tile of two axes, got shape [64]",
     "ring": "mma_AB: A is a ring of st(bf16, 64, 64); take a slot first, ring[slot]",
     "cut atom": "mma_AB: A is a view of st(bf16, 64, 64) that cuts a swizzle atom; the tensor cores cannot read it",
     "arrived": "mma_AB(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and mma_wait",
-    "width in flight": "mma_ABt: the accumulator under way was begun for operands of another width than fp8e4nv; begin it with "
-    "mma_begin(acc, fp8e4nv)",
+    "width in flight": "mma_ABt: the accumulator under way was begun for operands of another width than fp8e4m3; begin it with "
+    "mma_begin(acc, fp8e4m3)",
     "retire registers": "mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait",
 }
 
@@ -103,7 +104,7 @@ def test_transposes_that_wgmma_lacks(dtype, kind, what):
     tensors = [tk.gl(meta(*s, dtype=cases.TORCH[d])) for s, d in zip(p.shapes, (dtype, dtype, p.sum))]
     bits = dtype.primitive_bitwidth
     assert refusal(cases.product, *tensors, *p.arguments) == (
-        f"mma_{kind}: {what} of {dtype} is stored as 64×64 with its depth along the rows; wgmma reads {bits}-bit operands with "
+        f"mma_{kind}: {what} of {name_of(dtype)} is stored as 64×64 with its depth along the rows; wgmma reads {bits}-bit operands with "
         f"the depth along the columns only: "
         "use mma_ABt with K-major tiles"
     )
@@ -507,7 +508,7 @@ def test_nan_fill_needs_floating_point():
         (lambda: tk.gl(torch.tensor(1.0)), "gl of shape (): needs one to 5 dimensions"),
         (
             lambda: tk.gl(meta(64, 64), tk.st(tk.fp16, 64, 64)),
-            "gl of torch.bfloat16 with st(fp16, 64, 64): the tile's element type must be the tensor's",
+            "gl of bf16 with st(fp16, 64, 64): the tile's element type must be the tensor's",
         ),
         (
             lambda: tk.gl(meta(64), tk.st(tk.bf16, 64, 64)),
@@ -520,7 +521,7 @@ def test_nan_fill_needs_floating_point():
         (lambda: tk.gl(meta(64, 64), fill="one"), "gl(fill='one'): TMA fills with 'zero' or 'nan'; use a mask for anything else"),
         (
             lambda: tk.gl(meta(64, dtype=torch.float64)),
-            "torch.float64: tiles hold float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int8, uint8, int32, int64",
+            "gl of torch.float64: tiles hold fp32, bf16, fp16, fp8e4m3, fp8e5m2, int8, uint8, int32, int64",
         ),
         (lambda: cases.marks.compile(tk.gl(meta(4, 4)), cluster_size=3), "marks(cluster_size=3): a cluster has 1, 2, 4, 8 or 16 blocks"),
         (lambda: cases.marks.compile(tk.gl(meta(4, 4)), debug="loud"), "marks(debug='loud'): must be False, True or 'report'"),
@@ -552,7 +553,7 @@ def fake(tmp_path_factory):
 
 def test_tensors_on_the_wrong_device_and_nothing_launched(fake, monkeypatch):
     x, y = torch.zeros(64, 64), meta(64, 64, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"X\S*: a tensor on cpu \(shape \(64, 64\), torch.float32\); kernels take tensors on cuda"):
+    with pytest.raises(ValueError, match=r"^X: a tensor on cpu \(shape \(64, 64\), torch.float32\); kernels take tensors on cuda"):
         cases.printer[(1,)](tk.gl(x))
     launcher = Launcher(cases.through_registers._compile_for_launch, arg_names=["X", "Y"], driver=fake.driver, native=False)
     monkeypatch.setattr(cases.through_registers, "launcher", launcher)

@@ -150,7 +150,7 @@ def test_other_architectures_refuse_it(arch):
     [
         (((8, 64), TILE, (), ()), "im2col of shape (8, 64): needs 3 (NWC), 4 (NHWC) or 5 (NDHWC) dimensions"),
         (((2, 8, 64), "tile", (0,), (0,)), "im2col(…, 'tile'): give the shared tile type (st)"),
-        (((2, 8, 64), tk.st(tk.fp16, 64, 64), (0,), (0,)), "im2col of torch.bfloat16 with st(fp16, 64, 64): the tile's element type"),
+        (((2, 8, 64), tk.st(tk.fp16, 64, 64), (0,), (0,)), "im2col of bf16 with st(fp16, 64, 64): the tile's element type"),
         (((2, 8, 64), tk.st(tk.bf16, 96, 64), (0,), (0,)), "im2col of st(bf16, 96, 64): pixels (rows) and channels (columns) must be powers"),
         (((2, 8, 64), tk.st(tk.bf16, 2048, 64), (0,), (0,)), "im2col of st(bf16, 2048, 64): box (2048, 64) has 2048 pixels; an im2col copy has"),
         (((2, 8, 8, 64), TILE, (0,), (0, 0)), "lower (0,) has 1 values; one for each of the 2 spatial dimensions"),

@@ -824,13 +824,13 @@ def test_wrong_tensors_and_numbers():
 def test_wrong_element_types_also_after_a_good_call():
     a, b, y = tensors()
     template = Copy()
-    wrong = "gl of torch.float32 with st(bf16, 64, 64): the tile's element type must be the tensor's"
+    wrong = "Copy: Y: gl of fp32 with st(bf16, 64, 64): the tile's element type must be the tensor's"
     with refused(wrong):
         template.compile(a, b, y.float())
     template.compile(a, b, y)
     with refused(wrong):
         template.compile(a, b, y.float())
-    with refused("torch.float64: tiles hold"):
+    with refused("Copy: A: gl of torch.float64: tiles hold fp32, bf16,"):
         template.compile(a.double(), b, y)
     assert template.compile(a, b, y).metadata.shared > 0, "after all these the template still works"
 

@@ -99,8 +99,8 @@ MISTAKES = {
     "tk.sub_row(c, c)": "sub_row: the first operand has shape [64]; it must be a tile of two axes",
     "tk.exp(n)": "exp: needs floating-point elements, got int32",
     "tk.gelu(x, approximate='fast')": "gelu(approximate='fast'): must be 'none' or 'tanh'",
-    "tk.add(h, h)": "add: no arithmetic on fp8e4nv elements; tk.cast the tile to fp16, bf16 or fp32 first",
-    "tk.relu(h)": "relu: no arithmetic on fp8e4nv elements; tk.cast the tile to fp16, bf16 or fp32 first",
+    "tk.add(h, h)": "add: no arithmetic on fp8e4m3 elements; tk.cast the tile to fp16, bf16 or fp32 first",
+    "tk.relu(h)": "relu: no arithmetic on fp8e4m3 elements; tk.cast the tile to fp16, bf16 or fp32 first",
     "tk.cast(x, tk.bf16, rounding='up')": "cast(rounding='up'): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)",
     "tk.cast(x, tk.int32, rounding='rtz')": "cast(fp32 → int32, rounding='rtz'): only a conversion to a narrower float rounds",
     "tk.exp2_row(n, 1.0, c)": "exp2_row: needs an fp32 tile, got int32",
@@ -119,7 +119,7 @@ MISTAKES = {
     "tk.row_topk(n, 2)": "row_topk: needs floating-point elements, got int32",
     "tk.max(1.0)": "max of 1.0: needs a register tile or vector",
     "tk.make_causal(n)": "make_causal: fill of a tile of int32: -inf is no int32; it must be a whole number from -2147483648 to 2147483647",
-    "tk.make_causal(h)": "make_causal: fill of a tile of fp8e4nv: fp8e4nv has no infinity; its largest value is 448",
+    "tk.make_causal(h)": "make_causal: fill of a tile of fp8e4m3: fp8e4m3 has no infinity; its largest value is 448",
     "tk.tril(n, fill=0.5)": "tril: fill of a tile of int32: 0.5 is no int32; it must be a whole number from -2147483648 to 2147483647",
     "tk.mask(n, on_stripes)": "mask: fill of a tile of int32: -inf is no int32; it must be a whole number from -2147483648 to 2147483647",
     "tk.right_fill(c, 3)": "right_fill of shape [64]: needs a register tile of two axes",
@@ -136,10 +136,10 @@ MISTAKES = {
     "tk.transpose(c)": "transpose of shape [64]: needs a tile of two axes",
     "tk.split_cols(x, 48)": "split_cols(cols=48) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
     "tk.split_cols(x, 0)": "split_cols(cols=0) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
-    "tk.byte_operand(x, tk.fp8e4m3)": "byte_operand(dtype=fp8e4nv) of a tile of fp32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
-    "multiple of 32 columns, and fp8e4nv or fp8e5",
+    "tk.byte_operand(x, tk.fp8e4m3)": "byte_operand(dtype=fp8e4m3) of a tile of fp32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
+    "multiple of 32 columns, and fp8e4m3 or fp8e5m2",
     "tk.byte_operand(n, tk.bf16)": "byte_operand(dtype=bf16) of a tile of int32 and shape [64, 48]: takes an fp32 accumulator of wgmma of 64 rows and a "
-    "multiple of 32 columns, and fp8e4nv or fp8e5",
+    "multiple of 32 columns, and fp8e4m3 or fp8e5m2",
     "tk.concat_cols(x, tk.zero((16, 16)))": "concat_cols of shapes [64, 48], [16, 16]: needs tiles of equal rows",
     "tk.concat_cols(x, x, whole=True)": "concat_cols(whole=True) of shapes [64, 48], [64, 48]: needs two tiles of one shape and element type, with "
     "extents that are powers of two",

@@ -12,14 +12,14 @@ from tritonkittens.lang.dtypes import constant, itemsize
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.types import split, unwrap
 
-ELEMENTS = "fp32, bf16, fp16, fp8e4nv, fp8e5, int8, uint8, int32, int64"
+ELEMENTS = "fp32, bf16, fp16, fp8e4m3, fp8e5m2, int8, uint8, int32, int64"
 WRONG = [
     (lambda: tk.rt(tk.fp32, 24, 64), "rt(fp32, 24, 64): rows: 24 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
     (lambda: tk.rt(tk.fp32, 0, 64), "rt(fp32, 0, 64): rows: 0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
     (lambda: tk.rt(tk.bf16, 16, 40), "rt(bf16, 16, 40): cols: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
     (
         lambda: tk.rt(tk.fp8e4m3, 16, 48),
-        "rt(fp8e4nv, 16, 48): cols: 48 must be a positive multiple of 32 (the base tile of fp8e4nv is 16×32)",
+        "rt(fp8e4m3, 16, 48): cols: 48 must be a positive multiple of 32 (the base tile of fp8e4m3 is 16×32)",
     ),
     (lambda: tk.rt(tk.int8, 16, -32), "rt(int8, 16, -32): cols: -32 must be a positive multiple of 32 (the base tile of int8 is 16×32)"),
     (lambda: tk.rt(tk.fp32, 64.0, 64), "rt(fp32, 64.0, 64): rows: 64.0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
@@ -49,7 +49,7 @@ WRONG = [
     ),
     (
         lambda: tk.st(tk.fp8e5m2, 64, 16),
-        "st(fp8e5, 64, 16): 16 columns are 16 bytes; a swizzled fp8e5 tile needs a multiple of 32 columns (32 bytes)",
+        "st(fp8e5m2, 64, 16): 16 columns are 16 bytes; a swizzled fp8e5m2 tile needs a multiple of 32 columns (32 bytes)",
     ),
     (lambda: tk.st(tk.bf16, 64, 0), "st(bf16, 64, 0): cols: 0 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
     (lambda: tk.st(tk.bf16, 40, 64), "st(bf16, 40, 64): rows: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),

@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from tritonkittens.lang.errors import BudgetError, TileError
 from tritonkittens.lang.types import MAX_TMEM_COLUMNS
@@ -17,19 +16,6 @@ KIB = 1024
 SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
 REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
 WARP = 32
-
-
-class ChoosesMemory:
-    """A constant of a kernel that chooses itself how much shared memory the kernel takes."""
-
-    def with_less_memory(self, arch: int, excess: int) -> Any:
-        """The constant to compile with instead, where the kernel asks for `excess` bytes more than a block may use; None where there is none."""
-        raise NotImplementedError
-
-    @property
-    def memory_advice(self) -> tuple[str, str]:
-        """What a message calls the kernel, and what to do where its shared memory is over budget."""
-        raise NotImplementedError
 
 
 @dataclass

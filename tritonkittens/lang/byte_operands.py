@@ -14,6 +14,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, base_value, gl, op
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.fragment_masks import ROWS, is_fragment
 from tritonkittens.lang.types import unwrap
@@ -74,8 +75,8 @@ def byte_operand(t: Trace, tile: Any, dtype: Any) -> Any:
     tile, dtype = unwrap(tile), unwrap(dtype)
     pieces = pieces_of(tile)
     if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
-        raise TileError(f"byte_operand(dtype={dtype}) of a tile of {pieces[0].dtype} and shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of "
-                        f"{ROWS} rows and a multiple of {DEPTH} columns, and {' or '.join(str(d) for d in PACKED)}")
+        raise TileError(f"byte_operand(dtype={name_of(dtype)}) of a tile of {name_of(pieces[0].dtype)} and shape {list(shape_of(tile))}: takes an "
+                        f"fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} columns, and {' or '.join(map(name_of, PACKED))}")
     return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
 
 

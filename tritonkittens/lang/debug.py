@@ -11,6 +11,7 @@ import triton.language as tl
 from tritonkittens.inline_ptx import timing
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, rank_of, strides_of
 from tritonkittens.lang.shared import load_shared, shared
@@ -70,7 +71,7 @@ def mark(t: Trace, g: Any, index: Any, label: Any = 0) -> Any:
     check_global(g, "mark")
     if rank_of(g) != 2 or g.pointer.dtype.element_ty != tl.int64:
         raise TileError(f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of "
-                        f"{g.pointer.dtype.element_ty}")
+                        f"{name_of(g.pointer.dtype.element_ty)}")
     index, stride = t.scalar(index), strides_of(g)
     row = t.method(g.pointer, "__add__", t.method(t.method(index, "to", tl.int64), "__mul__", stride[0]))
     inside = t.method(t.method(index, "__ge__", 0), "__and__", t.method(index, "__lt__", extents_of(g)[0]))

@@ -31,13 +31,24 @@ _TORCH = {
 _TRITON = {v: k for k, v in _TORCH.items()}
 ELEMENT_TYPES = tuple(_TRITON)
 FP8 = (fp8e4m3, fp8e5m2)
+_NAMES = {fp8e4m3: "fp8e4m3", fp8e5m2: "fp8e5m2"}  # where Triton's names differ from ours
 
 
 def from_torch(dtype: torch.dtype) -> tl.dtype:
     """The element type of a torch tensor; raises `TileError` for one that no tile can hold (float64, complex, bool)."""
     if dtype not in _TORCH:
-        raise TileError(f"{dtype}: tiles hold {', '.join(str(t).removeprefix('torch.') for t in _TORCH)}")
+        raise TileError(f"{dtype}: tiles hold {names_of(ELEMENT_TYPES)}")
     return _TORCH[dtype]
+
+
+def name_of(dtype: Any) -> str:
+    """What messages call an element type: the name that `tritonkittens.lang` has for it, or its own where it has none."""
+    return _NAMES.get(dtype, str(dtype)) if isinstance(dtype, tl.dtype) else str(dtype)
+
+
+def names_of(dtypes: Any) -> str:
+    """The names of several element types, as messages list them."""
+    return ", ".join(map(name_of, dtypes))
 
 
 def to_torch(dtype: tl.dtype) -> torch.dtype:
@@ -64,10 +75,10 @@ def constant(value: Any, dtype: tl.dtype, what: str) -> Any:
         return value
     if dtype.is_floating():
         if dtype == fp8e4m3 and math.isinf(value):
-            raise TileError(f"{what}: {dtype} has no infinity; its largest value is 448")
+            raise TileError(f"{what}: {name_of(dtype)} has no infinity; its largest value is 448")
         return value
     bits = dtype.primitive_bitwidth
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.is_int_signed() else (0, (1 << bits) - 1)
     if not math.isfinite(value) or value != int(value) or not low <= value <= high:
-        raise TileError(f"{what}: {value!r} is no {dtype}; it must be a whole number from {low} to {high}")
+        raise TileError(f"{what}: {value!r} is no {name_of(dtype)}; it must be a whole number from {low} to {high}")
     return int(value)

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
-from tritonkittens.lang.dtypes import from_torch
+from tritonkittens.lang.dtypes import from_torch, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import split as split_extent
 from tritonkittens.lang.types import st, sv, unwrap
@@ -35,6 +35,11 @@ class GlobalLayout(NamedTuple):
     parameter: Any = ()
     fixed: Any = ()
     ragged: Any = ()
+
+    @property
+    def of_one_tensor(self) -> bool:
+        """Messages name the tensor, not a field."""
+        return True
 
 
 @functools.lru_cache(maxsize=1024)
@@ -86,10 +91,13 @@ class gl:
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
             raise TileError(f"gl of shape {tuple(tensor.shape)}: needs one to {MAX_RANK} dimensions")
-        dtype = from_torch(tensor.dtype)
+        try:
+            dtype = from_torch(tensor.dtype)
+        except TileError as error:
+            raise TileError(f"gl of {error}") from None
         for tile in tiles:
             if tile.dtype != dtype:
-                raise TileError(f"gl of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
+                raise TileError(f"gl of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the tensor's")
         if fill not in ("zero", "nan"):
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
         self.tensor, self.tiles, self.fill = tensor, tiles, fill

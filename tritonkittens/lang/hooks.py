@@ -11,6 +11,7 @@ from tritonkittens.lang.budget import bill
 from tritonkittens.lang.cluster_parts import join_in_cluster
 from tritonkittens.lang.consumers import meet_at_end
 from tritonkittens.lang.counting import count_up
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.layout import nbytes
 from tritonkittens.lang.memory import store_read_wait
@@ -465,7 +466,7 @@ def _call_pack(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     packed = t.call(type(config).pack, ctx, state, _staging(t, ctx, memory))
     declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.packed}
     if not isinstance(packed, struct) or {n: (shape_of(v), v.dtype) for n, v in packed.fields.items()} != declared:
-        have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in packed.fields.items()) if isinstance(packed, struct) else repr(packed)
+        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in packed.fields.items()) if isinstance(packed, struct) else repr(packed)
         raise TileError(f"{type(config).__name__}.pack: must return a tk.struct as layout(packed={dict(config._plan.packed)}) says, not {have}")
     return struct(**{n: packed.fields[n] for n in declared})
 

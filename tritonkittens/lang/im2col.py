@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op, tma
 from tritonkittens.lang.budget import bill
-from tritonkittens.lang.dtypes import from_torch
+from tritonkittens.lang.dtypes import from_torch, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, gl, rank_of
 from tritonkittens.lang.shared import shared
@@ -69,7 +69,7 @@ class im2col(gl):
         if not 3 <= tensor.ndim <= 5:
             raise TileError(f"im2col of shape {tuple(tensor.shape)}: needs 3 (NWC), 4 (NHWC) or 5 (NDHWC) dimensions")
         if tile.dtype != from_torch(tensor.dtype):
-            raise TileError(f"im2col of {tensor.dtype} with {tile!r}: the tile's element type must be the tensor's")
+            raise TileError(f"im2col of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the tensor's")
         values = [v if v is None else tuple(v) if isinstance(v, Sequence) else (v,) for v in (lower, upper, element_strides)]
         self.specs = _specs(tile, tensor.ndim, fill, *values)  # type: ignore[assignment]  # descriptors of another kind than a gl's
 
@@ -116,7 +116,7 @@ def load_im2col_async(t: Trace, dst: Any, src: Any, coord: Any, offsets: Any, ar
     source, rank = src.maps[0], rank_of(src)
     block, swizzle = tuple(int(unwrap(n)) for n in source.block_shape), source.layout.swizzle_byte_width
     if dst.shape != block or dst.dtype != source.dtype or dst.pieces[0].layout.swizzle_byte_width != swizzle:
-        raise TileError(f"{name} to {dst.spec!r}: the im2col was made for tiles of {'×'.join(map(str, block))} {source.dtype} "
+        raise TileError(f"{name} to {dst.spec!r}: the im2col was made for tiles of {'×'.join(map(str, block))} {name_of(source.dtype)} "
                         f"(swizzle {swizzle})")
     coord, offsets = _list(coord), _list(offsets)
     if len(coord) != rank:

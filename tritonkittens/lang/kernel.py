@@ -22,14 +22,15 @@ from tritonkittens.lang._backend import (
     JITFunction,
     library_hash,
 )
-from tritonkittens.lang.budget import SHARED_LIMIT, Bill, ChoosesMemory, billing, shared_over_budget
+from tritonkittens.lang.budget import SHARED_LIMIT, Bill, billing, shared_over_budget
+from tritonkittens.lang.configuration import Configuration
 from tritonkittens.lang.dtypes import from_torch
 from tritonkittens.lang.errors import REFUSALS, ArchitectureError, TileError
 from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
 from tritonkittens.lang.shared import piece_shared_layout
 from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
-from tritonkittens.launch.arguments import ArgType, argument_types, signature_of
+from tritonkittens.launch.arguments import ArgType, argument_types, name_at, names_inside, signature_of
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
@@ -64,8 +65,7 @@ class Kernel:
         self.parameters = self.jit.params
         self.constants = [i for i, p in enumerate(self.parameters) if p.is_constexpr]
         self.runtime = [i for i, p in enumerate(self.parameters) if not p.is_constexpr]
-        names = [self.parameters[i].name for i in self.runtime]
-        self.launcher = Launcher(self._compile_for_launch, name=self.name, arg_names=names, refusals=REFUSALS)
+        self.launcher = Launcher(self._compile_for_launch, name=self.name, described=self._described, refusals=REFUSALS)
         functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -74,7 +74,7 @@ class Kernel:
     def launch(self, grid: Any, *args: Any, **kwargs: Any) -> None:
         """Launch on the current stream of the tensors' device; see the class."""
         runtime, constants, options = self._bind(args, kwargs)
-        self.launcher(grid, tuple(prepare(a) for a in runtime), (constants, options))
+        self.launcher(grid, self._prepared(runtime), (constants, options))
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants included.
@@ -87,7 +87,7 @@ class Kernel:
         if "num_ctas" not in named and (ctas := kwargs.pop("num_ctas", 1)) != 1:
             raise TileError(f"{self.name}(num_ctas={ctas!r}): an explicit kernel forms clusters by cluster_size={ctas!r}")
         runtime, constants, options = self._bind(args, kwargs)
-        prepared, key = tuple(prepare(a) for a in runtime), (constants, options)
+        prepared, key = self._prepared(runtime), (constants, options)
         if warmup:
             return self.launcher.compiled(prepared, key) if simulator.get() is None else self.launcher.compile(prepared, key, -1)
         if callable(grid):
@@ -103,14 +103,33 @@ class Kernel:
     def compile(self, *args: Any, arch: str | int = "sm_90a", **kwargs: Any) -> Any:
         """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
         runtime, constants, options = self._bind(args, kwargs)
-        names = [self.parameters[i].name for i in self.runtime]
+        names = self._described((constants, options))[1]
         for name, argument in zip(names, runtime, strict=True):
             check_descriptors(argument, name)
-        types = argument_types([prepare(a) for a in runtime], names)
+        types = argument_types(self._prepared(runtime), names)
         try:
             return self._compile((constants, options), types, capability_of(arch))
         except REFUSALS as error:
             raise error.with_traceback(None) from error.__cause__
+
+    def _described(self, key: Any) -> tuple[str, list[Any]]:
+        """What messages call the kernel and its arguments: their names here, or where a constant of the kernel has names for what they hold, those."""
+        names = [self.parameters[i].name for i in self.runtime]
+        configuration = _configuration(key[0][0])
+        if configuration is None:
+            return self.name, names
+        name, inside = configuration.described
+        return name, [inside.get(n, n) for n in names]
+
+    def _prepared(self, arguments: list) -> tuple:
+        """What the launcher gets. Raises `TileError` naming the argument that no kernel takes."""
+        prepared: list[Any] = []
+        try:
+            for argument in arguments:
+                prepared.append(prepare(argument))
+        except TileError as error:
+            raise TileError(f"{self.parameters[self.runtime[len(prepared)]].name}: {error}") from None
+        return tuple(prepared)
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
         if not hasattr(self, "jit"):
@@ -144,16 +163,16 @@ class Kernel:
             excess = compiled.metadata.shared - SHARED_LIMIT.get(arch, 0)
             if excess <= 0:
                 return compiled
-            chooser = next((c for c in constants if isinstance(c, ChoosesMemory)), None)
-            smaller = chooser and chooser.with_less_memory(arch, excess)
+            configuration = _configuration(constants)
+            smaller = configuration and configuration.with_less_memory(arch, excess)
             if smaller is None:
                 break
-            key = (tuple(smaller if c is chooser else c for c in constants), static), options
+            key = (tuple(smaller if c is configuration else c for c in constants), static), options
         if not bill.shared:  # from the disk cache, which keeps no bill
             with knobs.compilation.scope():
                 knobs.compilation.always_compile = True
                 _, bill = self._compile_once(key, types, arch)
-        name, advice = chooser.memory_advice if chooser else (self.name, "")
+        name, advice = configuration.memory_advice if configuration else (self.name, "")
         raise shared_over_budget(name, compiled.metadata.shared, arch, bill.shared, advice)
 
     def _compile_once(self, key: tuple, types: tuple, arch: int) -> tuple[Any, Bill]:
@@ -172,7 +191,7 @@ class Kernel:
             path = (self.runtime[i], *inner, GlobalLayout._fields.index("fixed"))
             constexprs[path] = fixed
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
-            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4nv) needs sm_89 or newer; this kernel is compiled for "
+            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4m3) needs sm_89 or newer; this kernel is compiled for "
                                     f"sm_{arch}")
         # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
         overflow = dict(options).get("debug") == REPORT
@@ -195,6 +214,10 @@ class Kernel:
         # cluster
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled, bill
+
+
+def _configuration(constants: tuple) -> Configuration | None:
+    return next((c for c in constants if isinstance(c, Configuration)), None)
 
 
 def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:
@@ -242,7 +265,7 @@ def _descriptor(element: str, spec: Any) -> str:
     return f"tensordesc<{element}[{box}],{layout!r}>"
 
 
-def check_descriptors(argument: Any, name: str) -> None:
+def check_descriptors(argument: Any, name: Any) -> None:
     """Refuse, without a GPU, a tensor that TMA cannot address; the message names the argument. Raises ValueError or TypeError."""
     if isinstance(argument, (gl, GlobalArg)):
         tensor = argument.tensor
@@ -251,7 +274,7 @@ def check_descriptors(argument: Any, name: str) -> None:
             check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, address, spec, name, tensor.dtype)
     elif isinstance(argument, tuple):
         for i, item in enumerate(argument):
-            check_descriptors(item, f"{name}[{i}]")
+            check_descriptors(item, name_at(names_inside(name, argument), i))
 
 
 def static_layouts(arguments: list | tuple, path: tuple[int, ...] = ()) -> tuple:

@@ -15,7 +15,7 @@ from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx.convert import to_bf16, to_f16
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang._interpreter import in_fp32
-from tritonkittens.lang.dtypes import FP8
+from tritonkittens.lang.dtypes import FP8, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import unwrap
 from tritonkittens.lang.values import apply_pieces, dtype_of
@@ -126,7 +126,7 @@ def _gelu_for_fp16(x):
 def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
     dtype = x.dtype
     if not dtype.is_floating():
-        raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {dtype}")
+        raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {name_of(dtype)}")
     if dtype == tl.float32:
         return t.call(fn, x)
     return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
@@ -136,7 +136,7 @@ def refuse_fp8(name: str, *operands: Any) -> None:
     """The hardware has no arithmetic on fp8: refuse it by name before the compiler does."""
     for x in operands:
         if dtype_of(x) in FP8:
-            raise TileError(f"{name}: no arithmetic on {dtype_of(x)} elements; tk.cast the tile to fp16, bf16 or fp32 first")
+            raise TileError(f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 first")
 
 
 def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callable[..., Any]:
@@ -229,7 +229,7 @@ def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
     def piece(p: Any) -> Any:
         narrower = dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
         if rounding and not narrower:
-            raise TileError(f"cast({p.dtype} → {dtype}, rounding={rounding!r}): only a conversion to a narrower float rounds")
+            raise TileError(f"cast({name_of(p.dtype)} → {name_of(dtype)}, rounding={rounding!r}): only a conversion to a narrower float rounds")
         return t.method(p, "to", dtype, fp_downcast_rounding=rounding) if rounding else t.method(p, "to", dtype)
 
     return apply_pieces(t, piece, x)

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 
 from tritonkittens.lang._backend import Trace, op
-from tritonkittens.lang.dtypes import constant
+from tritonkittens.lang.dtypes import constant, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.fragment_masks import is_fragment, keep_between
 from tritonkittens.lang.tiles import index_tiles, indices
@@ -70,7 +70,7 @@ def _keep_block(row, col, a, b):
 def _fill(t: Trace, name: str, x: Any, kept: list[Any], fill: Any) -> Any:
     """`x` where `kept` (one predicate tile a piece), else `fill` in the tile's element type."""
     dtype = pieces_of(x)[0].dtype
-    fill = constant(unwrap(fill), dtype, f"{name}: fill of a tile of {dtype}")
+    fill = constant(unwrap(fill), dtype, f"{name}: fill of a tile of {name_of(dtype)}")
     pieces = []
     for keep, p in zip(kept, pieces_of(x), strict=True):
         other = t.full(tuple(int(unwrap(n)) for n in p.shape), fill, dtype, getattr(p.type, "layout", None))

@@ -18,7 +18,7 @@ from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.budget import WARP, bill
-from tritonkittens.lang.dtypes import constant, itemsize
+from tritonkittens.lang.dtypes import constant, itemsize, name_of, names_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import check_global, extents_of, is_aligned, is_even, is_ragged, rank_of, strides_of
 from tritonkittens.lang.multicast import load_by_address, load_slice, prefetch_boxes
@@ -148,7 +148,7 @@ def _frame(t: Trace, dst: shared) -> Any:
 def _same_type(g: Any, dtype: Any, what: str) -> None:
     have = g.pointer.dtype.element_ty
     if have != dtype:
-        raise TileError(f"{what} and a tensor of {have}: element types differ; cast in registers")
+        raise TileError(f"{what} and a tensor of {name_of(have)}: element types differ; cast in registers")
 
 
 def _register_type(what: Any, name: str) -> TileType:
@@ -288,7 +288,7 @@ def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...]
     if rank_of(g) < 2:
         raise TileError(f"{name}: the tensor has one dimension; rows need two")
     if axes_of(rows) != (cuts,) or not rows.dtype.is_int():
-        have = f"shape {list(shape_of(rows))} of {rows.dtype}" if axes_of(rows) else repr(rows)
+        have = f"shape {list(shape_of(rows))} of {name_of(rows.dtype)}" if axes_of(rows) else repr(rows)
         raise TileError(f"{name}: needs a vector of {extent} integer row numbers, one for each row of the tile, got {have}")
     col = unwrap(col)
     col = list(col) if isinstance(col, (tuple, list, tl.tuple)) else [col]
@@ -547,7 +547,7 @@ def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = No
 
 def _reduce_tma(t: Trace, kind: str, fn: Any, dst: Any, src: Any, coord: Any) -> None:
     if isinstance(src, shared) and src.dtype not in REDUCTIONS[kind]:
-        raise TileError(f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {', '.join(str(d) for d in REDUCTIONS[kind])} only")
+        raise TileError(f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {names_of(REDUCTIONS[kind])} only")
     _store_tma(t, f"store_{kind}_async", fn, dst, src, coord)
 
 
@@ -649,7 +649,7 @@ def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> A
 def bulk_sum_type(src: Any, name: str) -> tl.constexpr:
     """What PTX calls the numbers of a shared vector that a bulk copy adds."""
     if isinstance(src, shared) and src.dtype not in BULK_SUMS:
-        raise TileError(f"{name} of {src.spec!r}: bulk copies add {', '.join(str(d) for d in BULK_SUMS)} only")
+        raise TileError(f"{name} of {src.spec!r}: bulk copies add {names_of(BULK_SUMS)} only")
     return tl.constexpr(BULK_SUMS.get(src.dtype) if isinstance(src, shared) else None)
 
 

@@ -19,6 +19,7 @@ from tritonkittens.lang import raw_wgmma
 from tritonkittens.lang._backend import Trace, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
 from tritonkittens.lang.budget import bill
 from tritonkittens.lang.byte_operands import packed_bytes
+from tritonkittens.lang.dtypes import name_of, names_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.shared import shared
 from tritonkittens.lang.sync import semaphore
@@ -86,7 +87,7 @@ def _dtype(x: Any) -> Any:
 
 def _describe(x: Any) -> str:
     place = "shared" if isinstance(x, shared) else "tensor memory" if isinstance(x, tensor_tile) else "registers"
-    return f"{'×'.join(map(str, _extents(x)))} {_dtype(x)} in {place}"
+    return f"{'×'.join(map(str, _extents(x)))} {name_of(_dtype(x))} in {place}"
 
 
 def _check(name: str, a: Any, b: Any, acc: Any) -> None:
@@ -99,13 +100,13 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
         if isinstance(x, shared) and not x.whole:
             raise TileError(f"{name}: {what} is a view of {x.spec!r} that cuts a swizzle atom; the tensor cores cannot read it")
         if _dtype(x) not in OPERANDS:
-            raise TileError(f"{name}: {what} is {_describe(x)}; the tensor cores take {', '.join(str(d) for d in OPERANDS)}")
+            raise TileError(f"{name}: {what} is {_describe(x)}; the tensor cores take {names_of(OPERANDS)}")
     m, k = _extents(a)
     k2, n = _extents(b)
     if k != k2:
         raise TileError(f"{name}: A is {_describe(a)} and B is {_describe(b)} (as M×K and K×N): the depths {k} and {k2} differ")
     if _dtype(a) != _dtype(b) and not (_dtype(a) in FP8 and _dtype(b) in FP8):
-        raise TileError(f"{name}: A is {_dtype(a)} and B is {_dtype(b)}; operands must have one element type (fp8 kinds may mix)")
+        raise TileError(f"{name}: A is {name_of(_dtype(a))} and B is {name_of(_dtype(b))}; operands must have one element type (fp8 kinds may mix)")
     if acc is not None:
         if _extents(acc) != [m, n]:
             raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got "
@@ -115,7 +116,7 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
             also = "fp16 or " if _dtype(a) == tl.float16 and not isinstance(acc, tensor_tile) else ""
             place = " in tensor memory" if isinstance(acc, tensor_tile) else ""
             if _dtype(acc) != want and not (also and _dtype(acc) == tl.float16):
-                raise TileError(f"{name}: operands of {_dtype(a)} accumulate in {also}{want}{place}, got an accumulator of {_dtype(acc)}")
+                raise TileError(f"{name}: operands of {name_of(_dtype(a))} accumulate in {also}{want}{place}, got an accumulator of {name_of(_dtype(acc))}")
 
 
 def _grid(x: Any) -> list[list[Any]]:
@@ -228,9 +229,9 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
                 total, use = before[i * len(cols) + j], adds
                 layout = total.type.tensor_type.layout
                 if layout != _for_operands(layout, bits):
-                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {_dtype(a)}; begin "
+                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {name_of(_dtype(a))}; begin "
                                     f"it with "
-                                    f"mma_begin(acc, {_dtype(a)})")
+                                    f"mma_begin(acc, {name_of(_dtype(a))})")
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
                 total, use = t.convert(before[i * len(cols) + j], layout), adds
@@ -260,8 +261,9 @@ def _check_depth(name: str, a_stored: Any, b_stored: Any, transposed: tuple[bool
     """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns only."""
     for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
         if isinstance(stored, shared) and not k_major:
-            raise TileError(f"{name}: {what} of {_dtype(stored)} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the rows; {unit} "
-                            f"reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt with K-major tiles")
+            raise TileError(f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the "
+                            f"rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt with "
+                            "K-major tiles")
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, gl, op
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.memory import load
 from tritonkittens.lang.mma import mma_wait
@@ -53,7 +54,7 @@ def own_part(t: Trace, ctx: Any, state: Any) -> Any:
     declared = {n: kind.shape for n, kind in config._plan.merged}
     values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
     if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
-        have = ", ".join(f"{n} {list(shape_of(v))} of {v.dtype}" for n, v in values.items()) or f"{part!r}"
+        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in values.items()) or f"{part!r}"
         raise TileError(f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not {have}")
     return struct(**{n: values[n] for n in declared})
 

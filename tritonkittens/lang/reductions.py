@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, gl, op
 from tritonkittens.lang._interpreter import in_fp32
-from tritonkittens.lang.dtypes import itemsize
+from tritonkittens.lang.dtypes import itemsize, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _mul
 from tritonkittens.lang.tiles import index_tiles, iota, is_accumulator, memory_layout
@@ -119,7 +119,7 @@ def _reduction(name: str, kind: str, axis: int) -> Callable[..., Any]:
         if accumulate is None:
             return out
         if axes_of(accumulate) != axes_of(out) or dtype_of(accumulate) != dtype_of(out):
-            raise TileError(f"{name}(accumulate): a tile of {dtype_of(x)} and shape {list(shape_of(x))} needs a vector of "
+            raise TileError(f"{name}(accumulate): a tile of {name_of(dtype_of(x))} and shape {list(shape_of(x))} needs a vector of "
                             f"{shape_of(out)[0]} elements of {dtype_of(out)}, got {dtype_of(accumulate)} of shape "
                             f"{list(shape_of(accumulate))}")
         return apply_pieces(t, in_fp32(t, lambda a, b: t.call(_JOIN[kind][1], a, b)), out, accumulate)
@@ -149,7 +149,7 @@ def row_sum_by_quad(t: Trace, x: Any, accumulate: Any = None) -> Any:
         raise TileError(f"row_sum_by_quad of shape {list(shape_of(x))}: needs a register tile of two axes")
     x = _widened(t, x)
     if accumulate is not None and (axes_of(accumulate) != (axes[0], (4,)) or dtype_of(accumulate) != dtype_of(x)):
-        raise TileError(f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {dtype_of(x)} and shape [{shape_of(x)[0]}, 4], got "
+        raise TileError(f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {name_of(dtype_of(x))} and shape [{shape_of(x)[0]}, 4], got "
                         f"{dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
     (reduce, join), lines = _JOIN["sum"], _lines(x, 1)
     before = [None] * len(lines) if accumulate is None else pieces_of(accumulate)
@@ -311,7 +311,7 @@ def row_topk(t: Trace, x: Any, k: Any) -> Any:
     if not isinstance(k, int) or not 0 < k <= shape_of(x)[1]:
         raise TileError(f"row_topk(k={k!r}): must be between 1 and the {shape_of(x)[1]} columns of the tile")
     if not dtype_of(x).is_floating():
-        raise TileError(f"row_topk: needs floating-point elements, got {dtype_of(x)}")
+        raise TileError(f"row_topk: needs floating-point elements, got {name_of(dtype_of(x))}")
     dtype, x = dtype_of(x), _widened(t, x)
     free, values, columns = t.call(iota, x), [], []
     for _ in range(k):

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from tritonkittens.arch import capability_of
 from tritonkittens.lang._backend import InterpretedFunction, JITFunction, library_hash
-from tritonkittens.lang.budget import ChoosesMemory
 from tritonkittens.lang.cluster_parts import received_bytes
+from tritonkittens.lang.configuration import Configuration
 from tritonkittens.lang.consumers import GROUP
 from tritonkittens.lang.drawing import BYTES, COUNTERS
 from tritonkittens.lang.engine import _template_kernel
@@ -55,8 +55,13 @@ class TileArgument(NamedTuple):
     pointer: Any
     parameter: Any = None
 
+    @property
+    def of_one_tensor(self) -> bool:
+        """Messages name the tensor, not a field."""
+        return True
 
-class lcf(ChoosesMemory):
+
+class lcf(Configuration):
     """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`.
 
     Hooks (required: setup, load, compute, finish):
@@ -346,6 +351,11 @@ class lcf(ChoosesMemory):
         """Names of the tensors of a call, in order."""
         return tuple(name for name, _ in self._plan.globals)
 
+    @functools.cached_property
+    def described(self) -> tuple[str, dict[str, Any]]:
+        """What messages call this template, its tensors and its numbers."""
+        return type(self).__name__, {"G": self.tensors, "A": self._plan.args}
+
     def tasks(self, *shapes: Any) -> int:
         """How many tasks tensors of these shapes make, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""
         return UNKNOWN_TASKS
@@ -571,7 +581,10 @@ class Call:
         if len(tensors) != len(plan.globals):
             raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
         for t, (tensor_name, tiles) in zip(tensors, plan.globals, strict=True):
-            gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
+            try:
+                gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
+            except TileError as error:
+                raise TileError(f"{name}: {tensor_name}: {error}") from None
         self.name, self.args, self.splits, self.draws = name, plan.args, template.splits, template.draws
         self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1

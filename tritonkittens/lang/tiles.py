@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang._backend import Trace, gl, op
-from tritonkittens.lang.dtypes import constant, itemsize
+from tritonkittens.lang.dtypes import constant, itemsize, name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.types import TileType, col_vec, row_vec, rt, rv, split, tt, unwrap
 from tritonkittens.lang.values import apply_pieces, assemble, axes_of, composite, dtype_of, pieces_of, shape_of
@@ -139,7 +139,7 @@ def neg_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
 def full_like(t: Trace, x: Any, value: Any, dtype: Any = None) -> Any:
     """A tile or vector of the shape and layout of `x`, filled with `value`."""
     dtype = unwrap(dtype) or pieces_of(x)[0].dtype
-    value = constant(unwrap(value), dtype, f"full_like(dtype={dtype})")
+    value = constant(unwrap(value), dtype, f"full_like(dtype={name_of(dtype)})")
     return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype, getattr(p.type, "layout", None)), x)
 
 
@@ -225,7 +225,7 @@ def pin(t: Trace, x: Any) -> Any:
     operands' registers it would need them twice.
     """
     if dtype_of(x).primitive_bitwidth != 32:
-        raise TileError(f"pin: needs a tile of 32-bit elements, got {dtype_of(x)}")
+        raise TileError(f"pin: needs a tile of 32-bit elements, got {name_of(dtype_of(x))}")
     if t.interpreted:
         return x
     return apply_pieces(t, lambda p: t.call("inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1), x)

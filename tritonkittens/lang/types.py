@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.core import base_value, constexpr, constexpr_type
 
 from tritonkittens.lang import swizzle as swizzling
-from tritonkittens.lang.dtypes import ELEMENT_TYPES, base_columns, itemsize
+from tritonkittens.lang.dtypes import ELEMENT_TYPES, base_columns, itemsize, name_of, names_of
 from tritonkittens.lang.errors import TileError
 
 SWIZZLES = (32, 64, 128)
@@ -66,7 +66,7 @@ class TileType(base_value):
 
 def _element_type(tile: TileType, dtype: Any) -> None:
     if dtype not in ELEMENT_TYPES:
-        raise TileError(f"{tile!r}: {dtype!r} is no element type of a tile; use {', '.join(str(t) for t in ELEMENT_TYPES)}")
+        raise TileError(f"{tile!r}: {dtype!r} is no element type of a tile; use {names_of(ELEMENT_TYPES)}")
 
 
 def _positive_multiple(what: str, value: Any, step: int, why: str) -> None:
@@ -89,12 +89,12 @@ class rt(TileType):
 
     def __repr__(self) -> str:
         tail = "" if self.layout == "mma" else f", layout={self.layout!r}"
-        return f"rt({self.dtype}, {self.rows}, {self.cols}{tail})"
+        return f"rt({name_of(self.dtype)}, {self.rows}, {self.cols}{tail})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)
         step = base_columns(self.dtype)
-        base = f"the base tile of {self.dtype} is 16×{step}"
+        base = f"the base tile of {name_of(self.dtype)} is 16×{step}"
         _positive_multiple(f"{self!r}: rows", self.rows, 16, base)
         _positive_multiple(f"{self!r}: cols", self.cols, step, base)
         if self.layout not in ("mma", "row", "memory"):
@@ -115,7 +115,7 @@ class rv(TileType):
     length: int
 
     def __repr__(self) -> str:
-        return f"rv({self.dtype}, {self.length})"
+        return f"rv({name_of(self.dtype)}, {self.length})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)
@@ -137,7 +137,7 @@ class _tile_vector(TileType):
     axis: ClassVar[int]  # the axis of the tile along which the vector runs: 0 for one value per row
 
     def __repr__(self) -> str:
-        tail = "" if self.dtype == self.tile.dtype else f", {self.dtype}"
+        tail = "" if self.dtype == self.tile.dtype else f", {name_of(self.dtype)}"
         return f"{type(self).__name__}({self.tile!r}{tail})"
 
     def check(self) -> None:
@@ -195,7 +195,7 @@ class st(TileType):
 
     def __repr__(self) -> str:
         tail = "" if self.swizzle == "auto" else f", swizzle={self.swizzle}"
-        return f"st({self.dtype}, {self.rows}, {self.cols}{tail}{', contiguous' if self.contiguous else ''})"
+        return f"st({name_of(self.dtype)}, {self.rows}, {self.cols}{tail}{', contiguous' if self.contiguous else ''})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)
@@ -203,10 +203,10 @@ class st(TileType):
         row_bytes = self.cols * itemsize(self.dtype) if isinstance(self.cols, int) else 0
         if isinstance(self.cols, int) and self.cols % step:
             raise TileError(
-                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {self.dtype} tile needs a multiple of {step} columns "
+                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {name_of(self.dtype)} tile needs a multiple of {step} columns "
                 f"({step * itemsize(self.dtype)} bytes)")
-        _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {self.dtype} is 16×{step}")
-        _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {self.dtype} is 16×{step}")
+        _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {name_of(self.dtype)} is 16×{step}")
+        _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {name_of(self.dtype)} is 16×{step}")
         if self.contiguous and not (self._is_one_line(row_bytes) if self.rows_in_pieces else self._is_lines(row_bytes)):
             raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
                             f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of {SWIZZLE_LINE} bytes")
@@ -317,7 +317,7 @@ class sv(TileType):
     length: int
 
     def __repr__(self) -> str:
-        return f"sv({self.dtype}, {self.length})"
+        return f"sv({name_of(self.dtype)}, {self.length})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)
@@ -347,7 +347,7 @@ class tt(TileType):
     cols: int
 
     def __repr__(self) -> str:
-        return f"tt({self.dtype}, {self.rows}, {self.cols})"
+        return f"tt({name_of(self.dtype)}, {self.rows}, {self.cols})"
 
     def check(self) -> None:
         _element_type(self, self.dtype)

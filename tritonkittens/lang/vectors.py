@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tritonkittens.lang._backend import Trace, op
 from tritonkittens.lang._interpreter import in_fp32
+from tritonkittens.lang.dtypes import name_of
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.maps import _add, _div, _eq, _ge, _gt, _le, _lt, _mul, _ne, _sub, refuse_fp8
 from tritonkittens.lang.tiles import _column, _row
@@ -93,7 +94,7 @@ def _exp2_affine(x, v, scale):
 def _exp2_op(name: str, axis: int) -> Callable[..., Any]:
     def operation(t: Trace, x: Any, scale: Any, v: Any) -> Any:
         if dtype_of(x) != tl.float32:
-            raise TileError(f"{name}: needs an fp32 tile, got {dtype_of(x)}")
+            raise TileError(f"{name}: needs an fp32 tile, got {name_of(dtype_of(x))}")
         return combine(t, name, lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name

@@ -61,12 +61,31 @@ def scalar_type(value: int | float) -> str | None:
     return "u64" if 0 <= value < 1 << 64 else None
 
 
-def leaves(args: Sequence[Any], names: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+Names = Sequence[Any]  # of arguments, for messages: a str each, or for a tuple the names of what it holds
+
+
+def name_at(names: Names, i: int) -> Any:
+    """What messages call argument number ``i``, or the names of what it holds."""
+    return names[i] if i < len(names) else f"argument {i}"
+
+
+def names_inside(name: Any, value: tuple) -> Names:
+    """The names of what a tuple argument holds: those given for it, that of a tensor for all that describe it (a tuple whose class says ``of_one_tensor``),
+    the fields of a named tuple, else numbers."""
+    if not isinstance(name, str):
+        return name
+    if getattr(value, "of_one_tensor", False):
+        return [name] * len(value)
+    fields = getattr(value, "_fields", None)
+    return [f"{name}.{field}" for field in fields] if fields else [f"{name}[{j}]" for j in range(len(value))]
+
+
+def leaves(args: Sequence[Any], names: Names = ()) -> Iterator[tuple[str, Any]]:
     """The arguments in parameter order with a name for messages; nested tuples flattened, a GlobalArg being one leaf."""
     for i, value in enumerate(args):
-        name = names[i] if i < len(names) else f"argument {i}"
+        name = name_at(names, i)
         if isinstance(value, tuple) and not isinstance(value, GlobalArg):
-            yield from leaves(value, [f"{name}[{j}]" for j in range(len(value))])
+            yield from leaves(value, names_inside(name, value))
         else:
             yield name, value
 
@@ -95,14 +114,14 @@ def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple:
     return tuple(out)
 
 
-def argument_types(args: Sequence[Any], names: Sequence[str] = ()) -> tuple:
+def argument_types(args: Sequence[Any], names: Names = ()) -> tuple:
     """The arguments' :class:`ArgType`, nested as the arguments are.
 
     Raises TypeError for an argument that a kernel cannot take, ValueError for an integer beyond 64 bits.
     """
     out: list[Any] = []
     for i, value in enumerate(args):
-        name = names[i] if i < len(names) else f"argument {i}"
+        name = name_at(names, i)
         if isinstance(value, torch.Tensor):
             out.append(ArgType("pointer", "*" + element_type(value, name), value.data_ptr() % POINTER_ALIGNMENT == 0))
         elif isinstance(value, GlobalArg):
@@ -120,7 +139,7 @@ def argument_types(args: Sequence[Any], names: Sequence[str] = ()) -> tuple:
                 raise ValueError(f"{name}: {value} does not fit in 64 bits")
             out.append(ArgType("scalar", scalar))
         elif isinstance(value, tuple):
-            nested = argument_types(value, [f"{name}[{j}]" for j in range(len(value))])
+            nested = argument_types(value, names_inside(name, value))
             out.append(type(value)(*nested) if hasattr(value, "_fields") else nested)  # kernels read a named tuple by its names
         elif value is None or isinstance(value, constexpr):
             out.append(CONSTEXPR)
@@ -158,7 +177,7 @@ def element_type(tensor: torch.Tensor, name: str) -> str:
         raise TypeError(f"{name}: {tensor.dtype} has no Triton type") from None
 
 
-def check_devices(args: Sequence[Any], names: Sequence[str], device_type: str) -> None:
+def check_devices(args: Sequence[Any], names: Names, device_type: str) -> None:
     """Refuse tensors that are not on ``device_type``, or not all on the device of the first. Raises ValueError."""
     first: tuple[str, torch.device] | None = None
     for name, value in leaves(args, names):
@@ -166,8 +185,9 @@ def check_devices(args: Sequence[Any], names: Sequence[str], device_type: str) -
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.device.type != device_type:
+            simulated = ", or on the CPU in the simulator (`with tritonkittens.sim.device():`)" if (tensor.device.type, device_type) == ("cpu", "cuda") else ""
             raise ValueError(
-                f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take tensors on {device_type}"
+                f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take tensors on {device_type}{simulated}"
             )
         if first is None:
             first = name, tensor.device
@@ -264,7 +284,7 @@ class ParameterBlock:
 
 def pack(
     args: Sequence[Any],
-    names: Sequence[str],
+    names: Names,
     expected: list[str],
     encode_map: Callable[[torch.Tensor, MapSpec, str, int], bytes],
     kernel: str,

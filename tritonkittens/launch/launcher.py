@@ -17,6 +17,7 @@ from . import native
 from .arguments import (
     SCALAR_FORMAT,
     GlobalArg,
+    Names,
     Parameters,
     argument_types,
     check_devices,
@@ -182,7 +183,8 @@ class Launcher:
     ``compile(key, types, device)`` is called once for every new combination, with the device current and under the launcher's lock. It
     gets the caller's ``key``, the arguments' types (a tuple of :class:`ArgType`, nested as the arguments are) and the device index, and
     returns a ``triton.compiler.CompiledKernel`` whose signature has, in order, one entry per pointer and scalar and one ``tensordesc`` per
-    spec of a GlobalArg. ``name`` and ``arg_names`` are what messages call the kernel and its arguments.
+    spec of a GlobalArg. ``name`` and ``arg_names`` are what messages call the kernel and its arguments; ``described``, where that depends on the key, returns
+    both for a key.
 
     Compiled kernels are kept for ever; prebuilt launches, ``capacity`` of them, by dtypes, and for TMA arguments shapes and strides, never by
     the tensors: addresses, which an allocator gives anew, are put in at the launch (without native.c they are looked up as well). Launches
@@ -196,12 +198,13 @@ class Launcher:
         *,
         name: str = "kernel",
         arg_names: Sequence[str] = (),
+        described: Callable[[Any], tuple[str, Names]] | None = None,
         capacity: int = 4096,
         driver: CudaDriver | None = None,
         native: bool = True,
         refusals: tuple[type[Exception], ...] = (),
     ):
-        self.name, self.arg_names = name, tuple(arg_names)
+        self.name, self.arg_names, self._described = name, tuple(arg_names), described
         self._compile, self._driver, self._native, self._refusals = compile, driver, native, refusals
         self._codes: dict[Hashable, Code] = {}
         self._bindings = ClockCache(capacity)
@@ -239,7 +242,7 @@ class Launcher:
         if callable(grid) or (simulator.get() is not None and tensor_device(args) in (None, -1)):
             return fallback
         if not self._is_started:
-            check_devices(args, self.arg_names, self._started().device_type)
+            check_devices(args, self.names(key), self._started().device_type)
             self._start()
         native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
         if native_key is None:
@@ -256,7 +259,14 @@ class Launcher:
 
     def compile(self, args: tuple, key: Hashable, device: int) -> Any:
         """Compile for the current target, without loading and without keeping: what the simulator asks for."""
-        return self._compile(key, argument_types(args, self.arg_names), device)
+        return self._compile(key, argument_types(args, self.names(key)), device)
+
+    def names(self, key: Hashable = None) -> Names:
+        """What messages call the arguments of a launch with this key."""
+        return self._described(key)[1] if self._described else self.arg_names
+
+    def _name(self, key: Hashable) -> str:
+        return self._described(key)[0] if self._described else self.name
 
     @property
     def num_bindings(self) -> int:
@@ -287,25 +297,25 @@ class Launcher:
             self._is_started = True
 
     def _launch(self, grid: Any, args: tuple, key: Hashable) -> None:
-        extents = self._check_grid(grid)
+        extents = self._check_grid(grid, key)
         if 0 in extents:
             return
         if not isinstance(args, tuple):
-            raise TypeError(f"{self.name}: args is a {type(args).__name__}; it must be a tuple")
+            raise TypeError(f"{self._name(key)}: args is a {type(args).__name__}; it must be a tuple")
         simulated = simulator.get()
         if simulated is not None and tensor_device(args) in (None, -1):
-            check_devices(args, self.arg_names, "cpu")
+            check_devices(args, self.names(key), "cpu")
             simulated.launch(self, extents, args, key)
             return
         if not self._is_started:
-            check_devices(args, self.arg_names, "cuda" if self._driver is None else self._driver.device_type)
+            check_devices(args, self.names(key), "cuda" if self._driver is None else self._driver.device_type)
             self._start()
         driver, device, scalars = self._started(), self._device(args), list[int | float]()
         binding_key = (key, device, fingerprint(args, scalars))
         try:
             binding: Binding | None = self._bindings.table.get(binding_key)
         except TypeError:  # unhashable: say which argument, if it is one
-            argument_types(args, self.arg_names)
+            argument_types(args, self.names(key))
             raise
         native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
         if binding is None or (native_key is not None and native_key not in self._native_bindings.table):
@@ -313,7 +323,7 @@ class Launcher:
         binding.used = True
         if extents[0] * binding.code.num_ctas > GRID_LIMITS[0]:
             raise ValueError(
-                f"{self.name}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at most {GRID_LIMITS[0]} blocks "
+                f"{self._name(key)}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at most {GRID_LIMITS[0]} blocks "
                 "along x"
             )
         stream = driver.current_stream(device)
@@ -333,7 +343,7 @@ class Launcher:
             binding: Binding | None = self._bindings.table.get(binding_key)
             if binding is None:
                 code = self._code(args, key, device)
-                binding = Binding(code, pack(args, self.arg_names, code.types, code.encode_map, self.name))
+                binding = Binding(code, pack(args, self.names(key), code.types, code.encode_map, self._name(key)))
                 self._bindings.insert(binding_key, binding)
             if native_key is not None and native_key not in self._native_bindings.table and not binding.code.needs_scratch:
                 # The native key holds the addresses of the specs tuples: keep exactly these tuples (and never a tensor).
@@ -342,8 +352,8 @@ class Launcher:
             return binding
 
     def _code(self, args: tuple, key: Hashable, device: int) -> Code:
-        check_devices(args, self.arg_names, self._started().device_type)
-        types = argument_types(args, self.arg_names)
+        check_devices(args, self.names(key), self._started().device_type)
+        types = argument_types(args, self.names(key))
         code = self._codes.get((key, device, types))
         if code is None:
             driver = self._started()
@@ -352,7 +362,7 @@ class Launcher:
                 for other in self._codes.values():
                     if other.compiled is compiled and other.device != device:
                         raise RuntimeError(
-                            f"{self.name}: one CompiledKernel for devices {other.device} and {device}; Triton loads it on one device, so "
+                            f"{self._name(key)}: one CompiledKernel for devices {other.device} and {device}; Triton loads it on one device, so "
                             "the compile callback must return a new one for each"
                         )
                 code = Code(compiled, driver, device)
@@ -368,17 +378,17 @@ class Launcher:
         device = tensor_device(args)
         return self._started().current_device() if device is None else device
 
-    def _check_grid(self, grid: Any) -> tuple[int, int, int]:
+    def _check_grid(self, grid: Any, key: Hashable) -> tuple[int, int, int]:
         if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
-            raise TypeError(f"{self.name}: grid {grid!r}; a grid is a tuple of one to three ints")
+            raise TypeError(f"{self._name(key)}: grid {grid!r}; a grid is a tuple of one to three ints")
         extents = []
         for axis, extent, limit in zip("xyz", grid, GRID_LIMITS):
             try:
                 extent = operator.index(extent)
             except TypeError:
-                raise TypeError(f"{self.name}: grid {grid!r}; its extent along {axis} is a {type(extent).__name__}, not an int") from None
+                raise TypeError(f"{self._name(key)}: grid {grid!r}; its extent along {axis} is a {type(extent).__name__}, not an int") from None
             if not 0 <= extent <= limit:
-                raise ValueError(f"{self.name}: grid {grid!r}; its extent along {axis} must lie in 0 to {limit}")
+                raise ValueError(f"{self._name(key)}: grid {grid!r}; its extent along {axis} must lie in 0 to {limit}")
             extents.append(extent)
         x, y, z = (*extents, 1, 1)[:3]
         return x, y, z

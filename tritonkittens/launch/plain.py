@@ -47,8 +47,12 @@ class PlainKernel:
             self.names = fn.arg_names
             self._is_constant = [p.is_constexpr for p in fn.params]
             self.runtime = [name for name, constant in zip(self.names, self._is_constant, strict=True) if not constant]
-            self.launcher = Launcher(self._compile_for_launch, name=fn.__name__, arg_names=self.runtime)
+            self.launcher = Launcher(self._compile_for_launch, name=fn.__name__, described=lambda key: (fn.__name__, self._names(key)))
             self._found: dict[tuple, Specialization] = {}
+
+    def _names(self, key: Specialization) -> list[str]:
+        """The parameters that are not compiled in."""
+        return [name for name in self.runtime if name not in key.constants]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.launch, grid) if isinstance(self.fn, JITFunction) else self.fn[grid]
@@ -110,7 +114,7 @@ class PlainKernel:
         constexprs: dict[tuple[int, ...], Any] = {(place[name],): value for name, value in key.constants.items()}
         attributes: dict[tuple[int, ...], Any] = {(place[name],): [["tt.divisibility", n]] for name, n in key.multiples.items()}
 
-        for name, kind in zip([name for name in self.runtime if name not in key.constants], types, strict=True):
+        for name, kind in zip(self._names(key), types, strict=True):
             signature[name] = signature_of(kind, (place[name],), attributes, constexprs)
         return triton.compile(ASTSource(self.fn, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=key.options)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tritonkittens.launch import check_tensor_map
-from tritonkittens.launch.arguments import GlobalArg
+from tritonkittens.launch.arguments import GlobalArg, Names, name_at, names_inside
 from tritonkittens.launch.im2col import Im2colSpec
 from tritonkittens.launch.tensormap import mapped
 
@@ -74,12 +74,12 @@ def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
     yield from strides
 
 
-def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Sequence[str], memory: Global) -> Iterator[Any]:
+def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Names, memory: Global) -> Iterator[Any]:
     """Arguments in parameter order, without those that the kernel is compiled for. `kinds` is Triton's signature, nested as the arguments are."""
     for i, (value, kind) in enumerate(zip(values, kinds)):
-        name = names[i] if i < len(names) else f"argument {i}"
+        name = name_at(names, i)
         if isinstance(value, tuple) and isinstance(kind, tuple) and not isinstance(value, GlobalArg):
-            yield from flatten(value, kind, [f"{name}[{j}]" for j in range(len(value))], memory)
+            yield from flatten(value, kind, names_inside(name, value), memory)
             continue
         if kind == "constexpr" or (isinstance(kind, tuple) and not kind):
             continue

@@ -127,7 +127,7 @@ class SimulatedDevice:
     # ---- tritonkittens' own launcher
 
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
-        types = argument_types(args, launcher.arg_names)
+        types = argument_types(args, launcher.names(key))
         found = self.compiled.get((id(launcher), key, types))
         if found is None:
             with compiling_for_simulation():
@@ -136,7 +136,7 @@ class SimulatedDevice:
         program, cluster, _ = found
         kinds = _kinds(types)
         x, y, z = grid
-        self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.arg_names, memory)), cluster)
+        self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.names(key), memory)), cluster)
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
         """What cuTensorMapEncodeTiled makes, dimensions from the fastest as it takes them."""
