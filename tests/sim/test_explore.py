@@ -90,6 +90,41 @@ def test_a_result_that_depends_on_the_schedule_is_found():
     assert sim.explore(first_come, (4,), x, y, schedules=5).ok  # atomics may depend on the order: not compared
 
 
+@triton.jit
+def stores_for_another(X, W, tile, stored, ALL: tl.constexpr):
+    tk.store(tile, tk.load(X, tk.rt(tk.fp32, 16, 64), (0, 0)))
+    tk.fence_async()
+    tk.named_sync(8, 128)
+    tk.store_async(W, tile, (0, 0))
+    if ALL:
+        tk.store_wait()
+    else:
+        tk.store_read_wait()
+    tk.arrive(stored)
+
+
+@triton.jit
+def loads_behind(W, Y, stored):
+    tk.wait(stored, 0)
+    tk.store(Y, tk.load(W, tk.rt(tk.fp32, 16, 64), (0, 0)), (0, 0))
+
+
+@tk.kernel
+@triton.jit
+def through_memory(X, W, Y, ALL: tl.constexpr):
+    tile, stored = tk.allocate(tk.st(tk.fp32, 16, 64)), tk.semaphores(1)
+    tk.specialize(((loads_behind, (W[1], Y, stored[0])), (stores_for_another, (X, W[0], tile, stored[0], ALL))), warps=(4, 4))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_reads_of_a_bulk_store_are_over_before_its_writes(whole):
+    """Whoever waits for the reads of a store by TMA (.read) may tell others of bytes that are not there yet."""
+    x, w, y = torch.randn(16, 64), torch.zeros(16, 64), poison(torch.empty(16, 64))
+    arguments = tk.gl(x), (tk.gl(w, tk.st(tk.fp32, 16, 64)), tk.gl(w)), tk.gl(y), whole
+    result = sim.explore(through_memory, (1,), *arguments, schedules=20, raise_findings=False)
+    assert result.ok == whole and [f.kind for f in result.findings] == ([] if whole else ["nondeterministic"]), str(result)
+
+
 @pytest.mark.parametrize("blocks, rows", [(1, 1), (2, 1), (3, 3), (5, 2)])
 def test_claims(blocks, rows):
     """Blocks look at memory until others have stored: also where the stores complete as late as they may, they do."""

@@ -52,7 +52,7 @@ class Simulation:
         self.findings: list[Finding] = []
         self.keys: set[Any] = set()
         self.roles_per_cta = len(program.role_names)
-        self.steps = 0
+        self.steps = self.actions = 0
         self.time = 0.0
         self.now = 0.0  # modelled time of the role that ran last
         self.residency = Residency.of(program, cluster, multiprocessors)
@@ -152,8 +152,9 @@ class Simulation:
         self.waiting = [clusters[i] for i in order]
         resident: list[Machine] = []
         number = 0
+        acted = False
         while self.waiting or resident:
-            idle = all(resting(m) for m in resident)
+            idle = not acted  # nothing could happen, or nothing has started yet
             if idle and resident and (not self.waiting or len(resident) == room):
                 self.deadlock(resident)
             if self.waiting and len(resident) < room and (idle or all(m.steps >= SLICE for m in resident)):
@@ -162,10 +163,12 @@ class Simulation:
                 resident.append(machine)
                 for other in resident:
                     other.steps = 0
+            before = self.actions
             for machine in list(resident):
                 if self.advance(machine, SLICE if self.waiting or len(resident) > 1 else None):
                     resident.remove(machine)
                     self.end(machine)
+            acted = self.actions != before
 
     def start(self, index: int, programs: list[tuple[int, int, int]]) -> Machine:
         x, y, z = programs[0]
@@ -233,6 +236,7 @@ class Simulation:
                     return False
                 self.deadlock([machine])
             agent = operations[0] if operations and machine.unanswered > PATIENCE else schedule.choose(machine, roles, operations)
+            self.actions += 1
             machine.unanswered = 0 if isinstance(agent, Async) else machine.unanswered + 1
             if isinstance(agent, Async):
                 self.memory.watching = []

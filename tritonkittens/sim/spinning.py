@@ -67,10 +67,7 @@ class Watch:
 
     def turn(self, key: Hashable, state: Callable[[], Sequence[Any]]) -> Rest | None:
         """Another turn of a loop, at the place `key`: a wait where its `state` is that of a turn before and nothing was changed in between."""
-        version = self.role.machine.version
-        if version != self.version:
-            self.version, self.turns = version, 0
-            self.forget()
+        if self.changed():
             return None
         self.turns += 1
         if self.remembered and key == self.key:
@@ -82,6 +79,16 @@ class Watch:
             self.remembered, self.key, self.state = self.turns, key, list(state())
             self.role.watching.append(self)
         return None
+
+    def changed(self) -> bool:
+        """Has the cluster changed anything since the last turn? Then the search begins anew."""
+        version = self.role.machine.version
+        if version == self.version:
+            return False
+        self.version, self.turns = version, 0
+        if self.remembered:
+            self.forget()
+        return True
 
     def _rest(self) -> Rest:
         rest = Rest(self.role, self.reads, list(self.looked), self.version)
@@ -153,6 +160,8 @@ def turned(role: Role) -> Rest | None:
     """A role has jumped to a block."""
     if role.watch is None:
         role.watch = Watch(role)
+    if role.watch.changed():
+        return None
     block, environment = role.block, role.environment
     # what the loop carries comes first: it differs in most loops
     return role.watch.turn(  # type: ignore[no-any-return]

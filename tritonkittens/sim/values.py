@@ -50,8 +50,7 @@ class Spans:
         """Do they have a byte in common?"""
         if not self.starts.size or not other.starts.size or not self.nbytes or not other.nbytes:
             return False
-        # of the other's pieces the first that ends behind each start
-        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))
+        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))  # the first piece that ends behind each start
         found = behind < other.starts.size
         return bool((other.starts[behind[found]] < self.starts[found] + self.nbytes).any())
 
