@@ -37,6 +37,9 @@ def is_set(F, WAY: tl.constexpr):
         return tl.load(F, volatile=True) != 0
     elif WAY == "ld.acquire":
         return memory.load_acquire(F) != 0
+    elif WAY == "loop of PTX":
+        asm: tl.constexpr = "{ .reg .pred unset; AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.eq.s32 unset, $0, 0; @unset bra AGAIN; }"
+        return tl.inline_asm_elementwise(asm, "=r,l", [F], tl.int32, is_pure=False, pack=1) != 0
     elif WAY == "backoff":
         timing.nanosleep(100)
         return memory.load_acquire(F) != 0
@@ -44,7 +47,7 @@ def is_set(F, WAY: tl.constexpr):
         return tl.max(tl.load(F + tl.arange(0, 4), volatile=True)) != 0
 
 
-WAYS = ["atomic_add", "atomic_cas", "load", "ld.acquire", "backoff", "tile"]
+WAYS = ["atomic_add", "atomic_cas", "load", "ld.acquire", "loop of PTX", "backoff", "tile"]
 
 
 @triton.jit
@@ -139,6 +142,14 @@ def test_a_chain_of_ctas_costs_about_its_work_under_every_schedule(way, backward
         simulation = launch.run(nth(seed, 1))
         assert not simulation.findings and torch.equal(y, expected)
         assert simulation.steps < 10 * least, f"schedule {seed}: {simulation.steps} operations where {least} do without waiting"
+
+
+def test_a_chain_of_clusters(rng):
+    """A cluster that is one program: its CTAs execute inline PTX side by side, and rest together."""
+    x, y, flags = chained(rng, 6)
+    with sim.device(raise_findings=False) as device:
+        chain[(6,)](x, y, flags, "loop of PTX", True, num_ctas=2)
+    assert not device.launches[-1].findings and torch.equal(y, x.flip(0).cumsum(0).flip(0).int())
 
 
 @pytest.mark.parametrize("way", ["load", "atomic_cas"])

@@ -39,15 +39,17 @@ def _nothing(operation: Async) -> None:
 
 
 class Wait:
-    """Why a role does not go on: `ready` says whether it can, `describe` what it waits for. `barrier` and `parity` for waits of an mbarrier."""
+    """Why a role does not go on: `ready` says whether it can, `describe` what it waits for. `barrier` and `parity` for waits of an mbarrier. `outside`: may
+    other clusters end it?"""
 
-    __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time")
+    __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time", "outside")
 
     def __init__(
         self, ready: Callable[[], bool], describe: Callable[[], str], barrier: Barrier | None = None, parity: int = 0, time: Callable[[], float] | None = None
     ):
         self.ready, self.describe, self.barrier, self.parity, self.time = ready, describe, barrier, parity, time
         self.phase = barrier.phase if barrier is not None else 0
+        self.outside = False
 
 
 class Async:

@@ -118,6 +118,7 @@ class Rest(Wait):
         self.role, self.looked, self.version = role, looked, version  # version None: only the words matter
         self.reads = [reads[i] for i in sorted({(r.addresses.tobytes(), r.words.itemsize): i for i, r in enumerate(reads)}.values())]
         self.woken = 0.0
+        self.outside = True
 
     def _changed(self) -> bool:
         machine = self.role.machine
@@ -172,4 +173,4 @@ def turned(role: Role) -> Rest | None:
 def resting(machine: Machine) -> bool:
     """Can nothing happen in a cluster, and would that be otherwise if others changed global memory?"""
     alive = [r for r in machine.roles if not r.done]
-    return any(isinstance(r.wait, Rest) for r in alive) and not any(r.ready for r in alive) and not any(o.can_complete() for o in machine.flying)
+    return any(r.wait is not None and r.wait.outside for r in alive) and not any(r.ready for r in alive) and not any(o.can_complete() for o in machine.flying)

@@ -141,10 +141,12 @@ def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> 
         pending = [w for w in waits.values() if w is not None]
         if waits and len(pending) == len(waits):
             first = pending[0]
-            yield Wait(
+            wait = Wait(
                 lambda: any(w.ready() for w in pending), lambda: " and ".join(dict.fromkeys(w.describe() for w in pending)), first.barrier, first.parity,
                 lambda: min((w.time() for w in pending if w.time is not None and w.ready()), default=0.0),
             )  # fmt: skip
+            wait.outside = any(w.outside for w in pending)
+            yield wait
         elif waits:
             yield None
     return [results[k] for k in range(len(runs))]
