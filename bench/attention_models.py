@@ -38,7 +38,7 @@ def build(name: str, implementation: str, dtype: torch.dtype, weights: Weights |
 
     from tritonkittens.ops import register_transformers
 
-    register_transformers()
+    register_transformers(strict=True)  # PyTorch's attention is a contender of its own
     config = configuration(name, KV_HEADS if kv_heads is None else kv_heads)
     with torch.device(gemm.DEVICE):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)

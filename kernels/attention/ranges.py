@@ -19,13 +19,15 @@ from tritonkittens.kernels.attention.reference import LIMIT
 
 
 class Run(NamedTuple):
-    """Queries `first` … `behind` − 1 and keys `begin` … `end` − 1: the last query sees all of them, as does every other one, or in causal attention one key
-    less for every query that follows."""
+    """Queries `first` … `behind` − 1 and keys `begin` … `end` − 1: the last query's own key is the last one, and a query sees `left` keys before and `right`
+    keys behind its own (`LIMIT`: all)."""
 
     first: int
     behind: int
     begin: int
     end: int
+    left: int = LIMIT
+    right: int = LIMIT
 
 
 class Call(NamedTuple):
@@ -43,18 +45,35 @@ class Call(NamedTuple):
         return x[self.sequences, :, self.run.begin : self.run.end]
 
 
-def runs(ranges: np.ndarray, causal: bool) -> tuple[Run, ...]:
-    """The runs of a sequence for its ranges, (queries, 2). Queries with an empty range are in none."""
+def runs(ranges: np.ndarray) -> tuple[Run, ...]:
+    """The runs of a sequence for its ranges, (queries, 2). Queries with an empty range are in none.
+
+    In a run ranges begin at one key and then, in a window, one key further each; they end one key further each and then, at the last key, no further. Where
+    both readings are possible a run ends as soon as it can, so that sequences in a row are runs of their own.
+    """
     if not len(ranges):
         return ()
     begin, end = ranges.T
-    split = (np.diff(begin) != 0) | (np.diff(end) != int(causal)) | np.diff(begin < end)
+    begins, ends, full = np.diff(begin), np.diff(end), begin < end
+    apart = (begins != 0) & (begins != 1) | (ends != 0) & (ends != 1) | (full[1:] != full[:-1])
+    split = apart.copy()
+    split[:-1] |= (begins[:-1] == 1) & (begins[1:] == 0) & ~apart[1:]
+    split[1:] |= (ends[:-1] == 0) & (ends[1:] == 1) & ~apart[:-1]
     firsts = [0, *(np.flatnonzero(split) + 1).tolist()]
     bounds = zip(firsts, [*firsts[1:], len(ranges)], strict=True)
-    return tuple(Run(first, behind, int(begin[first]), int(end[behind - 1])) for first, behind in bounds if begin[first] < end[first])
+    return tuple(_run(first, behind, begin, end) for first, behind in bounds if full[first])
 
 
-def calls(ranges: Tensor, keys: int, causal: bool) -> list[Call]:
+def _run(first: int, behind: int, begin: np.ndarray, end: np.ndarray) -> Run:
+    """The run of queries `first` … `behind` − 1 for where the ranges of all queries begin and end."""
+    low, high = int(begin[first]), int(end[behind - 1])
+    steps = behind - first - 1
+    moved, grown = int(begin[behind - 1]) - low, high - int(end[first])  # how many ranges begin, and end, one key further than the one before
+    left = LIMIT if not moved else (high - low) - (behind - first) + (steps - moved)
+    return Run(first, behind, low, high, left, LIMIT if steps and not grown else steps - grown)
+
+
+def calls(ranges: Tensor, keys: int) -> list[Call]:
     """What (B, 1, queries, 2) ranges come to. Raises ValueError for a range that ends before it begins or reaches beyond the keys."""
     numbers = ranges[:, 0].numpy(force=True)
     begin, end = numbers[..., 0], numbers[..., 1]
@@ -62,8 +81,10 @@ def calls(ranges: Tensor, keys: int, causal: bool) -> list[Call]:
         raise ValueError(f"attention_ranges: ranges has one beyond the {keys} keys")
     if (begin > end).any():
         raise ValueError("attention_ranges: ranges has one that ends before it begins")
+    if numbers.strides[0] == 0 and len(numbers):  # one sequence's, expanded
+        return [Call(slice(0, len(numbers)), run) for run in runs(numbers[0])]
     found, at = [], 0
-    for same, sequences in itertools.groupby(runs(one, causal) for one in numbers):
+    for same, sequences in itertools.groupby(runs(one) for one in numbers):
         count = len(list(sequences))
         found += [Call(slice(at, at + count), run) for run in same]
         at += count
@@ -71,17 +92,16 @@ def calls(ranges: Tensor, keys: int, causal: bool) -> list[Call]:
 
 
 def attention_ranges(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, causal: bool, window: int | None = None, scale: float | None = None, softcap: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, scale: float | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """`attention` in which query i of sequence b sees the keys ranges[b, 0, i, 0] … ranges[b, 0, i, 1] − 1.
 
-    ranges: (batch, 1, queries, 2), int32; the host reads it, so on the CPU it costs no synchronisation. A query with an empty range gets zeros. Ranges of
-    neighbours that go together run together: those that begin at one key and, with `causal`, end one key further each, otherwise at one key. `window`: of its
-    range a query sees its own key and `window` − 1 before it, without `causal` also as many behind it; the last query's own key is the last of its range, and
-    those of the others in a run precede it. Other arguments, dtypes, gradients and torch.compile as for `attention`.
+    ranges: (batch, 1, queries, 2), int32; the host reads it, so on the CPU it costs no synchronisation. A query with an empty range gets zeros. Neighbours
+    whose ranges begin and end at the same keys, or one key further each, run together: causal and bidirectional attention, with a window and without, are one
+    kernel each, and so is every one of several sequences in a row. Other arguments, dtypes, gradients and torch.compile as for `attention`.
 
-    Raises ValueError or TypeError for operands that do not fit together, ValueError for a window that is not positive, ranges of another shape or dtype, or one
-    that ends before it begins or reaches beyond the keys.
+    Raises ValueError or TypeError for operands that do not fit together, ValueError for ranges of another shape or dtype, or one that ends before it begins or
+    reaches beyond the keys.
     """
     if is_plain(q, k, v, ranges):
         check(q, k, v)
@@ -89,33 +109,29 @@ def attention_ranges(
         check_tensors("attention_ranges", q=q, k=k, v=v, ranges=ranges)
         if is_forward_mode():
             raise ValueError("attention_ranges: it has no forward-mode derivative; use attention")
-    if window is not None and window < 1:
-        raise ValueError(f"attention_ranges: window={window}; it must be positive")
-    left = LIMIT if window is None else window - 1
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return call("attention_ranges", q, k, v, ranges, causal, scale, softcap, left, 0 if causal else left)[0]
+    return call("attention_ranges", q, k, v, ranges, scale, softcap)[0]
 
 
 @torch.library.custom_op("tritonkittens::attention_ranges", mutates_args=())
-def ranges_operator(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, causal: bool, scale: float, softcap: float | None, left: int, right: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention_ranges`; `left` and `right` as in `Scores`."""
+def ranges_operator(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp) of `attention_ranges`."""
     check(q, k, v)
     if ranges.shape != (q.shape[0], 1, q.shape[2], 2) or ranges.dtype != torch.int32:
         raise ValueError(f"attention_ranges: ranges is {tuple(ranges.shape)}, {ranges.dtype}; it must be {(q.shape[0], 1, q.shape[2], 2)}, torch.int32")
     out, lse = empty_like(q, v.shape[3]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    found = calls(ranges, k.shape[2], causal)
+    found = calls(ranges, k.shape[2])
     if not _covers(found, q):
         out.zero_()
         lse.fill_(-torch.inf)
     for c in found:
-        run_forward(c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), Scores(scale, softcap, left, right))
+        scores = Scores(scale, softcap, c.run.left, c.run.right)
+        run_forward(c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), scores)
     return out, lse
 
 
 @ranges_operator.register_fake
-def _(q, k, v, ranges, causal, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+def _(q, k, v, ranges, scale, softcap):  # type: ignore[no-untyped-def]
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -126,24 +142,23 @@ def _covers(found: list[Call], q: Tensor) -> bool:
 
 @torch.library.custom_op("tritonkittens::attention_ranges_backward", mutates_args=())
 def backward_operator(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, softcap: float | None, left: int,
-    right: int,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dQ, dK, dV) for the gradient of the output; whether with the same bits in every run, torch says."""
-    scores, found = Scores(scale, softcap, left, right), calls(ranges, k.shape[2], causal)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if found == [Call(slice(0, q.shape[0]), Run(0, q.shape[2], 0, k.shape[2]))]:
-        return run_backward(grad, None, q, k, v, out, lse, scores, deterministic)
+    found, deterministic = calls(ranges, k.shape[2]), torch.are_deterministic_algorithms_enabled()
+    scores = [Scores(scale, softcap, c.run.left, c.run.right) for c in found]
+    if len(found) == 1 and found[0].sequences == slice(0, q.shape[0]) and found[0].run[:4] == (0, q.shape[2], 0, k.shape[2]):
+        return run_backward(grad, None, q, k, v, out, lse, scores[0], deterministic)
     dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
-    for c in found:
-        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), scores, deterministic)
+    for c, of in zip(found, scores, strict=True):
+        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), of, deterministic)
         for whole, some in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
             whole += some
     return dq, dk, dv
 
 
 @backward_operator.register_fake
-def _(grad, q, k, v, ranges, out, lse, causal, scale, softcap, left, right):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, ranges, out, lse, scale, softcap):  # type: ignore[no-untyped-def]
     return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
@@ -157,7 +172,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple:
     gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
-    return *gradients, *(None,) * 6
+    return *gradients, *(None,) * 3
 
 
 register(ranges_operator, vmap_by_batch, _backward, _save)

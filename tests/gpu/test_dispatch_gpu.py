@@ -80,7 +80,7 @@ OPERATORS = {
     "attention_decode": Operator(lambda q, k, v, n, **named: attention_decode(q, k, v, lengths=n, **named), lambda: (*heads(1), ints(40, 17))),
     "attention_varlen": Operator(attention_varlen, lambda: (randn(30, 2, 32), randn(30, 2, 32), randn(30, 2, 32), ints(0, 11, 30), ints(0, 11, 30)),
                                  gradient="once"),
-    "attention_ranges": Operator(lambda q, k, v, r: attention_ranges(q, k, v, r, causal=False), lambda: (*heads(), ranges_of(24)), gradient="once",
+    "attention_ranges": Operator(lambda q, k, v, r: attention_ranges(q, k, v, r), lambda: (*heads(), ranges_of(24)), gradient="once",
                                  takes_out=False),
     "attention_fp8": Operator(attention_fp8, lambda: (randn(2, 2, 24, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3))),
 }  # fmt: skip

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error  # noqa: E402
 from tritonkittens.ops import register_transformers  # noqa: E402
-from tritonkittens.ops.transformers import attention_forward  # noqa: E402
+from tritonkittens.ops.transformers import attention_forward, attention_mask  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -31,7 +31,7 @@ OURS = "tritonkittens"
 
 @pytest.fixture(autouse=True)
 def registered():
-    register_transformers()
+    register_transformers(strict=True)  # what is measured is ours
 
 
 @functools.cache
@@ -192,13 +192,42 @@ def test_generate(name, side, cache, rng):
     assert torch.equal(written[:, length:][clear], best.indices[..., 0][clear])
 
 
-def test_one_query_sees_its_window(rng):
-    """In a cache that keeps all keys, what is behind the window is hidden without a mask."""
-    module = torch.nn.Module()
-    q, k, v = (torch.randn(2, heads, n, 64, device=DEVICE, dtype=BF16) for heads, n in ((4, 1), (2, 150), (2, 150)))
-    out, _ = attention_forward(module, q, k, v, None, sliding_window=WINDOW)
-    exact = [x.double() for x in (q, k[:, :, -WINDOW:], v[:, :, -WINDOW:])]
-    assert relative_error(out, torch.nn.functional.scaled_dot_product_attention(*exact, enable_gqa=True).transpose(1, 2)) < 5e-3
+@pytest.mark.parametrize("queries", [1, 9])
+def test_queries_see_the_window_of_the_mask(queries, rng):
+    """In a cache that keeps all keys, whatever a layer says of its window."""
+    module, masks = torch.nn.Module(), transformers.masking_utils
+    q, k, v = (torch.randn(2, heads, n, 64, device=DEVICE, dtype=BF16) for heads, n in ((4, queries), (2, 150), (2, 150)))
+    given = dict(batch_size=2, q_length=queries, kv_length=150, q_offset=150 - queries, device=DEVICE,
+                 mask_function=masks.sliding_window_causal_mask_function(WINDOW), local_size=WINDOW)  # fmt: skip
+    out, _ = attention_forward(module, q, k, v, attention_mask(**given), sliding_window=WINDOW + 7)
+    seen = masks.sdpa_mask(**given)
+    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=seen, enable_gqa=True)
+    assert relative_error(out, exact.transpose(1, 2)) < 5e-3
+
+
+@pytest.mark.parametrize("window", [2, 8, 64])
+def test_encoder_with_a_window_on_both_sides(window, rng):
+    """T5Gemma's layers say one key less than its masks; padding on either side. It does not take PyTorch's attention."""
+    part = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                sliding_window=window, query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=None,
+                attention_dropout=0.0, dropout_rate=0.0, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    config = transformers.T5GemmaConfig(encoder=dict(part), decoder=dict(part), is_encoder_decoder=True, vocab_size=128, pad_token_id=0)
+    state = {key: (6 * x if x.ndim == 2 else x).to(BF16) for key, x in transformers.T5GemmaEncoderModel(config_of_encoder(config)).state_dict().items()}
+    ids, found = torch.randint(3, 128, (2, 24), device=DEVICE), []
+    for implementation, dtype in (("eager", torch.float32), ("eager", BF16), (OURS, BF16)):
+        config._attn_implementation = config.encoder._attn_implementation = implementation
+        encoder = transformers.T5GemmaEncoderModel(config_of_encoder(config)).to(DEVICE, dtype).eval()
+        encoder.load_state_dict(state)
+        with torch.no_grad():
+            every = [encoder(ids, attention_mask=mask).last_hidden_state for mask in (None, padded(24, 7, "right"), padded(24, 5, "left"))]
+        found.append({"all": every[0], "right": every[1][:, :17], "left": every[2][:, 5:]})
+    agree(*found)
+
+
+def config_of_encoder(config):
+    """Of an encoder alone."""
+    config.is_encoder_decoder = False
+    return config
 
 
 BACKEND, LAYERS = on_gpu_or_simulated(("inductor", 2), ("aot_eager", 1))

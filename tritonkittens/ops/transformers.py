@@ -1,16 +1,21 @@
 """The two functions of an attention implementation of Hugging Face transformers: what masks models hand to their layers, and the attention of a layer.
 
-A mask is None where every layer's own attributes say what a query sees (the last query's own key is the last), else the range of keys of every query,
-(batch, 1, queries, 2) in int32, as `attention_ranges` takes it: four dimensions, by which transformers knows a mask that it need not make again. It is on the
-CPU, since the host reads it, except for one query, for which the decode kernel does. Source of the interface: transformers 5.17, masking_utils.py.
+A mask says everything: what a layer's own attributes say of windows is not looked at, as in transformers' own implementations. It is None where the queries are
+the last ones and see the keys up to their own, or in bidirectional attention all keys; else the range of keys of every query, (batch, 1, queries, 2) in int32,
+as `attention_ranges` takes it: four dimensions, by which transformers knows a mask that it need not make again. It is on the CPU, since the host reads it,
+except for one query, for which the decode kernel does. Source of the interface: transformers 5.17, masking_utils.py.
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from transformers import masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
@@ -18,177 +23,254 @@ from transformers.utils.import_utils import is_tracing
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.ops.attention import Unsupported, padded, reason_against
+from tritonkittens.ops.mask_functions import Queries, ranges_of
 
 HOLES = "a query sees keys on both sides of hidden ones; padding must be on one side (on the left for generate)"
-AHEAD = "a causal mask lets queries see keys behind their own"
-CUSTOM = "a mask function of the model or the caller"
+DENSE = f"attention_mask is a mask of queries and keys: one that was given as such, or one in which {HOLES}"
+EVALUATED = 1 << 26  # elements of a mask that are made at a time
+ADDED = ("s_aux", "sinks", "position_bias")  # to scores
+CHOSEN = ("indices", "block_indices")  # of keys
 
 
 def attention_mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0, *, mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None = None, local_size: int | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool | None = None,
-    use_vmap: bool = False, device: torch.device | str = "cpu", config: Any = None, fallback: bool = False, **others: Any,
+    attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool | None = None, use_vmap: bool = False,
+    device: torch.device | str = "cpu", strict: bool = True, **others: Any,
 ) -> Tensor | None:  # fmt: skip
-    """The ranges of keys of a model's queries, or None; arguments as transformers' `sdpa_mask` takes them. attention_mask: (batch, keys), True for tokens.
+    """The mask of a model's layers, as this module says; arguments as transformers' `sdpa_mask` takes them. attention_mask: (batch, keys), True for tokens.
 
-    Raises `Unsupported` for what is not a range of keys for every query; with `fallback` that is a dense mask.
+    Where a query does not see a range of keys it is the dense mask, (batch, 1, queries, keys) in bool; with `strict` that raises `Unsupported`. In causal
+    attention a query whose own key is hidden is padding, and what it sees is not defined. A trace cannot look at numbers: it makes ranges, and one that cannot
+    be ends before it begins, which `attention_ranges` refuses.
     """
-    pattern = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-                   attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
+    call = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+                attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
     causal = allow_is_bidirectional_skip is None  # only masks of bidirectional attention are asked for with it
-    of_layers = local_size is None or local_size == getattr(config, "sliding_window", None)  # chunks are not known to the layers
-    aligned = not causal or (not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length)
-    may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip) and of_layers and aligned and not use_vmap
-    if may_skip and attention_mask is None:
-        return None
+    may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip)
+    if is_tracing(torch.empty(0, dtype=torch.bool, device=device) if attention_mask is None else attention_mask):
+        return _traced(call, causal, may_skip)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     seen = None if padding is None else padding[:, kv_offset : kv_offset + kv_length]
-    reason: str | None
-    ranges: Tensor | None
-    if use_vmap:
-        reason, ranges = CUSTOM, None
-    elif q_length == 1:
-        reason, ranges = _of_one_query(sdpa_mask(**pattern, allow_is_causal_skip=False)[:, 0, 0], may_skip)
-    elif causal:
-        reason, ranges = _of_causal(pattern, seen, may_skip)
+    if q_length == 1 and (seen is not None or isinstance(q_offset, Tensor)):
+        whole, found = _of_one_query(call, may_skip)
     else:
-        seen = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device) if seen is None else seen
-        reason, ranges = _of_bidirectional(seen, q_length, local_size is not None, may_skip)
-    if reason is None:
-        return ranges
-    if not fallback:
-        raise Unsupported(_text(reason))
-    return sdpa_mask(**pattern, allow_is_causal_skip=False)
+        whole, found = _of_many_queries(call, seen, causal, may_skip)
+    if whole:
+        return found
+    if strict:
+        raise Unsupported(_text(HOLES))
+    return sdpa_mask(**call, allow_is_causal_skip=False)
 
 
-def _of_one_query(visible: Tensor, may_skip: bool) -> tuple[str | None, Tensor | None]:
-    """(why there is none, ranges) for the keys (batch, keys) that a sequence's query sees."""
-    place = torch.arange(1, visible.shape[1] + 1, device=visible.device)
-    end = torch.where(visible, place, 0).amax(1)
-    begin = end - visible.sum(1)
-    whole = torch.where(visible, begin[:, None] < place, True).all()
-    ranges = torch.stack((begin, end)).int().permute(1, 0)[:, None, None]
-    if is_tracing(visible):
-        torch._assert_async(whole, _text(HOLES))
-        return None, ranges
-    whole, needless = torch.stack((whole, visible.all())).tolist()
-    return (HOLES, None) if not whole else (None, None if may_skip and needless else ranges)
+def _of_one_query(call: dict[str, Any], may_skip: bool) -> tuple[bool, Tensor | None]:
+    """(whether there are ranges, the mask) for one query of every sequence, whose dense mask is a row."""
+    begin, end, whole, needless = _evaluated(call)
+    whole, needless = torch.stack((whole.all(), needless.all())).tolist()
+    return bool(whole), None if may_skip and needless else _ranges(begin, end)
 
 
-def _of_causal(pattern: dict[str, Any], seen: Tensor | None, may_skip: bool) -> tuple[str | None, Tensor | None]:
-    """(why there is none, ranges) for causal attention. A mask function says of two neighbours whether the second sees the first: where it does not, another
-    sequence or chunk begins. (Its window is the layers' own.)"""
-    batch, queries, keys, offset, device = (pattern[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset", "device"))
-    sequence, head = torch.arange(batch, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
-    place = torch.arange(keys, device=device)
-    here, next_one = (place + offset)[None, :-1], (place + offset)[None, 1:]
-    joined, ahead = (pattern["mask_function"](sequence, head, *pair).expand(batch, keys - 1) for pair in ((next_one, here), (here, next_one)))
-    seen = torch.ones(batch, keys, dtype=torch.bool, device=device) if seen is None else seen
-    so_far = seen.cumsum(1)
-    appears = seen[:, 1:] & ~seen[:, :-1]
-    holes = appears & joined & (so_far[:, :-1] > 0)
-    starts = torch.where(appears | ~joined, place[1:], 0)
-    starts = torch.nn.functional.pad(starts, (1, 0)).cummax(1).values
-    own = torch.arange(queries, device=device) + (pattern["q_offset"] - offset)
-    begin, end = starts[:, own], (own + 1).expand(batch, queries)
-    end = torch.where(so_far[:, own] > 0, end, begin)  # padding on the left sees nothing
-    if is_tracing(seen):  # the operator refuses ranges that end before they begin
-        wrong = (holes | ahead).any(1, keepdim=True)
-        return None, _ranges(begin, torch.where(wrong, begin - 1, end))
-    hole, forward, needless = torch.stack((holes.any(), ahead.any(), ((begin == 0) & (end > 0)).all())).tolist()
-    if hole or forward:
-        return HOLES if hole else AHEAD, None
-    return None, None if may_skip and needless else _ranges(begin, end)
+def _of_many_queries(call: dict[str, Any], seen: Tensor | None, causal: bool, may_skip: bool) -> tuple[bool, Tensor | None]:
+    """(whether there are ranges, the mask). seen: (batch, keys), which keys are tokens."""
+    batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
+    place: np.ndarray = np.arange(queries) + int(call["q_offset"])
+    own = place - offset
+    tokens = None if seen is None else seen.cpu().numpy()
+    tokens = None if tokens is None or tokens.all() else tokens
+    asked = np.ones((batch, queries), bool)  # what others see is not defined
+    if causal and tokens is not None and keys:
+        asked = (own < 0) | (own >= keys) | tokens[:, own.clip(0, keys - 1)]
+    found = None if call["use_vmap"] else ranges_of(call["mask_function"], Queries(place[None], batch, offset + keys))
+    if found is not None:
+        begin, end = ((x - offset).clip(0, keys) for x in np.broadcast_arrays(found.begin, found.end, place[None])[:2])
+        end = np.maximum(begin, end)
+        begin, end, whole = (begin, end, np.True_) if tokens is None else _among_tokens(begin, end, tokens, asked)
+    else:
+        begin, end, whole = (x.cpu().numpy() for x in _evaluated(call)[:3])
+    if not (whole | ~asked).all():
+        return False, None
+    plain = (0, own + 1) if causal and queries > 1 else (0, keys)
+    last = not causal or queries < 2 or own[-1] == keys - 1
+    if may_skip and last and ((begin == plain[0]) & (end == plain[1])).all():
+        return True, None
+    ranges = torch.from_numpy(np.stack(np.broadcast_arrays(begin, end), -1).astype(np.int32)).expand(batch, queries, 2)[:, None]
+    return True, ranges.to(call["device"]) if queries == 1 else ranges
 
 
-def _of_bidirectional(seen: Tensor, queries: int, windowed: bool, may_skip: bool) -> tuple[str | None, Tensor | None]:
-    """(why there is none, ranges) for queries that all see the tokens among the keys; with a window padding sees nothing."""
+def _among_tokens(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(begin, end, whether they are all of the tokens and nothing else) of the tokens, (batch, keys), in ranges (batch or 1, queries). The range of a query
+    that is not `asked` for and sees tokens ends where it did."""
+    batch, keys = tokens.shape
+    place = np.arange(keys)
+    so_far = np.pad(tokens.cumsum(1), ((0, 0), (1, 0)))
+    first = np.pad(np.where(tokens, place, keys), ((0, 0), (0, 1)), constant_values=keys)  # token from a place on
+    first = np.minimum.accumulate(first[:, ::-1], 1)[:, ::-1]
+    behind = np.maximum.accumulate(np.pad(np.where(tokens, place + 1, 0), ((0, 0), (1, 0))), 1)  # the last token before a place
+    begin, end = (np.broadcast_to(x, (batch, x.shape[1])) for x in (begin, end))
+    count = np.take_along_axis(so_far, end, 1) - np.take_along_axis(so_far, begin, 1)
+    low, high = np.take_along_axis(first, begin, 1), np.take_along_axis(behind, end, 1)
+    whole = (count == 0) | (high - low == count)
+    low = np.where(count > 0, low, 0)
+    return low, np.where(count > 0, np.where(asked, high, end), low), whole
+
+
+def _evaluated(call: dict[str, Any]) -> tuple[Tensor, ...]:
+    """`_of_dense` of all queries, of which some are evaluated at a time."""
+    queries, keys = call["q_length"], call["batch_size"] * call["kv_length"]
+    rows = max(1, EVALUATED // max(1, keys))
+    parts = [_of_dense({**call, "q_offset": call["q_offset"] + first, "q_length": min(rows, queries - first)}) for first in range(0, max(queries, 1), rows)]
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
+
+
+def _of_dense(call: dict[str, Any]) -> tuple[Tensor, ...]:
+    """(begin, end, whether these are the keys that it sees, whether it sees all) of every query, (batch, queries), from the dense mask."""
+    batch, keys = call["batch_size"], call["kv_length"]
+    place = torch.arange(1, keys + 1, device=call["device"])
+    visible = sdpa_mask(**call, allow_is_causal_skip=False).expand(batch, 1, -1, keys)[:, 0]
+    end, count = functional.pad(torch.where(visible, place, 0), (1, 0)).amax(2), visible.sum(2)
+    begin = end - count
+    return begin, end, torch.where(visible, begin[..., None] < place, True).all(2), count == keys
+
+
+def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None:
+    """The mask in a trace, which neither looks at numbers nor reads closures; functions that are no closures need no dense mask."""
+    batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
+    plain = call["mask_function"] is (masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function)
+    last = not causal or (not isinstance(call["q_offset"], Tensor) and call["q_offset"] + queries == offset + keys)
+    if may_skip and plain and last and call["attention_mask"] is None:
+        return None
+    if queries == 1:
+        begin, end, whole, _ = _of_dense(call)
+        torch._assert_async(whole.all(), _text(HOLES))
+        return _ranges(begin, end)
+    padding = prepare_padding_mask(call["attention_mask"], keys, offset)
+    seen = torch.ones(batch, keys, dtype=torch.bool, device=call["device"]) if padding is None else padding[:, offset : offset + keys]
+    own = torch.arange(queries, device=call["device"]) + (call["q_offset"] - offset)
+    begin, end, whole = _of_plain(seen, own, causal) if plain else _of_dense(call)[:3]
+    if causal and padding is not None:  # a query whose own key is hidden is padding
+        hidden = ~seen[:, own.clamp(0, keys - 1)] & (own >= 0) & (own < keys)
+        end, whole = torch.where(hidden & (begin < end), own + 1, end), whole | hidden
+    return _ranges(begin, torch.where(whole, end, begin - 1)).cpu()
+
+
+def _of_plain(seen: Tensor, own: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(begin, end, whether these are the keys that it sees) of every query, (batch, queries), that sees all tokens among the keys or, `causal`, those up to its
+    own. seen: (batch, keys), which keys are tokens; own: (queries,), the places of queries."""
     place = torch.arange(1, seen.shape[1] + 1, device=seen.device)
-    end = torch.where(seen, place, 0).amax(1, keepdim=True)
-    begin = end - seen.sum(1, keepdim=True)
-    holes = (seen & (place <= begin)).any(1, keepdim=True)
-    begin, ends = begin.expand(-1, queries), end.expand(-1, queries)
-    if windowed:
-        ends = torch.where(seen, ends, begin)
-    if is_tracing(seen):
-        return None, _ranges(begin, torch.where(holes, begin - 1, ends))
-    hole, needless = torch.stack((holes.any(), seen.all())).tolist()
-    return (HOLES, None) if hole else (None, None if may_skip and needless else _ranges(begin, ends))
+    ends, counts = torch.where(seen, place, 0).cummax(1).values, seen.cumsum(1)
+    ends, counts = (functional.pad(x, (1, 0)) for x in (ends, counts))
+    upto = (own + 1).clamp(0, seen.shape[1]) if causal else torch.full_like(own, seen.shape[1])
+    end, count = ends[:, upto], counts[:, upto]
+    begin = end - count
+    before = torch.gather(counts, 1, begin)
+    return begin, end, before == 0
 
 
 def _ranges(begin: Tensor, end: Tensor) -> Tensor:
-    return torch.stack((begin, end), -1).int()[:, None].cpu()
+    return torch.stack((begin, end), -1).int()[:, None]
 
 
 def attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None, *, fallback: bool = False, **others: Any,
+    softcap: float | None = None, is_causal: bool | None = None, *, strict: bool = True, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """A layer's attention. query: (batch, heads, queries, D), key and value: (batch, kv_heads, keys, D and D_v); attention_mask as the function of that name
-    leaves it. Returns ((batch, queries, heads, D_v), None). Raises `Unsupported`; with `fallback` only where PyTorch's attention does not do it either.
+    leaves it, or (batch or 1, heads or 1, queries, keys) in bool or added to scores. Returns ((batch, queries, heads, D_v), None).
+
+    What the kernels cannot do PyTorch does, with a warning for every reason; with `strict` that is an error, `Unsupported`, as it always is where keys are
+    chosen by `indices`.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    window = sliding_window if sliding_window is not None and key.shape[2] > sliding_window else None
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
-    dense = attention_mask is not None and attention_mask.dtype != torch.int32
+    ranges = attention_mask is not None and attention_mask.dtype == torch.int32 and attention_mask.shape[-1] == 2
+    dense = attention_mask is not None and not ranges
     reason = reason_against(query, key, value, dropout, scaling) or _reason_of(dense, others)
-    if reason is not None:
-        if not fallback or softcap is not None or others.get("s_aux") is not None:
-            raise Unsupported(_text(reason))
-        mask = attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, window, query.device)
+    if reason is None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = _attend(query, key, value, attention_mask, scale, softcap, causal)
+        out = out if out.shape[-1] == value.shape[-1] else out[..., : value.shape[-1]]
+        return out.transpose(1, 2).contiguous(), None
+    if strict or any(others.get(name) is not None for name in CHOSEN):
+        raise Unsupported(_text(reason))
+    _warn(reason)
+    sinks = others.get("s_aux", others.get("sinks"))
+    by_sdpa = softcap is None and sinks is None
+    mask = attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, by_sdpa, query.device)
+    if by_sdpa:
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others)
-    out = _attend(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, causal, window)
-    out = out if out.shape[-1] == value.shape[-1] else out[..., : value.shape[-1]]
-    return out.transpose(1, 2).contiguous(), None
+    bias = others.get("position_bias")
+    return _in_torch(query, key, value, mask, dropout, scaling, softcap, sinks, bias).transpose(1, 2).contiguous(), None
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, scale: float, softcap: float | None, causal: bool, window: int | None,
-) -> Tensor:  # fmt: skip
+def _attend(query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, scale: float, softcap: float | None, causal: bool) -> Tensor:
     """(batch, heads, queries, D_v up to a multiple of 16) of operands that the kernels take."""
     queries = query.shape[2]
-    if ranges is None and queries == 1 and causal and window is not None:
-        key, value, window = key[:, :, -window:], value[:, :, -window:], None
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     few = queries <= ROWS and not differentiable  # then never slower, with a group of heads up to 10 times faster (`bench/results/attention_variants.json`)
     q, k, v = (padded(x) for x in (query, key, value))
-    if few and (queries == 1 if ranges is not None else window is None):
+    if few and (ranges is None or queries == 1):
         starts, lengths = (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
         return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
     if ranges is not None:
-        return attention_ranges(q, k, v, ranges, causal=causal, window=window, scale=scale, softcap=softcap)
-    sides = None if window is None else (window - 1, window - 1)
-    return attention(q, k, v, causal=causal, window=sides, scale=scale, softcap=softcap)  # type: ignore[return-value]
+        return attention_ranges(q, k, v, ranges, scale=scale, softcap=softcap)
+    return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
 
 
 def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:
     if dense:
-        return "attention_mask is a mask of queries and keys; it must be made by transformers from (batch, keys), or be None"
+        return DENSE
     if others.get("output_attentions"):
         return "output_attentions=True; the kernels keep no weights (\"eager\" does)"
-    for name in ("s_aux", "position_bias"):
+    for name in ADDED:
         if others.get(name) is not None:
             return f"{name} is given; the kernels add nothing to scores"
+    for name in CHOSEN:
+        if others.get(name) is not None:
+            return f"{name} is given; the kernels choose no keys"
     return None
 
 
-def _dense(ranges: Tensor | None, queries: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
-    """Ranges and windows as a boolean mask (batch or 1, 1, queries, keys), or None where PyTorch's `is_causal` says all."""
-    if ranges is None and window is None and (not causal or queries in (1, keys)):
+def _dense(ranges: Tensor | None, queries: int, keys: int, causal: bool, may_skip: bool, device: torch.device | str) -> Tensor | None:
+    """A mask as a boolean one, (batch or 1, 1, queries, keys), or None where every query sees all keys or, with `may_skip`, PyTorch's `is_causal` says all."""
+    if ranges is None and (not causal or queries == 1 or may_skip and queries == keys):
         return None
-    own = torch.arange(queries, device=device)[:, None] + keys - queries
     key = torch.arange(keys, device=device)
     if ranges is None:
-        mask = (key <= own if causal else key < keys)[None, None]
-    else:
-        begin, end = ranges.to(device).unsqueeze(-1).unbind(-2)
-        own = end - 1 if causal else own
-        mask = (key >= begin) & (key < end)
-    if window is not None:
-        mask = mask & (key > own - window) & (key < own + window)
-    return mask
+        return (key <= torch.arange(queries, device=device)[:, None] + keys - queries)[None, None]
+    begin, end = ranges.to(device).unsqueeze(-1).unbind(-2)
+    return (key >= begin) & (key < end)
+
+
+def _in_torch(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None, softcap: float | None, sinks: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """(batch, heads, queries, D_v) with soft-caps and sinks, (heads,) or (batch, heads, queries, 1), which PyTorch's has not; softmax in fp32."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = (query @ key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores if bias is None else scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:3], 1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    if mask is not None and mask.dtype == torch.bool:
+        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    return functional.dropout(weights, dropout).to(value.dtype) @ value
+
+
+_warned: set[str] = set()  # reasons
+
+
+@torch.compiler.assume_constant_result
+def _warn(reason: str) -> None:
+    """Say once in a process that PyTorch's attention runs, and why."""
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(_text(f"{reason}. PyTorch's attention runs instead; register_transformers(strict=True) makes this an error"), stacklevel=3)
 
 
 def _text(reason: str) -> str:
