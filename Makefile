@@ -9,12 +9,19 @@ VENV := .venv
 RUN := $(or $(PY),$(VENV)/bin/python)
 READY := $(if $(PY),,$(VENV)/ready)
 BENCH_READY := $(if $(PY),,$(VENV)/bench-ready)
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(EXTRA)
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(EXTRA)
 
-# Without a GPU the CPU build of torch is enough and spares gigabytes of CUDA. Its "+cpu" version has no triton of its own to
-# disagree with ours. The index is PyTorch's own, and pip passes over it where it cannot be reached and another source has the build; what torch needs comes with the next step.
+# pip finds no versions for triton 3.9 together with a CUDA build of torch, each of which pins another triton: both are installed by themselves, then what they
+# and this project need besides. triton comes first: where there is none for an interpreter nothing large is fetched.
+TORCH := 2.13.0
+TRITON := 'triton>=3.9,<3.10'
+NO_TRITON := There is no triton 3.9 for this Python; PyPI has it for 3.11 and later. PYTHON=python3.11 chooses another, EXTRA="--find-links FOLDER" gives a build.
+
+# Without a GPU the CPU build of torch is enough and spares gigabytes of CUDA. It is on PyTorch's own index; pip passes over that where it cannot be reached, and
+# takes the build from another source that has it (EXTRA, or pip's configuration), else PyPI's build with CUDA.
 HAS_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L; } >/dev/null 2>&1 && echo yes)
-CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+CPU_TORCH := --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)+cpu
+HAS_TORCH := $(VENV)/bin/python -c "import sys; from importlib.metadata import version; sys.exit(version('torch').split('+')[0] != '$(TORCH)')" 2>/dev/null
 
 .PHONY: demo test test-gpu bench lint
 .DEFAULT_GOAL := test
@@ -35,15 +42,18 @@ lint: $(READY)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
 
-# torch before tritonkittens: a CUDA torch that pins another triton is then replaced or refused by pip in one step.
 # Without build isolation an up-to-date environment is confirmed without a network.
 $(VENV)/ready: pyproject.toml
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) 'setuptools>=77' wheel
-	@$(if $(HAS_GPU),,$(PIP) $(CPU_TORCH))
-	@$(PIP) --no-build-isolation -e '.[test]'
+	@$(PIP) --no-deps $(TRITON) || { echo '$(NO_TRITON)' >&2; exit 1; }
+	@$(HAS_TORCH) || $(if $(HAS_GPU),false,$(PIP) --no-deps $(CPU_TORCH) 2>/dev/null) || $(PIP) --no-deps torch==$(TORCH)
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(VENV)/bin/python tools/requirements.py torch 'tritonkittens[test]' > $(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/bench-ready: $(VENV)/ready
-	@$(PIP) --no-build-isolation -e '.[bench,models]'
+	@$(VENV)/bin/python tools/requirements.py 'tritonkittens[bench,models]' > $(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
