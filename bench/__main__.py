@@ -17,7 +17,8 @@ from bench.harness import RESULTS, Suite, compile_part, in_parts, run
 from bench.plots import draw
 
 MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "decode", "attention_models")
-STANDALONE = {"launch_overhead": "host time of one kernel launch", "simulator": "speed and memory of the simulator (needs no GPU)"}
+STANDALONE = {"launch_overhead": "host time of one kernel launch", "template_host": "host time of constructing a template again (launches need a GPU)",
+              "simulator": "speed and memory of the simulator (needs no GPU)"}
 
 
 def suites() -> dict[str, Suite]:

@@ -61,7 +61,7 @@ def split(report: dict) -> list[dict[str, Any]]:
 
 
 def _standalone(report: dict) -> list[dict[str, Any]]:
-    """The files of `launch_overhead` (microseconds of every way to launch) and `simulator` (seconds of every case)."""
+    """The files of `launch_overhead` and `template_host` (microseconds of every way to launch or construct) and `simulator` (seconds of every case)."""
     found: dict[str, list] = {"µs": [], "s": []}
     for name, cell in report.get("results", {}).items():
         found["µs"].append((name, cell["median_us"], cell["min_us"], cell["max_us"]))

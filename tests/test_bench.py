@@ -13,7 +13,23 @@ import pytest
 import torch
 
 import bench.__main__ as cli
-from bench import attention, attention_models, block_order, decode, gemm, harness, hbm, machine, peers, persistence, plots, stages, timing, workers
+from bench import (
+    attention,
+    attention_models,
+    block_order,
+    decode,
+    gemm,
+    harness,
+    hbm,
+    machine,
+    peers,
+    persistence,
+    plots,
+    stages,
+    template_host,
+    timing,
+    workers,
+)
 from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 from tritonkittens.tune import timing as tune_timing
@@ -210,6 +226,16 @@ def test_plots_of_the_standalone_benchmarks():
     launch = {"results": {"torch.add(out=)": {"median_us": 2.0, "min_us": 1.0, "max_us": 3.0}}}
     assert plots.split(launch)[0]["series"] == {"µs": [("torch.add(out=)", 2.0, 1.0, 3.0)]}
     assert plots.split({"rows": [{"case": "GEMM 256", "seconds": 1.5}]})[0]["series"] == {"s": [("GEMM 256", 1.5, 1.5, 1.5)]}
+
+
+def test_a_template_constructed_again_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["template_host", "--rounds", "3", "--calls", "50", "--out", str(tmp_path)])
+    template_host.main()
+    results = json.loads((tmp_path / "template_host.json").read_text())["results"]
+    assert set(results) == {"first construction", "kept", "no knobs", "three numbers", "schedule and order"}
+    assert results["no knobs"]["min_us"] < results["first construction"]["min_us"] / 5
+    assert plots.split({"results": results})[0]["series"]["µs"][0][0] == "first construction" and "against a kept one" in capsys.readouterr().out
 
 
 def test_a_plot_without_matplotlib_is_skipped_in_one_line(tmp_path, monkeypatch):

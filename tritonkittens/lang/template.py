@@ -6,7 +6,6 @@ producer already fills the ring for the next task. Source: ThunderKittens (Spect
 """
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import inspect
@@ -26,6 +25,7 @@ from tritonkittens.lang.engine import _template_kernel
 from tritonkittens.lang.entries import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.errors import TileError
 from tritonkittens.lang.globals import gl, map_specs
+from tritonkittens.lang.interning import Interned
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.multicast import slices_of
@@ -61,8 +61,11 @@ class TileArgument(NamedTuple):
         return True
 
 
-class lcf(Configuration):
+class lcf(Configuration, Interned):
     """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`.
+
+    An object is a constant: `MyKernel(stages=4)` with equal knobs is the same object, found again in less than a microsecond, and its knobs are fixed. What
+    its methods return (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only.
 
     Hooks (required: setup, load, compute, finish):
 
@@ -186,6 +189,7 @@ class lcf(Configuration):
     }  # fmt: skip
 
     def __init__(self, **knobs: Any):
+        own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
         for name, value in knobs.items():
             if name not in self._knobs():
                 known = ", ".join(sorted(n for n in self._knobs()))
@@ -208,7 +212,6 @@ class lcf(Configuration):
         self._plan = self.layout()
         self._check_plan()
         self.merges = bool(self._plan.merged)
-        self._key = self._make_key()
         self._placements: dict[int, Placement] = {}
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
@@ -233,6 +236,18 @@ class lcf(Configuration):
         if asked > self._pool:
             raise self._error(f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} of {self._pool}, "
                               f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
+        self._key = self._make_key(own)
+        self.__dict__.update(self._knobs())  # also where the default of a class changes
+
+    @property
+    def _identity(self) -> str | int:
+        """The key, but for classes with a constructor of their own: what that does is not all in the key."""
+        return self._key if type(self).__init__ is lcf.__init__ else id(self)
+
+    def _described_change(self, name: str) -> str:
+        if name not in self._knobs():
+            return "a template is a constant of its kernel, which is not changed; construct another"
+        return f"the knobs of a template are fixed; construct another, {type(self).__name__}({name}=…)"
 
     @property
     def needed_registers(self) -> int | None:
@@ -388,10 +403,10 @@ class lcf(Configuration):
         classes = [c for c in type(self).__mro__ if not c.__module__.startswith("tritonkittens.lang.")]
         return {n: getattr(self, n) for c in classes for n, v in vars(c).items() if isinstance(v, property)}
 
-    def _make_key(self) -> str:
+    def _make_key(self, own: str) -> str:
         hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
         constants = sorted((n, getattr(v, "cache_key", v)) for n, v in (self._knobs() | self._properties()).items())
-        parts = [type(self).__qualname__, library_hash(), repr(constants), repr(self._plan), *(h.cache_key for h in hooks)]
+        parts = [type(self).__qualname__, library_hash(), own, repr(constants), repr(self._plan), repr(self.registers()), *(h.cache_key for h in hooks)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -430,17 +445,17 @@ class lcf(Configuration):
         fit."""
         if self.stages is not None:
             return None
-        placed, smaller = self.placement(arch), copy.copy(self)
-        smaller._conceded += excess
+        placed, conceded = self.placement(arch), self._conceded + excess
         while True:
-            smaller._placements = {}
+            key = hashlib.sha256(f"{self._key}, {conceded} bytes for the compiler".encode()).hexdigest()
+            smaller = object.__new__(type(self))
+            smaller.__dict__.update(self.__dict__, _conceded=conceded, _placements={}, _key=key)
             try:
                 if smaller.placement(arch) != placed:
                     break
             except TileError:
                 return None
-            smaller._conceded += ALIGNMENT
-        smaller._key = hashlib.sha256(f"{self._key}, {smaller._conceded} bytes for the compiler".encode()).hexdigest()
+            conceded += ALIGNMENT
         self._fitted[arch] = smaller
         return smaller
 
