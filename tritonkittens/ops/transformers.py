@@ -43,8 +43,9 @@ def attention_mask(
     attention a query whose own key is hidden is padding, and what it sees is not defined. A trace cannot look at numbers: it makes ranges, and one that cannot
     be ends before it begins, which `attention_ranges` refuses.
     """
-    call = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-                attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
+    call: dict[str, Any] = dict(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+        attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
     causal = allow_is_bidirectional_skip is None  # only masks of bidirectional attention are asked for with it
     may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip)
     if is_tracing(torch.empty(0, dtype=torch.bool, device=device) if attention_mask is None else attention_mask):
