@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch.autograd import forward_ad
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_are_active = torch._C._are_functorch_transforms_active
 _has_memory = torch._C._has_storage
+_function_modes = torch._C._len_torch_function_stack
+PLAIN = (Tensor, torch.nn.Parameter)
+Result = TypeVar("Result")
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -24,7 +27,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
     for x in tensors:
         if x is None:
             continue
-        if (x.__class__ is not Tensor and x.__class__ is not torch.nn.Parameter) or x.is_neg() or not _has_memory(x):
+        if x.__class__ not in PLAIN or x.is_neg() or not _has_memory(x):
             return False
     return True
 
@@ -36,7 +39,21 @@ def is_forward_mode() -> bool:
 
 def is_ordinary(x: Tensor) -> bool:
     """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse tensor?"""
-    return type(x) in (Tensor, torch.nn.Parameter, FakeTensor) and not x.is_nested and x.layout == torch.strided
+    return type(x) in (*PLAIN, FakeTensor) and not x.is_nested and x.layout == torch.strided
+
+
+def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result]:
+    """`run`, of whose reading of plain tensors torch's function modes (`torch.set_default_device` is one) are not told: that takes microseconds for every
+    attribute, and a call reads dozens."""
+
+    @functools.wraps(run)
+    def unseen(*args: Any, **named: Any) -> Result:
+        if torch.compiler.is_compiling() or not _function_modes() or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in args):
+            return run(*args, **named)
+        with torch._C.DisableTorchFunction():
+            return run(*args, **named)
+
+    return unseen
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

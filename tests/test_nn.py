@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error
@@ -78,6 +79,29 @@ def test_kinds_of_tensors(kernel_device, rng):
     assert out.shape[:2] == nested.shape[:2] and torch.equal(out.values(), layer(rows))
     pair = layer(TwoTensor(rows, rows.clone()))
     assert type(pair) is TwoTensor and relative_error(pair.a, layer(rows).double()) < 1e-2
+
+
+class Seen(TorchFunctionMode):
+    """What a function mode, as `torch.set_default_device` is one, is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_costs_nothing_where_the_kernel_runs(kernel_device):
+    layer, x = Linear(64, 48, dtype=BF16, device=kernel_device), torch.ones(3, 64, dtype=BF16, device=kernel_device)
+    expected = layer(x)
+    with Seen() as seen:
+        y = layer(x)
+    assert not seen.functions and torch.equal(y, expected)
+    with Seen() as seen:
+        layer.float()(x.float())
+    assert nn.functional.linear in seen.functions
 
 
 def test_errors_are_torchs_where_dtypes_differ(kernel_device):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from tritonkittens.kernels._dispatch import is_ordinary
+from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
@@ -62,18 +62,30 @@ class Linear(nn.Linear):
         return new
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:  # its rows are those of one matrix
+            lengths = dict(min_seqlen=input._maybe_min_seqlen, max_seqlen=input._maybe_max_seqlen)
+            return torch.nested.nested_tensor_from_jagged(self(input.values()), input.offsets(), **lengths)
+        y = self._by_kernel(input)
+        return activated(nn.functional.linear(*self._operands(input)), self.activation) if y is None else y
+
+    @unseen_by_function_modes
+    def _by_kernel(self, input: Tensor) -> Tensor | None:
+        """The result where the kernel takes the operands, else None."""
+        x, weight, bias = self._operands(input)
+        fits = is_ordinary(x) and is_ordinary(weight) and x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0
+        if not (fits and _has_kernels(x.device)):
+            return None
+        rows = x.unsqueeze(0) if x.ndim == 1 else x
+        y = gemm(rows, weight.T, bias=bias, activation=self.activation)
+        return y.squeeze(0) if x.ndim == 1 else y
+
+    def _operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Input, weight and bias, as autocast has them."""
         x, weight, bias = input, self.weight, self.bias
-        if isinstance(x, NestedTensor) and x._ragged_idx == 1 and x._lengths is None:  # its rows are those of one matrix
-            return torch.nested.nested_tensor_from_jagged(self(x.values()), x.offsets(), min_seqlen=x._maybe_min_seqlen, max_seqlen=x._maybe_max_seqlen)
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x, weight, bias = (_autocast(t, torch.get_autocast_dtype(kind)) for t in (x, weight, bias))
-        fits = is_ordinary(x) and is_ordinary(weight) and x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0
-        if fits and _has_kernels(x.device):
-            rows = x.unsqueeze(0) if x.ndim == 1 else x
-            y = gemm(rows, weight.T, bias=bias, activation=self.activation)
-            return y.squeeze(0) if x.ndim == 1 else y
-        return activated(nn.functional.linear(x, weight, bias), self.activation)
+        return x, weight, bias
 
     def __prepare_scriptable__(self) -> None:
         raise NotImplementedError(f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or torch.export, or keep "

@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from tritonkittens.kernels._dispatch import unseen_by_function_modes
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.ops.attention import Unsupported, padded, reason_against
@@ -170,6 +171,7 @@ def _ranges(begin: Tensor, end: Tensor) -> Tensor:
     return torch.stack((begin, end), -1).int()[:, None]
 
 
+@unseen_by_function_modes
 def attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     softcap: float | None = None, is_causal: bool | None = None, *, strict: bool = True, **others: Any,
