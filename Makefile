@@ -15,7 +15,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --n
 # and this project need besides. triton comes first: where there is none for an interpreter nothing large is fetched.
 TORCH := 2.13.0
 TRITON := 'triton>=3.9,<3.10'
-NO_TRITON := There is no triton 3.9 for this Python; PyPI has it for 3.11 and later. PYTHON=python3.11 chooses another, EXTRA="--find-links FOLDER" gives a build.
+NO_TRITON := triton 3.9 needs Python 3.11 or later: PYTHON=python3.11 chooses another interpreter.
 
 # Without a GPU the CPU build of torch is enough and spares gigabytes of CUDA. It is on PyTorch's own index; pip passes over that where it cannot be reached, and
 # takes the build from another source that has it (EXTRA, or pip's configuration), else PyPI's build with CUDA.
