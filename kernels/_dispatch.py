@@ -11,25 +11,33 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+is_compiling = torch.compiler.is_compiling
+_is_tracing = torch._C._is_tracing
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_are_active = torch._C._are_functorch_transforms_active
 _has_memory = torch._C._has_storage
 _function_modes = torch._C._len_torch_function_stack
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+ORDINARY = PLAIN | {FakeTensor}
 Result = TypeVar("Result")
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are those that are given torch's own tensors, with memory and without a lazy negation, and does nothing have to see the operator: no torch.compile or
+    """Are those that are given torch's own tensors, without a lazy negation, and does nothing have to see the operator: no torch.compile or
     torch.jit.trace, no dispatch mode (fake tensors, make_fx, selective checkpoints), no transform (`torch.func`), no forward-mode differentiation?"""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or _dispatch_modes() or _transforms_are_active() or is_forward_mode():
+    if is_compiling() or _dispatch_modes() or _transforms_are_active() or _is_tracing():
+        return False
+    if forward_ad._current_level >= 0 and is_forward_mode():
         return False
     for x in tensors:
-        if x is None:
-            continue
-        if x.__class__ not in PLAIN or x.is_neg() or not _has_memory(x):
+        if x is not None and (x.__class__ not in PLAIN or x.is_neg()):
             return False
     return True
+
+
+def have_memory(*tensors: Tensor | None) -> bool:
+    """Do those that are given have memory? Gradients of many results at once (`is_grads_batched`) and sparse tensors have none."""
+    return all(x is None or _has_memory(x) for x in tensors)
 
 
 def is_forward_mode() -> bool:
@@ -39,7 +47,7 @@ def is_forward_mode() -> bool:
 
 def is_ordinary(x: Tensor) -> bool:
     """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse tensor?"""
-    return type(x) in (*PLAIN, FakeTensor) and not x.is_nested and x.layout == torch.strided
+    return type(x) in ORDINARY and not x.is_nested and x.layout is torch.strided
 
 
 def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result]:
@@ -48,7 +56,7 @@ def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result
 
     @functools.wraps(run)
     def unseen(*args: Any, **named: Any) -> Result:
-        if torch.compiler.is_compiling() or not _function_modes() or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in args):
+        if is_compiling() or not _function_modes() or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in args):
             return run(*args, **named)
         with torch._C.DisableTorchFunction():
             return run(*args, **named)
@@ -96,7 +104,7 @@ def call(name: str, *args: Any) -> Any:
 
     torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`): there an autograd function does the same.
     """
-    if not torch.compiler.is_compiling() and _transforms_are_active() and name in _transformed:
+    if not is_compiling() and _transforms_are_active() and name in _transformed:
         return _transformed[name].apply(*args)
     return getattr(torch.ops.tritonkittens, name)(*args)
 

@@ -25,7 +25,7 @@ def check_tensor(name: str, argument: str, x: torch.Tensor, dtypes: tuple[torch.
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
     if not is_reachable(x.device):
-        raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device")
+        raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device, or on the CPU within tritonkittens.sim.device()")
     if x.device != first.device:
         raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")
     if x.dtype not in dtypes:

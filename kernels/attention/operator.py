@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
 from tritonkittens.kernels.attention.decoding import decode
 from tritonkittens.kernels.attention.fp8 import of_fp8
 from tritonkittens.kernels.attention.gradients import run_backward
@@ -59,7 +59,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
     q, k, v, out, lse = ctx.saved_tensors
     grad, scores = torch.zeros_like(out) if grad is None else grad, ctx.scores
     # With gradients enabled these may be differentiated again, which the operator refuses.
-    if not torch.is_grad_enabled() and is_plain(grad, grad_lse, q, k, v):
+    if not torch.is_grad_enabled() and is_plain(grad, grad_lse, q, k, v) and have_memory(grad, grad_lse):
         return run_backward(grad, grad_lse, q, k, v, out, lse, scores, ctx.deterministic)
     numbers = (scores.scale, scores.softcap, scores.left, scores.right, ctx.deterministic)
     return call("attention_backward", grad, grad_lse, q, k, v, out, lse, *numbers)

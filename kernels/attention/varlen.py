@@ -15,6 +15,7 @@ from tritonkittens.kernels._dispatch import (
     call,
     check_tensors,
     check_written,
+    have_memory,
     is_forward_mode,
     is_plain,
     overlaps,
@@ -252,7 +253,7 @@ def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     once = not torch.is_grad_enabled()  # else these gradients may be differentiated again, which the operator refuses
-    run = _gradients if once and is_plain(grad, grad_lse, q, k, v) else functools.partial(call, "attention_varlen_backward")
+    run = _gradients if once and is_plain(grad, grad_lse, q, k, v) and have_memory(grad, grad_lse) else functools.partial(call, "attention_varlen_backward")
     gradients = run(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
     return *gradients, *(None for _ in range(2 + len(ctx.rest)))
 

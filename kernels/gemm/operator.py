@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import is_plain, register, vmap_by_loop
+from tritonkittens.kernels._dispatch import have_memory, is_plain, register, vmap_by_loop
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.product import FP8, as_matrix, computed, gemm, result_dtype, result_shape
@@ -84,7 +84,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     is_flat = b.ndim == 2 and a.ndim > 2 and a.is_contiguous()
     if is_flat:  # the rows of a batch are those of one product
         a, d_sum = as_matrix(a), as_matrix(d_sum)
-    if needs[0] and needs[1] and not d_sum.requires_grad and is_plain(d_sum, a, b):
+    if needs[0] and needs[1] and not d_sum.requires_grad and is_plain(d_sum, a, b) and have_memory(d_sum):
         d_sum = _copied_once(d_sum, a, b)
     d_a = d_b = None
     if needs[0]:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
-from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_forward_mode, is_plain, is_same_view, overlaps, requires_grad
+from tritonkittens.kernels._dispatch import (
+    call,
+    check_tensors,
+    check_written,
+    have_memory,
+    is_forward_mode,
+    is_plain,
+    is_same_view,
+    overlaps,
+    requires_grad,
+)
 from tritonkittens.kernels._tensors import (
     addressable,
     allocator,
@@ -81,6 +91,13 @@ def _dispatched(
         _check_activation(activation)
         total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
         return rounded(total, result_dtype(a, out_dtype))
+    return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
+
+
+def _by_operator(
+    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+) -> Tensor:  # fmt: skip
+    bias, gate, residual, scale_a, scale_b = operands
     chosen = None if config is None else config.to_text()
     return call("gemm", a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
 
@@ -91,9 +108,9 @@ def computed(
 ) -> Tensor:  # fmt: skip
     """`gemm` without its gradient, by the plan of calls of this kind."""
     bias, gate, residual, scale_a, scale_b = operands
-    if isinstance(out, Tensor):
+    if out is not None and isinstance(out, Tensor) and overlaps(out, a, b, *operands):
         in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
-        if overlaps(out, a, b, bias, gate, None if in_place else residual, scale_a, scale_b):
+        if not in_place or overlaps(out, a, b, bias, gate, scale_a, scale_b):
             check(a, b, operands, activation, out_dtype, out)
             return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     try:
@@ -103,7 +120,9 @@ def computed(
             given = [t for t in (*operands, out) if t is not None]
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
         plan = _plans.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
+        if not have_memory(a, b, *operands) and out is None:
+            return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
         _check_kinds(a, b, operands, out)
         _check_config(config)
         _check_activation(activation)

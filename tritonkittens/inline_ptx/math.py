@@ -180,7 +180,7 @@ _FLOATS = "f32|f64|f16|bf16|f16x2|bf16x2|f32x2"
 def _unpack(x, kind: str) -> list[np.ndarray]:
     """float64 values of a register or immediate: one, or two of a packed kind (low first)."""
     if isinstance(x, float):
-        return [np.float64(x)] * (2 if kind.endswith("x2") else 1)
+        return [np.asarray(x, np.float64)] * (2 if kind.endswith("x2") else 1)
     if not kind.endswith("x2"):
         return [decode(kind, x)]
     element = kind[:-2]

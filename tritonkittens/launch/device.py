@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .target import simulator
+
 
 @dataclass(frozen=True)
 class Device:
@@ -48,8 +50,6 @@ def device_facts(device: int | torch.device | None = None) -> Device:
 
     Raises ValueError for a device that is not a GPU, RuntimeError without one.
     """
-    from .target import simulator  # which names the class above
-
     simulated = simulator.get()
     if simulated is not None and (device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")):
         return simulated.facts

@@ -1,12 +1,14 @@
 """Where kernels run: on a GPU, or, within `tritonkittens.sim.device(...)`, on CPU tensors in the simulator."""
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .device import Device
+if TYPE_CHECKING:
+    from .device import Device
 
 
 class Simulator(Protocol):

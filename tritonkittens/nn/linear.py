@@ -71,13 +71,16 @@ class Linear(nn.Linear):
     @unseen_by_function_modes
     def _by_kernel(self, input: Tensor) -> Tensor | None:
         """The result where the kernel takes the operands, else None."""
-        x, weight, bias = self._operands(input)
-        fits = is_ordinary(x) and is_ordinary(weight) and x.dtype in HALF_TYPES and weight.dtype == x.dtype and weight.device == x.device and x.ndim > 0
-        if not (fits and _has_kernels(x.device)):
+        x, weight, bias = input, self.weight, self.bias
+        device = x.device
+        if torch.is_autocast_enabled(device.type):
+            x, weight, bias = self._operands(input)
+        dtype, rank = x.dtype, x.ndim
+        fits = dtype in HALF_TYPES and weight.dtype is dtype and weight.device == device and rank > 0 and is_ordinary(x) and is_ordinary(weight)
+        if not (fits and _has_kernels(device)):
             return None
-        rows = x.unsqueeze(0) if x.ndim == 1 else x
-        y = gemm(rows, weight.T, bias=bias, activation=self.activation)
-        return y.squeeze(0) if x.ndim == 1 else y
+        y = gemm(x if rank > 1 else x.unsqueeze(0), weight.T, bias=bias, activation=self.activation)
+        return y if rank > 1 else y.squeeze(0)
 
     def _operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Input, weight and bias, as autocast has them."""

@@ -237,10 +237,12 @@ def _store(role: Role, op: Op, tensor: Any, coordinates: tuple[Any, ...], source
     name = "TMA store" if kind is None else f"TMA reduce ({kind})"
     check_coordinates(role, op, tensor, start, name)
 
-    def put(words: np.ndarray) -> None:
-        write_box(role, op, tensor, start, words.reshape(tuple(op.operand_types[0].shape)), kind)  # type: ignore[union-attr]
+    descriptor: Any = op.operand_types[0]
+    box: tuple[int, ...] = tuple(descriptor.shape)
 
-    box = tuple(op.operand_types[0].shape)  # type: ignore[union-attr]
+    def put(words: np.ndarray) -> None:
+        write_box(role, op, tensor, start, words.reshape(box), kind)
+
     start_store(role, op, source, put, box_spans(tensor, start, box), name)
     role.bulk_groups.append(role.bulk_open)
     role.bulk_open = []
