@@ -272,7 +272,7 @@ def test_eager_calls_and_the_operator_agree(rng):
         return out, torch.autograd.grad(out, (q, k, v), grad)
 
     assert_eager_is_operator(run, "AttentionFunction", "attention", "attention_backward")
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="attention has no second derivative by backward"):
         out = attention(q, k, v)
         (dq,) = torch.autograd.grad(out, (q,), torch.ones_like(out).requires_grad_(), create_graph=True)
         dq.sum().backward()

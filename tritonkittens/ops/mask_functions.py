@@ -192,11 +192,11 @@ Reader = Callable[..., "Ranges | None"]
 @functools.cache
 def _readers() -> dict[CodeType, Reader]:
     """By the code of a mask function what reads it. A version of transformers in which a function sees other keys does not have that one."""
-    samples = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 4, 5, 5]])
-    blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, 1], [2, 2, -1, -1, -1, -1, -1]])
+    samples = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 4, 5, 5]], device="cpu")
+    blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, 1], [2, 2, -1, -1, -1, -1, -1]], device="cpu")
     candidates: dict[str, tuple[tuple[Any, ...], Reader]] = {
         "sliding_window_overlay": ((3,), _sliding), "sliding_window_bidirectional_overlay": ((2,), _sliding_bidirectional),
-        "chunked_overlay": ((3, torch.tensor([0, 2])), _chunked), "packed_sequence_mask_function": ((samples,), _packed),
+        "chunked_overlay": ((3, torch.tensor([0, 2], device="cpu")), _chunked), "packed_sequence_mask_function": ((samples,), _packed),
         "blockwise_overlay": ((blocks,), _blockwise),
     }  # fmt: skip
     known = {masking_utils.causal_mask_function: _causal, masking_utils.bidirectional_mask_function: _bidirectional}
@@ -214,8 +214,9 @@ def _readers() -> dict[CodeType, Reader]:
 def _agrees(function: MaskFunction, reader: Reader, samples: torch.Tensor) -> bool:
     """Does what is read from a function agree with what it says of every query and key of the samples?"""
     batch, length = samples.shape
-    place = torch.arange(length)
-    said = function(torch.arange(batch)[:, None, None], torch.zeros((), dtype=torch.long), place[:, None], place).expand(batch, length, length)
+    place = torch.arange(length, device="cpu")
+    sequence, head = torch.arange(batch, device="cpu")[:, None, None], torch.zeros((), dtype=torch.long, device="cpu")
+    said = function(sequence, head, place[:, None], place).expand(batch, length, length)
     try:
         read = reader(Queries(place.numpy()[None], batch, length), **_cells(function))
     except TypeError:  # another name of a parameter

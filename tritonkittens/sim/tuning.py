@@ -1,4 +1,5 @@
-"""Kernels under `triton.autotune` on a simulated device: nothing is timed; the first configuration that compiles and fits is taken."""
+"""Kernels under `triton.autotune` on a simulated device: Triton's benchmarks time nothing; the first configuration that compiles and fits is taken. A benchmark
+of the user's own (`do_bench=`) runs as on a GPU."""
 from __future__ import annotations
 
 import contextlib
@@ -31,12 +32,14 @@ def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
 
 @contextlib.contextmanager
 def tuning_for_simulation(simulated: SimulatedDevice) -> Iterator[None]:
-    """Within it autotuners choose by `first_that_fits`, with Triton's own pruning and hooks. What they choose is kept for the simulated device: no choice of
-    a GPU is used here, and none of these there or on disk. `best_config` says what ran last."""
+    """Within it autotuners that have no benchmark of the user's choose by `first_that_fits`, with Triton's own pruning and hooks. What they choose is kept for
+    the simulated device: no choice of a GPU is used here, and none of these there or on disk. `best_config` says what ran last."""
     caches: dict[Any, dict[Any, Any]] = {}
 
     def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        own = dict(cache=caches.setdefault(tuner, {}), cache_results=False, do_bench=first_that_fits(simulated))
+        of_user = tuner._do_bench is not None and not tuner._do_bench.__module__.startswith("triton.")
+        bench = tuner._do_bench if of_user else first_that_fits(simulated)
+        own = dict(cache=caches.setdefault(tuner, {}), cache_results=False, do_bench=bench)
         before = {name: vars(tuner)[name] for name in own if name in vars(tuner)}
         vars(tuner).update(own)
         try:
