@@ -90,8 +90,9 @@ def attention(
     - `return_lse`: also the logarithm of each query's sum of exponentials, (batch, heads, queries) in fp32.
 
     Returns a tensor (batch, heads, queries, D_v) of q's dtype, `out` where given. A query that sees no key gets zeros, and −∞ as log-sum-exp.
-    Differentiable in q, k and v, also through the log-sum-exp; traced by torch.compile as the operator `tritonkittens::attention`. Raises ValueError or
-    TypeError for operands that do not fit together.
+    Differentiable once in q, k and v, also through the log-sum-exp (a second derivative by backward raises NotImplementedError); under forward-mode
+    differentiation torch's own operations compute it, in fp32 and with all scores in memory. torch.compile, make_fx and vmap see the operator
+    `tritonkittens::attention`. Raises ValueError or TypeError for operands that do not fit together.
     """
     if not is_plain(q, k, v):
         return _dispatched(q, k, v, causal, window, scale, softcap, return_lse, deterministic, out)

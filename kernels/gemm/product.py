@@ -67,8 +67,9 @@ def gemm(
     Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
     128 of K. Rounded once, but where results wait in registers (`Config.packed`, chosen for large products): there a residual is added to rounded results of 16
     bits, and an activation with nothing behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
-    residual; traced by torch.compile as the operator `tritonkittens::gemm`.
-    Raises TypeError or ValueError for what does not fit together.
+    residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32. torch.compile, make_fx and vmap see the
+    operator `tritonkittens::gemm`. `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
+    Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
     """
     if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
         result = _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
