@@ -42,7 +42,7 @@ def have_memory(*tensors: Tensor | None) -> bool:
 
 def is_forward_mode() -> bool:
     """Is a level of forward-mode differentiation open (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)? Operands may have tangents then."""
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+    return forward_ad._current_level >= 0 and (is_compiling() or torch._C._is_fwd_grad_enabled())
 
 
 def is_ordinary(x: Tensor) -> bool:
@@ -90,6 +90,12 @@ def check_no_gradient(name: str, advice: str, **tensors: Tensor | None) -> None:
                 raise ValueError(f"{name}: {argument} requires a gradient, which {name} does not compute; call it under torch.no_grad(), or {advice}")
 
 
+def check_no_tangent(name: str) -> None:
+    """Raise NotImplementedError in a backward that would drop the tangents of its gradients."""
+    if is_forward_mode():
+        raise NotImplementedError(f"{name}: its backward has no forward-mode derivative, unless its forward is computed under the same dual level")
+
+
 def second_derivative_of(name: str) -> Callable[..., Any]:
     """The backward of an operator that computes gradients of `name`, and has none itself."""
 
@@ -104,9 +110,14 @@ def call(name: str, *args: Any) -> Any:
 
     torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`): there an autograd function does the same.
     """
-    if not is_compiling() and _transforms_are_active() and name in _transformed:
+    if not is_compiling() and _transforms_are_active() and name in _transformed and not _is_functionalized():
         return _transformed[name].apply(*args)
     return getattr(torch.ops.tritonkittens, name)(*args)
+
+
+def _is_functionalized() -> bool:
+    """Is the innermost transform `torch.func.functionalize`? It takes operators, and no autograd functions."""
+    return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Functionalize
 
 
 _transformed: dict[str, type[torch.autograd.Function]] = {}
@@ -155,7 +166,7 @@ def vmap_by_batch(operator: Callable[..., Any], dims: tuple[int | None, ...], si
 def vmap_by_loop(operator: Callable[..., Any], dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Any, Any]:
     """`operator` under vmap, sample by sample."""
     if size == 0:
-        raise ValueError(f"vmap of {operator} over no samples")
+        raise ValueError("vmap over no samples: without one nobody knows what the results are like")
     found = [operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))) for i in range(size)]
     if isinstance(found[0], Tensor):
         return torch.stack(found), 0
@@ -178,6 +189,20 @@ def check_written(name: str, out: Tensor) -> None:
         if stride <= reach:
             raise ValueError(f"{name}: out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory")
         reach += stride * (extent - 1)
+
+
+def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
+    """`result`, or `out` with what it is. Raises TypeError or ValueError, by the `name` of the function that was called, for an `out` that is not like it."""
+    if out is None:
+        return result
+    check_tensors(name, out=out)
+    if out.dtype != result.dtype:
+        raise TypeError(f"{name}: out has dtype {out.dtype}; it must be {result.dtype}")
+    if out.shape != result.shape:
+        raise ValueError(f"{name}: out is {tuple(out.shape)}; it must be {tuple(result.shape)}")
+    if not is_compiling():
+        check_written(name, out)
+    return out.copy_(result)
 
 
 def overlaps(out: Tensor, *operands: Tensor | None) -> bool:

@@ -77,6 +77,11 @@ def test_kinds_of_tensors(kernel_device, rng):
     nested = torch.nested.nested_tensor_from_jagged(rows, offsets)
     out = layer(nested)
     assert out.shape[:2] == nested.shape[:2] and torch.equal(out.values(), layer(rows))
+    with torch.no_grad():
+        expected = 2 * layer(rows)
+        layer.register_forward_hook(lambda module, inputs, output: output * 2)  # runs once
+        assert torch.equal(layer(nested).values(), expected)
+    layer._forward_hooks.clear()
     pair = layer(TwoTensor(rows, rows.clone()))
     assert type(pair) is TwoTensor and relative_error(pair.a, layer(rows).double()) < 1e-2
 

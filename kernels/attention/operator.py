@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, have_memory, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
+from tritonkittens.kernels._dispatch import call, check_no_tangent, have_memory, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
 from tritonkittens.kernels.attention.decoding import decode
 from tritonkittens.kernels.attention.fp8 import of_fp8
 from tritonkittens.kernels.attention.gradients import run_backward
@@ -56,6 +56,7 @@ def _save_of_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) ->
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    check_no_tangent("attention")
     q, k, v, out, lse = ctx.saved_tensors
     grad, scores = torch.zeros_like(out) if grad is None else grad, ctx.scores
     # With gradients enabled these may be differentiated again, which the operator refuses.

@@ -11,7 +11,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_forward_mode, is_plain, overlaps, requires_grad
+from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_compiling, is_forward_mode, is_plain, overlaps, requires_grad, write
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
@@ -112,6 +112,8 @@ def _dispatched(
     check_tensors("attention", optional=True, out=out)
     scores = scores_of(q, scale, softcap, *check_window(causal, window))
     if is_forward_mode():
+        if not is_compiling():
+            check(q, k, v)
         found = attention_torch(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32)
         return handed_out((found[0].to(q.dtype), found[1]), out, return_lse)
     deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
@@ -141,7 +143,7 @@ def handed_out(
     found: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None, return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What a call returns whose (output, log-sum-exp) are `found` in new memory: the first in `out` where given, the second if asked for."""
-    result = found[0] if out is None else out.copy_(found[0])
+    result = write("attention", found[0], out)
     return (result, found[1]) if return_lse else result
 
 

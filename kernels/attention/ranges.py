@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_tensors, is_forward_mode, is_plain, register, second_derivative_of, vmap_by_batch
+from tritonkittens.kernels._dispatch import call, check_no_tangent, check_tensors, is_forward_mode, is_plain, register, second_derivative_of, vmap_by_batch
 from tritonkittens.kernels.attention.gradients import run_backward
-from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward
+from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward, scores_of
 from tritonkittens.kernels.attention.reference import LIMIT
 
 
@@ -109,8 +109,8 @@ def attention_ranges(
         check_tensors("attention_ranges", q=q, k=k, v=v, ranges=ranges)
         if is_forward_mode():
             raise ValueError("attention_ranges: it has no forward-mode derivative; use attention")
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    return call("attention_ranges", q, k, v, ranges, scale, softcap)[0]
+    scores = scores_of(q, scale, softcap, LIMIT, LIMIT, "attention_ranges")
+    return call("attention_ranges", q, k, v, ranges, scores.scale, scores.softcap)[0]
 
 
 @torch.library.custom_op("tritonkittens::attention_ranges", mutates_args=())
@@ -171,6 +171,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple:
+    check_no_tangent("attention_ranges")
     gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
     return *gradients, *(None,) * 3
 

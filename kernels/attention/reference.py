@@ -35,5 +35,6 @@ def attention_torch(
     seen = visible(q.shape[2], k.shape[2], *sides(causal, window), device=q.device)
     scores = scores.masked_fill(~seen, float("-inf"))
     any_key = seen.any(-1)[:, None]
-    weights = torch.where(any_key, scores.masked_fill(~any_key, 0.0).softmax(-1), 0.0)
-    return weights @ v, scores.logsumexp(-1)
+    scores = scores.masked_fill(~any_key, 0.0)  # whose derivatives are finite
+    weights = torch.where(any_key, scores.softmax(-1), 0.0)
+    return weights @ v, torch.where(seen.any(-1), scores.logsumexp(-1), float("-inf"))

@@ -13,6 +13,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import (
     call,
+    check_no_tangent,
     check_tensors,
     check_written,
     have_memory,
@@ -250,6 +251,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    check_no_tangent(NAME)
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     once = not torch.is_grad_enabled()  # else these gradients may be differentiated again, which the operator refuses

@@ -100,10 +100,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Tensor, int]:
-    """Samples of matrices, and of residuals and gates of the result's shape, are one batch more; those of vectors are products of their own."""
-    a, b, _, _, gate, residual, *_ = args
+    """Samples of matrices, and of residuals and gates of the result's shape, are one batch more; those of vectors, and products with scales of blocks, are
+    products of their own."""
+    a, b, _, _, gate, residual, *scales = args[:8]
     matrices = dims[:2] != (None, None) and all(dim is None for name, dim in enumerate(dims) if name not in (0, 1, 5))
-    if not matrices or (gate is not None and gate.ndim > 1 and gate.numel() > 1):
+    blocks = any(scale is not None and scale.ndim == 2 for scale in scales)
+    if not matrices or blocks or (gate is not None and gate.ndim > 1 and gate.numel() > 1):
         return vmap_by_loop(operator, dims, size, *args)
     rank = max(x.ndim - (dim is not None) for x, dim in zip((a, b), dims))
 

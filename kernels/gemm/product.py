@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,11 +16,13 @@ from tritonkittens.kernels._dispatch import (
     check_tensors,
     check_written,
     have_memory,
+    is_compiling,
     is_forward_mode,
     is_plain,
     is_same_view,
     overlaps,
     requires_grad,
+    write,
 )
 from tritonkittens.kernels._tensors import (
     addressable,
@@ -72,12 +75,14 @@ def gemm(
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
     """
     if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
-        result = _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
-        return result if out is None else out.copy_(result)
+        return write("gemm", _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate), out)
     if requires_grad(a, b, bias, gate, residual, scale_a, scale_b):
         _check_config(config)
+        operands = (bias, gate, residual, scale_a, scale_b)
+        if not have_memory(a, b, *operands):
+            return write("gemm", _by_operator(a, b, operands, activation, out_dtype, config, accumulate), out)
         result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
-        return result if out is None else out.copy_(result)
+        return write("gemm", result, out)
     return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate, out)
 
 
@@ -89,7 +94,10 @@ def _dispatched(
     _check_kinds(a, b, operands, None)
     _check_config(config)
     if is_forward_mode():
-        _check_activation(activation)
+        if not is_compiling():
+            check(a, b, operands, activation, out_dtype, None)
+            _check_accumulation(a, accumulate, config)
+            _places(a, b, operands)
         total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
         return rounded(total, result_dtype(a, out_dtype))
     return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
@@ -177,6 +185,13 @@ def _check_activation(activation: object) -> None:
         raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
+def _check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:
+    if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
+        raise ValueError(f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16")
+    if accumulate == "fp16" and config is not None and config.schedule not in UNSPLIT:
+        raise ValueError(f"gemm(accumulate='fp16', config={config}): tasks that are split are summed up in fp32")
+
+
 def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
 
@@ -257,10 +272,7 @@ def _plan(
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
     _check_config(config)
-    if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
-        raise ValueError(f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16")
-    if accumulate == "fp16" and config is not None and config.schedule not in UNSPLIT:
-        raise ValueError(f"gemm(accumulate='fp16', config={config}): tasks that are split are summed up in fp32")
+    _check_accumulation(a, accumulate, config)
     dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
@@ -314,8 +326,8 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """The rows of a batch of matrices as those of one."""
-    return x if x.ndim == 2 else x.flatten(0, -2)
+    """The rows of a batch of matrices as those of one. (`flatten` has no rule for gradients of many results at once.)"""
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -335,7 +347,7 @@ class _Product:
         self._templates: dict[Config, tk.lcf] = {}
         self.batch = shape[:-2]
         # Rows of all of a batch against one matrix are the rows of one product
-        self.flat = b.ndim == 2 and a.ndim > 2 and "tile" not in places.values() and places.get("gate") != "row" and a.is_contiguous()
+        self.flat = b.ndim == 2 and a.ndim > 2 and not {"tile", "row"} & set(places.values()) and a.is_contiguous()
         self.batched = bool(self.batch) and not self.flat
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)

@@ -256,6 +256,47 @@ def test_derivatives_in_forward_mode_of_a_gradient(rng):
     assert relative_error(found, expected) < 2e-2
 
 
+def test_batched_gradients_of_a_batch_of_rows_keep_their_graph(rng):
+    """As a Jacobian penalty takes them of a layer whose input is (batch, sequence, features)."""
+    layer, exact_layer = nn.Linear(64, 40, dtype=BF16, device=DEVICE, activation="gelu"), torch.nn.Linear(64, 40, dtype=torch.float64, device="cpu")
+    exact_layer.load_state_dict(layer.state_dict())
+    x = randn(2, 5, 64).requires_grad_()
+
+    def penalty(f, x):
+        jacobian = torch.autograd.functional.jacobian(lambda x: f(x).sum((0, 1)), x, create_graph=True, vectorize=True)
+        return torch.autograd.grad(jacobian.double().square().sum(), list(layer.parameters() if f is layer else exact_layer.parameters()))
+
+    found, expected = penalty(layer, x), penalty(lambda x: torch.nn.functional.gelu(exact_layer(x)), x.detach().cpu().double())
+    assert all(relative_error(got, want) < 3e-2 for got, want in zip(found, expected, strict=True))
+
+
+def test_tangents_of_a_log_sum_exp_of_no_key(rng):
+    q, k, v = randn(1, 1, 6, 16), randn(1, 1, 3, 16), randn(1, 1, 3, 16)
+    tangent = torch.func.jvp(lambda k: attention(q, k, v, causal=True, return_lse=True)[1], (k,), (randn(*k.shape),))[1]
+    assert (tangent[..., :3] == 0).all() and (tangent[..., 3:] != 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.gradient == "once"])
+def test_a_backward_that_would_drop_tangents_says_so(name, rng):
+    of = OPERATORS[name]
+    leaves = [x.requires_grad_() if i < of.operands else x for i, x in enumerate(of.make())]
+    out = of.run(*leaves)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name}: its backward has no forward-mode derivative"):
+        torch.autograd.grad(out, leaves[0], forward_ad.make_dual(randn(*out.shape), randn(*out.shape)))
+
+
+def test_transforms_that_take_operators_only(rng):
+    a, b = matrices(24, 64, 40)()
+    assert same(torch.func.functionalize(gemm)(a, b), gemm(a, b))
+
+
+def test_vmap_of_scales_of_blocks(rng):
+    a, b = randn(2, 32, 256, dtype=E4M3), randn(128, 256, dtype=E4M3).T
+    scale_a, scale_b = (torch.rand(*shape, dtype=torch.float32, device=DEVICE) + 0.5 for shape in ((32, 2), (2, 1)))
+    found = torch.vmap(lambda a: gemm(a, b, scale_a=scale_a, scale_b=scale_b))(a)
+    assert all(same(got, gemm(one, b, scale_a=scale_a, scale_b=scale_b)) for got, one in zip(found, a, strict=True))
+
+
 # ---------------------------------------------------------------- second derivatives
 
 
@@ -348,6 +389,18 @@ def test_out_may_not_share_memory_with_itself(name, rng):
     out = torch.empty_like(of.run(*tensors)[:1]).expand(of.run(*tensors).shape)
     with pytest.raises(ValueError, match=re.escape(f"out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory")):
         of.run(*tensors, out=out)
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["", "with gradients"])
+@pytest.mark.parametrize("out, error, message", [
+    (lambda: torch.zeros(24, 40, dtype=torch.int32, device=DEVICE), TypeError, "out has dtype torch.int32; it must be torch.bfloat16"),
+    (lambda: torch.zeros(2, 24, 40, dtype=BF16, device=DEVICE), ValueError, "(2, 24, 40); it must be (24, 40)"),
+    (lambda: [1], TypeError, "gemm: out is list; it must be a torch tensor"),
+])  # fmt: skip
+def test_out_is_like_the_result(out, error, message, wanted, rng):
+    a, b = matrices(24, 64, 40)()
+    with pytest.raises(error, match=re.escape(message)):
+        gemm(a.requires_grad_(wanted), b, out=out())
 
 
 def test_out_may_be_in_the_memory_of_an_operand(rng):

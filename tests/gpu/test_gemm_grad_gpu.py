@@ -69,6 +69,14 @@ def test_gradients_of_every_place_of_an_operand(rng):
         compared(a, b, gate=gate, bias=randn(40), activation="silu")
 
 
+def test_vectors_along_the_rows_of_every_matrix_of_a_batch(rng):
+    """Rows of a batch are those of one product only where nothing is along them."""
+    a, b = (torch.randn(*shape, dtype=torch.float32, device=DEVICE).to(torch.bfloat16) for shape in ((3, 24, 64), (64, 40)))
+    scale, gate = (torch.rand(24, 1, dtype=torch.float32, device=DEVICE) + 0.5 for _ in range(2))
+    for given in (dict(scale_a=scale), dict(scale_a=scale[:, 0]), dict(gate=gate), dict(scale_a=scale, gate=gate)):
+        assert relative_error(gemm(a, b, **given), torch.stack([gemm_torch(x, b, **given) for x in a]).cpu()) < 1e-2
+
+
 @pytest.mark.parametrize("wanted", ["a", "b", "bias", "gate", "residual"])
 def test_the_gradient_of_one_operand_only(rng, wanted):
     compared(randn(24, 32), randn(32, 40), wanted=[wanted], bias=randn(40), gate=randn(24, 1), residual=randn(24, 40), activation="gelu")

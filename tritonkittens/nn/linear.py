@@ -64,7 +64,7 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:  # its rows are those of one matrix
             lengths = dict(min_seqlen=input._maybe_min_seqlen, max_seqlen=input._maybe_max_seqlen)
-            return torch.nested.nested_tensor_from_jagged(self(input.values()), input.offsets(), **lengths)
+            return torch.nested.nested_tensor_from_jagged(self.forward(input.values()), input.offsets(), **lengths)
         y = self._by_kernel(input)
         return activated(nn.functional.linear(*self._operands(input)), self.activation) if y is None else y
 
