@@ -80,14 +80,33 @@ def check_tensors(name: str, *, optional: bool = False, **tensors: Any) -> None:
             raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
 
 
+def has_tangent(*tensors: Any) -> bool:
+    """Has one of the tensors a tangent, or may have one in a nest of transforms?"""
+    if not is_forward_mode():
+        return False
+    try:
+        return any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    except RuntimeError:
+        return True
+
+
 def check_no_gradient(name: str, advice: str, **tensors: Tensor | None) -> None:
     """Raise ValueError where an operator without gradients would drop one that is wanted, or a tangent."""
-    if is_forward_mode():
+    if has_tangent(*tensors.values()):
         raise ValueError(f"{name}: it has no forward-mode derivative; {advice}")
     if torch.is_grad_enabled():
         for argument, x in tensors.items():
             if getattr(x, "requires_grad", False):
                 raise ValueError(f"{name}: {argument} requires a gradient, which {name} does not compute; call it under torch.no_grad(), or {advice}")
+
+
+def no_gradient_of(name: str, advice: str) -> Callable[..., Any]:
+    """The backward of an operator without gradients, for operands of which a transform does not tell that they require one."""
+
+    def refuse(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(f"{name} has no gradient; {advice}")
+
+    return refuse
 
 
 def check_no_tangent(name: str) -> None:
@@ -205,27 +224,35 @@ def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
     return out.copy_(result)
 
 
+def announce_write(out: Tensor) -> None:
+    """Tell autograd that a kernel writes `out`: a backward that has kept what it was then raises. RuntimeError for an inference tensor outside of that mode."""
+    if not torch.is_inference_mode_enabled():
+        torch._C._increment_version((out,))
+
+
 def overlaps(out: Tensor, *operands: Tensor | None) -> bool:
     """May `out` be in memory that one of those operands that are given has, too?"""
-    for x in operands:
-        if x is not None and torch._C._is_alias_of(out, x) and _lie_together(out, x):
-            return True
+    return overlaps_within(reaches(out, *operands), out, *operands)
+
+
+def overlaps_within(reaches: tuple[int, ...], out: Tensor, *operands: Tensor | None) -> bool:
+    """`overlaps` of tensors whose `reaches` are known. By addresses, since two storages may share memory (`torch.from_dlpack`)."""
+    first = out.data_ptr()
+    behind = first + reaches[0]
+    for i, x in enumerate(operands, 1):
+        if x is not None:
+            start = x.data_ptr()
+            if first < start + reaches[i] and start < behind:
+                return True
     return False
+
+
+def reaches(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Bytes from the first up to the last of each tensor: the same for all tensors of their shapes, strides and dtypes."""
+    return tuple(0 if x is None or x.numel() == 0 else x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
+                 for x in tensors)
 
 
 def is_same_view(x: Tensor, y: Tensor) -> bool:
     """Are both the same elements of one memory, in the same places?"""
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
-
-
-def _lie_together(x: Tensor, y: Tensor) -> bool:
-    (first, behind), (start, end) = _bounds(x), _bounds(y)
-    return first < end and start < behind
-
-
-def _bounds(x: Tensor) -> tuple[int, int]:
-    """Addresses of its first byte and of the one behind its last."""
-    if x.numel() == 0:
-        return 0, 0
-    last = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

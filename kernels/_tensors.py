@@ -60,7 +60,7 @@ def signature(*tensors: torch.Tensor) -> Hashable:
         return found
     out: list = [simulated_facts()]
     for x in tensors:
-        out += (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % TMA_BYTES)
+        out += (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % TMA_BYTES)
     return tuple(out)
 
 

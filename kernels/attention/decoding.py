@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import call, check_no_gradient, check_tensors, is_plain, overlaps
+from tritonkittens.kernels._dispatch import announce_write, call, check_no_gradient, check_tensors, is_plain, overlaps, requires_grad
 from tritonkittens.kernels._tensors import addressable, allocator, check_small, power_of_two, remember, signature, storable
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
@@ -43,7 +43,7 @@ def attention_decode(
     `tritonkittens::attention_decode`.
     """
     check_no_gradient("attention_decode", "use attention", q=q, k=k, v=v)
-    if is_plain(q, k, v, lengths, starts, pages):
+    if is_plain(q, k, v, lengths, starts, pages, out):
         return decode(q, k, v, lengths, starts, pages, causal, scale, softcap, return_lse, parts, out, debug)
     check_tensors("attention_decode", q=q, k=k, v=v)
     check_tensors("attention_decode", optional=True, lengths=lengths, starts=starts, pages=pages, out=out)
@@ -55,10 +55,12 @@ def decode(
     scale: float | None, softcap: float | None, return_lse: bool, parts: int | None, out: torch.Tensor | None = None, debug: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention_decode` of plain tensors; arguments as there."""
-    if isinstance(out, torch.Tensor) and overlaps(out, q, k, v, lengths, starts, pages):
+    if out is not None and (requires_grad(out) or overlaps(out, q, k, v, lengths, starts, pages)):
         check(q, k, v, out, paged=pages is not None)
         found = decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts, debug=debug)
         return handed_out(found, out, return_lse)  # type: ignore[arg-type]
+    if out is not None:
+        announce_write(out)
     operands = (q, k, v, out, lengths, starts, pages)
     key, known = (None, None) if debug else _known_launch(operands, (causal, scale, softcap, return_lse, parts))
     if known is not None:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._dispatch import call, check_no_gradient, check_tensors, is_plain, overlaps
+from tritonkittens.kernels._dispatch import announce_write, call, check_no_gradient, check_tensors, is_plain, overlaps, requires_grad
 from tritonkittens.kernels._tensors import check_operands, check_small
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.forward import AttentionForward
@@ -102,7 +102,7 @@ def attention_fp8(
     """
     scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     check_no_gradient("attention_fp8", "use attention of 16-bit operands", q=q, k=k, v=v, **scales)
-    if is_plain(q, k, v, *scales.values()):
+    if is_plain(q, k, v, *scales.values(), out):
         return of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, return_lse, out_dtype, out, config)
     check_tensors("attention_fp8", q=q, k=k, v=v)
     check_tensors("attention_fp8", optional=True, **scales, out=out)
@@ -124,9 +124,10 @@ def of_fp8(
     if out is not None:
         check_operands("attention_fp8", OUT_TYPES, 4, out=out)
         out_dtype = out.dtype
-        if overlaps(out, q, k, v, q_scale, k_scale, v_scale):
+        if requires_grad(out) or overlaps(out, q, k, v, q_scale, k_scale, v_scale):
             found = of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config)
             return handed_out(found, out, return_lse)  # type: ignore[arg-type]
+        announce_write(out)
     if out_dtype not in OUT_TYPES:
         raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")
     (batch, heads, queries, _), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]

@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, have_memory, is_plain, register, second_derivative_of, vmap_by_batch, vmap_by_loop
+from tritonkittens.kernels._dispatch import (
+    call,
+    check_no_tangent,
+    have_memory,
+    is_plain,
+    no_gradient_of,
+    register,
+    second_derivative_of,
+    vmap_by_batch,
+    vmap_by_loop,
+)
 from tritonkittens.kernels.attention.decoding import decode
 from tritonkittens.kernels.attention.fp8 import of_fp8
 from tritonkittens.kernels.attention.gradients import run_backward
@@ -122,5 +132,5 @@ def _vmap_decode(operator: Any, dims: tuple[int | None, ...], size: int, *args: 
     return (vmap_by_loop if paged else vmap_by_batch)(operator, dims, size, *args)
 
 
-register(decode_operator, _vmap_decode)
-register(fp8_operator, vmap_by_batch)
+register(decode_operator, _vmap_decode, no_gradient_of("attention_decode", "use attention"))
+register(fp8_operator, vmap_by_batch, no_gradient_of("attention_fp8", "use attention of 16-bit operands"))

@@ -11,7 +11,19 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import call, check_tensors, check_written, is_compiling, is_forward_mode, is_plain, overlaps, requires_grad, write
+from tritonkittens.kernels._dispatch import (
+    announce_write,
+    call,
+    check_tensors,
+    check_written,
+    is_compiling,
+    is_forward_mode,
+    is_plain,
+    overlaps_within,
+    reaches,
+    requires_grad,
+    write,
+)
 from tritonkittens.kernels._tensors import (
     HALF_TYPES,
     addressable,
@@ -94,7 +106,7 @@ def attention(
     differentiation torch's own operations compute it, in fp32 and with all scores in memory. torch.compile, make_fx and vmap see the operator
     `tritonkittens::attention`. Raises ValueError or TypeError for operands that do not fit together.
     """
-    if not is_plain(q, k, v):
+    if not is_plain(q, k, v, out):
         return _dispatched(q, k, v, causal, window, scale, softcap, return_lse, deterministic, out)
     known = known_call(q, k, v, out, causal, window, scale, softcap)
     if known.scores is None:
@@ -114,7 +126,8 @@ def _dispatched(
     if is_forward_mode():
         if not is_compiling():
             check(q, k, v)
-        found = attention_torch(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            found = attention_torch(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32)
         return handed_out((found[0].to(q.dtype), found[1]), out, return_lse)
     deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     found = call("attention", q, k, v, scores.scale, scores.softcap, scores.left, scores.right, deterministic)
@@ -131,8 +144,11 @@ def attend(
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         of_new_result = known if out is None else Known(scores)  # launches are bound to the strides of `out`
         return handed_out(autograd_function().apply(of_new_result, q, k, v, deterministic), out, return_lse)
-    if out is not None and overlaps(out, q, k, v):
-        return handed_out(computed(q, k, v, Known(scores), config), out, return_lse)
+    if out is not None:
+        known.reaches = known.reaches or reaches(out, q, k, v)
+        if requires_grad(out) or overlaps_within(known.reaches, out, q, k, v):
+            return handed_out(computed(q, k, v, Known(scores), config), out, return_lse)
+        announce_write(out)
     result = out if out is not None else known.new_result(q, v)
     lse = known.new_lse(q) if return_lse else None
     run_forward(q, k, v, result, lse, scores, config, known if config is None else None)
@@ -148,12 +164,13 @@ def handed_out(
 
 
 class Known:
-    """What is known of a call: its `scores`, once it was checked, how its results are allocated, and the `launches` (with log-sum-exp or not) where no operand
-    needs a copy."""
+    """What is known of a call: its `scores`, once it was checked, how its results are allocated, the `launches` (with log-sum-exp or not) where no operand
+    needs a copy, and where memory of `out` and operands ends."""
 
     def __init__(self, scores: Scores | None = None) -> None:
         self.scores = scores
         self.launches: dict[bool, Callable[..., None]] = {}
+        self.reaches: tuple[int, ...] = ()  # of `out`, q, k and v
         self._new_result: Callable[[], torch.Tensor] | None = None
         self._new_lse: Callable[[], torch.Tensor] | None = None
 

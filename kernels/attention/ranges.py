@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, check_tensors, is_forward_mode, is_plain, register, second_derivative_of, vmap_by_batch
+from tritonkittens.kernels._dispatch import call, check_no_tangent, check_tensors, has_tangent, is_plain, register, second_derivative_of, vmap_by_batch
 from tritonkittens.kernels.attention.gradients import run_backward
 from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward, scores_of
 from tritonkittens.kernels.attention.reference import LIMIT
@@ -107,7 +107,7 @@ def attention_ranges(
         check(q, k, v)
     else:  # the operator checks what a trace cannot
         check_tensors("attention_ranges", q=q, k=k, v=v, ranges=ranges)
-        if is_forward_mode():
+        if has_tangent(q, k, v):
             raise ValueError("attention_ranges: it has no forward-mode derivative; use attention")
     scores = scores_of(q, scale, softcap, LIMIT, LIMIT, "attention_ranges")
     return call("attention_ranges", q, k, v, ranges, scores.scale, scores.softcap)[0]

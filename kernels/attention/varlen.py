@@ -12,12 +12,13 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import (
+    announce_write,
     call,
     check_no_tangent,
     check_tensors,
     check_written,
+    has_tangent,
     have_memory,
-    is_forward_mode,
     is_plain,
     overlaps,
     register,
@@ -69,13 +70,13 @@ def attention_varlen(
     torch.compile as the operator `tritonkittens::attention_varlen`. Raises ValueError or TypeError for operands that do not fit together.
     """
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    plain = is_plain(*tensors)
+    plain = is_plain(*tensors, out)
     if plain:
         check_varlen(*tensors, out)
     else:  # the operator checks what a trace cannot
         check_tensors(NAME, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         check_tensors(NAME, optional=True, out=out)
-        if is_forward_mode():
+        if has_tangent(q, k, v):
             raise ValueError(f"{NAME}: it has no forward-mode derivative; use attention of each sequence")
     left, right = check_window(causal, window, NAME)
     scores = scores_of(q, scale, softcap, left, right, NAME)
@@ -88,8 +89,10 @@ def attention_varlen(
         numbers = (scores.scale, softcap, left, right, deterministic)
         differentiable = VarlenFunction.apply if plain else functools.partial(call, "attention_varlen")
         return handed_out(differentiable(*tensors, *longest, *numbers), out, return_lse)
-    if out is not None and overlaps(out, *tensors):
-        return handed_out(_computed(*tensors, *longest, scores), out, return_lse)
+    if out is not None:
+        if requires_grad(out) or overlaps(out, *tensors):
+            return handed_out(_computed(*tensors, *longest, scores), out, return_lse)
+        announce_write(out)
     result = out if out is not None else q.new_empty(*q.shape[:2], v.shape[2])
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
     _run_forward(*tensors, result, lse, _lengths(q, k, longest), scores)

@@ -69,6 +69,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
     needs = ctx.needs_input_grad
+    grad = grad.float() if grad.dtype in FP8 else grad
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
@@ -76,7 +77,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         d_gate = grad * activated(total, ctx.activation) if gate is not None and needs[4] else None
         if ctx.activation is not None:
             d_total = activation_gradient(d_total.float(), total, ctx.activation)
-    d_sum = d_total
+    d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
+    d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None
+    d_a, d_b = _of_operands(ctx, d_total, a, b, scale_a, scale_b) if needs[0] or needs[1] else (None, None)
+    return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None
+
+
+def _of_operands(ctx: Any, d_total: Tensor, a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of a and b, where wanted, for that of the scaled product."""
+    needs, d_sum = ctx.needs_input_grad, d_total
     for scale, shape in ((scale_a, (-1, 1)), (scale_b, (1, -1))):
         if scale is not None:
             d_sum = d_sum * scale.reshape(shape if scale.numel() > 1 else ())
@@ -94,9 +103,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         if b.ndim == 2:
             a, d_sum = as_matrix(a), as_matrix(d_sum)
         d_b = _summed(_laid_out_as(b, a.mT, d_sum), ctx.shapes[1])
-    d_bias = _summed(d_total, ctx.shapes[2]) if needs[2] else None
-    d_residual = _summed(grad, ctx.shapes[4]) if needs[5] else None
-    return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None
+    return d_a, d_b
 
 
 def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Tensor, int]:
@@ -105,7 +112,7 @@ def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) ->
     a, b, _, _, gate, residual, *scales = args[:8]
     matrices = dims[:2] != (None, None) and all(dim is None for name, dim in enumerate(dims) if name not in (0, 1, 5))
     blocks = any(scale is not None and scale.ndim == 2 for scale in scales)
-    if not matrices or blocks or (gate is not None and gate.ndim > 1 and gate.numel() > 1):
+    if not matrices or blocks or (gate is not None and gate.ndim > 1 and (gate.ndim > 2 or gate.numel() > 1)):
         return vmap_by_loop(operator, dims, size, *args)
     rank = max(x.ndim - (dim is not None) for x, dim in zip((a, b), dims))
 

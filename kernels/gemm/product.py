@@ -12,6 +12,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import (
+    announce_write,
     call,
     check_tensors,
     check_written,
@@ -21,6 +22,8 @@ from tritonkittens.kernels._dispatch import (
     is_plain,
     is_same_view,
     overlaps,
+    overlaps_within,
+    reaches,
     requires_grad,
     write,
 )
@@ -74,7 +77,7 @@ def gemm(
     operator `tritonkittens::gemm`. `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
     """
-    if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
+    if not is_plain(a, b, bias, gate, residual, scale_a, scale_b, out):
         return write("gemm", _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate), out)
     if requires_grad(a, b, bias, gate, residual, scale_a, scale_b):
         _check_config(config)
@@ -83,6 +86,11 @@ def gemm(
             return write("gemm", _by_operator(a, b, operands, activation, out_dtype, config, accumulate), out)
         result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
         return write("gemm", result, out)
+    if out is None:
+        return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
+    if requires_grad(out):
+        return write("gemm", computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate), out)
+    announce_write(out)
     return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate, out)
 
 
@@ -98,7 +106,8 @@ def _dispatched(
             check(a, b, operands, activation, out_dtype, None)
             _check_accumulation(a, accumulate, config)
             _places(a, b, operands)
-        total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
+        with torch.autocast(a.device.type, enabled=False):
+            total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
         return rounded(total, result_dtype(a, out_dtype))
     return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
 
@@ -117,18 +126,13 @@ def computed(
 ) -> Tensor:  # fmt: skip
     """`gemm` without its gradient, by the plan of calls of this kind."""
     bias, gate, residual, scale_a, scale_b = operands
-    if out is not None and isinstance(out, Tensor) and overlaps(out, a, b, *operands):
-        in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
-        if not in_place or overlaps(out, a, b, bias, gate, scale_a, scale_b):
-            check(a, b, operands, activation, out_dtype, out)
-            return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
             key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
         else:
             given = [t for t in (*operands, out) if t is not None]
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
-        plan = _plans.get(key)
+        known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         if not have_memory(a, b, *operands) and out is None:
             return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
@@ -136,8 +140,14 @@ def computed(
         _check_config(config)
         _check_activation(activation)
         raise
-    if plan is None:
-        plan = remember(_plans, key, _plan(a, b, operands, activation, out_dtype, out, config, accumulate))
+    if known is None:
+        plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
+        known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, *operands)))
+    plan, bytes_of = known
+    if out is not None and overlaps_within(bytes_of, out, a, b, *operands):
+        in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
+        if not in_place or overlaps(out, a, b, bias, gate, scale_a, scale_b):
+            return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     return plan(a, b, operands, out)
 
 
@@ -162,7 +172,7 @@ def autograd_function() -> type[torch.autograd.Function]:
 
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
-_plans: dict[tuple, Plan] = {}
+_plans: dict[tuple, tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
 EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
 
 

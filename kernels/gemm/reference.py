@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tritonkittens.kernels._dispatch import is_forward_mode
+
 BLOCK = 128  # of K and N, for block scales
 
 
@@ -22,7 +24,7 @@ def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tens
     if activation is None:
         return grad
     if activation == "silu":
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or is_forward_mode()):
             return torch.ops.aten.silu_backward(grad, x)
         share = x.sigmoid()
         return grad * share * (1 + x * (1 - share))  # torch differentiates silu_backward no further

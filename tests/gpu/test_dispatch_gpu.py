@@ -188,9 +188,9 @@ def test_tangents(name, enabled, rng):
 @pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if not of.reference and "gemm" not in name])
 def test_an_operator_without_tangents_says_so(name, rng):
     of = OPERATORS[name]
-    tensors = of.make()
+    first, *tensors = of.make()
     with forward_ad.dual_level(), pytest.raises(ValueError, match=re.escape(f"{name}: it has no forward-mode derivative; use attention")):
-        of.run(*tensors)
+        of.run(forward_ad.make_dual(first, first.clone()), *tensors)
 
 
 # ---------------------------------------------------------------- transforms
@@ -283,6 +283,54 @@ def test_a_backward_that_would_drop_tangents_says_so(name, rng):
     out = of.run(*leaves)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name}: its backward has no forward-mode derivative"):
         torch.autograd.grad(out, leaves[0], forward_ad.make_dual(randn(*out.shape), randn(*out.shape)))
+
+
+def test_autocast_does_not_touch_tangents(rng):
+    a, b, tangent = randn(32, 64), randn(64, 48), randn(32, 64)
+    with torch.autocast(DEVICE, dtype=BF16):
+        found = torch.func.jvp(lambda a: gemm(a, b, out_dtype=torch.float32), (a,), (tangent,))
+    for got, x in zip(found, (a, tangent), strict=True):
+        assert relative_error(got, x.cpu().double() @ b.cpu().double()) < 1e-5
+
+
+def test_gradients_of_an_epilogue_alone(rng):
+    """Of block scales, and of results in 8 bits with a gate."""
+    a, b, bias, gate = randn(64, 256, dtype=E4M3), randn(128, 256, dtype=E4M3).T, randn(128).requires_grad_(), randn(128).requires_grad_()
+    scale_a, scale_b = (torch.rand(*shape, dtype=torch.float32, device=DEVICE) + 0.5 for shape in ((64, 2), (2, 1)))
+    out = gemm(a, b, bias=bias, gate=gate, scale_a=scale_a, scale_b=scale_b)
+    grad = randn(*out.shape)
+    found = torch.autograd.grad(out, (bias, gate), grad)
+    exact = [x.detach().cpu().double().requires_grad_() for x in (bias, gate)]
+    expected = gemm_torch(a.cpu(), b.cpu(), bias=exact[0], gate=exact[1], scale_a=scale_a.cpu(), scale_b=scale_b.cpu())
+    for got, want in zip(found, torch.autograd.grad(expected, exact, grad.cpu().double()), strict=True):
+        assert relative_error(got, want) < 1e-2
+    x, w = randn(32, 64).requires_grad_(), randn(64, 128)
+    y = gemm(x, w, gate=gate, out_dtype=E4M3)
+    (got,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert relative_error(got, (gate.detach().cpu().double().expand(32, 128) @ w.cpu().double().T)) < 1e-2
+
+
+def test_a_frozen_operator_within_forward_mode(rng):
+    """No operand has a tangent, so none is dropped."""
+    q, k, v = heads(1)
+    expected = attention_decode(q, k, v)
+    found = torch.func.jvp(lambda z: z * attention_decode(q, k, v), (torch.ones_like(expected),), (torch.ones_like(expected),))
+    assert all(same(x, expected) for x in found)
+    with pytest.raises(NotImplementedError, match="attention_decode has no gradient; use attention"):
+        torch.func.grad(lambda Q: torch.vmap(lambda q: attention_decode(q, k, v))(Q).float().sum())(torch.stack([q, q]))
+
+
+def test_tangents_of_gradients_through_activations(rng):
+    a, b, grad, tangent = randn(32, 64), randn(64, 48), randn(32, 48), randn(32, 48)
+    for activation in ("silu", "gelu"):
+        leaf = a.clone().requires_grad_()
+        y = gemm(leaf, b, activation=activation)
+        with forward_ad.dual_level():
+            (found,) = torch.autograd.grad(y, leaf, forward_ad.make_dual(grad, tangent))
+            found = forward_ad.unpack_dual(found).tangent
+        exact = a.cpu().double().requires_grad_()
+        (expected,) = torch.autograd.grad(gemm_torch(exact, b.cpu(), activation=activation), exact, tangent.cpu().double())
+        assert relative_error(found, expected) < 2e-2
 
 
 def test_transforms_that_take_operators_only(rng):
@@ -422,6 +470,41 @@ def test_out_may_be_in_the_memory_of_an_operand(rng):
     q, starts = randn(30, 2, 32), ints(0, 11, 30)
     expected = attention_varlen(q, q, q, starts, starts)
     assert same(attention_varlen(q, q, q, starts, starts, out=q), expected)
+
+
+def test_out_may_be_in_memory_that_two_storages_have(rng):
+    a, b = randn(64, 64), randn(64, 64)
+    expected = gemm(a, b)
+    assert same(gemm(a, b, out=torch.from_dlpack(a)), expected)
+    q = randn(2, 2, 200, 32)
+    expected = attention(q, q, q)
+    assert same(attention(q, q, q, out=torch.from_dlpack(q)), expected)
+
+
+@pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.takes_out])
+def test_out_with_a_lazy_negation_gets_the_right_sign(name, rng):
+    of = OPERATORS[name]
+    tensors = of.make()
+    expected = of.run(*tensors)
+    assert same(of.run(*tensors, out=torch._neg_view(torch.zeros_like(expected))).clone(), expected)
+
+
+@pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.takes_out])
+def test_autograd_hears_of_what_is_written(name, rng):
+    """A backward that has kept the old values raises, as behind any operation in place; so does a leaf that is to be written, and a stale graph goes."""
+    of = OPERATORS[name]
+    tensors = of.make()
+    out = torch.empty_like(of.run(*tensors))
+    scale = torch.ones(out.shape[-1], dtype=torch.float32, device=DEVICE).requires_grad_()
+    y = (of.run(*tensors, out=out) * scale).sum()
+    of.run(*tensors, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    leaf = torch.zeros_like(out).requires_grad_()
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        of.run(*tensors, out=leaf)
+    with torch.inference_mode():
+        assert same(of.run(*tensors, out=torch.empty_like(out)), out)
 
 
 @pytest.mark.parametrize("schedule", ["persistent", "split_k", "stream_k"])

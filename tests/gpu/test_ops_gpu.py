@@ -59,6 +59,22 @@ def test_groups(rng):
     compare(randn(1, 6, 50, 64), randn(1, 2, 70, 64), randn(1, 2, 70, 64), is_causal=True, enable_gqa=True)
 
 
+@pytest.mark.parametrize("queries, keys", [(0, 5), (8, 0), (0, 0)])
+def test_no_queries_or_no_keys(queries, keys):
+    for lead, dim in (((2,), 16), ((2, 2), 24)):
+        out = scaled_dot_product_attention(randn(*lead, queries, dim), randn(*lead, keys, dim), randn(*lead, keys, dim))
+        assert out.shape == (*lead, queries, dim) and not out.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_autocast(dtype, rng):
+    """As PyTorch's: operands and result are of the type of autocast."""
+    q, k, v = (randn(1, 2, 20, 64, dtype=dtype) for _ in range(3))
+    with torch.autocast(DEVICE, dtype=BF16):
+        out = scaled_dot_product_attention(q, k, v)
+    assert out.dtype == BF16 and relative_error(out, functional.scaled_dot_product_attention(*(x.cpu().double() for x in (q, k, v)))) < 2e-2
+
+
 def test_gradients_of_padded_dimensions(rng):
     q, k, v = (randn(1, 2, 50, 40).requires_grad_() for _ in range(3))
     exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]

@@ -44,6 +44,9 @@ def scaled_dot_product_attention(
     """
     if scale is not None and not isinstance(scale, (float, int)) and not torch.compiler.is_compiling():
         scale = float(scale)  # of numpy, or a tensor of no dimensions
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        query, key, value = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     if attn_mask is None and not dropout_p and is_plain(query, key, value):
         known = known_call(query, key, value, None, is_causal, None, scale, None)
         # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
@@ -65,7 +68,7 @@ def scaled_dot_product_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     q, k, v = (padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    q, k, v = (x.reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k, v))
     out = attention(q, k, v, window=window, scale=scale)
     return out.reshape(*lead, *out.shape[1:])[..., : value.shape[-1]]  # type: ignore[union-attr]
 
