@@ -100,11 +100,11 @@ def check_no_gradient(name: str, advice: str, **tensors: Tensor | None) -> None:
                 raise ValueError(f"{name}: {argument} requires a gradient, which {name} does not compute; call it under torch.no_grad(), or {advice}")
 
 
-def no_gradient_of(name: str, advice: str) -> Callable[..., Any]:
-    """The backward of an operator without gradients, for operands of which a transform does not tell that they require one."""
+def refusing(message: str) -> Callable[..., Any]:
+    """The backward of an operator that has none: it raises NotImplementedError with `message`, also where a transform hides that a gradient is wanted."""
 
     def refuse(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(f"{name} has no gradient; {advice}")
+        raise NotImplementedError(message)
 
     return refuse
 
@@ -117,11 +117,7 @@ def check_no_tangent(name: str) -> None:
 
 def second_derivative_of(name: str) -> Callable[..., Any]:
     """The backward of an operator that computes gradients of `name`, and has none itself."""
-
-    def refuse(ctx: Any, *grads: Tensor) -> Any:
-        raise NotImplementedError(f"{name} has no second derivative by backward; use torch's attention, or differentiate the gradient in forward mode")
-
-    return refuse
+    return refusing(f"{name} has no second derivative by backward; use torch's attention, or differentiate the gradient in forward mode")
 
 
 def call(name: str, *args: Any) -> Any:

@@ -11,7 +11,7 @@ from tritonkittens.kernels._dispatch import (
     check_no_tangent,
     have_memory,
     is_plain,
-    no_gradient_of,
+    refusing,
     register,
     second_derivative_of,
     vmap_by_batch,
@@ -132,5 +132,5 @@ def _vmap_decode(operator: Any, dims: tuple[int | None, ...], size: int, *args: 
     return (vmap_by_loop if paged else vmap_by_batch)(operator, dims, size, *args)
 
 
-register(decode_operator, _vmap_decode, no_gradient_of("attention_decode", "use attention"))
-register(fp8_operator, vmap_by_batch, no_gradient_of("attention_fp8", "use attention of 16-bit operands"))
+register(decode_operator, _vmap_decode, refusing("attention_decode has no gradient; use attention"))
+register(fp8_operator, vmap_by_batch, refusing("attention_fp8 has no gradient; use attention of 16-bit operands"))
