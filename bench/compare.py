@@ -1,8 +1,9 @@
 """Two revisions of the library on one card: `python -m bench.compare TREE SUITE… [--only TEXT] [--rounds N] [--limit PERCENT] [--out FILE]`.
 
-TREE is a folder with the other revision (`git worktree add`, or the archive of one). Each revision runs in a process of its own, with its own kernels and its own
+TREE is a folder with the other revision (`git worktree add`, or the archive of one). Each revision runs in a process of its own, with its own kernels and
 `bench`, and times its `gemm`, `attention`, … beside the same peer. The two processes run in alternating bursts. A row's figure is how much longer this revision
-takes than the other one, each relative to its peer in the same round; a row over the limit is measured three times, and its median counts.
+takes than the other one in the same round; the peer, whose code is the same in both, shows what the measurement is worth. A row over the limit, or whose peer
+is, is measured three times, and its median counts.
 
 Prints a line per row and a suite's geometric mean. The exit status is 1 where a row or a mean is over its limit, or a row fails in one revision only.
 """
@@ -68,7 +69,7 @@ class Bench:
         torch.cuda.empty_cache()
         case = self.prepared[name]
         trial = case.prepare()
-        found = {}
+        found: dict[str, Any] = {}
         for role, factories in (("ours", trial.ours), ("peer", trial.peers)):
             for contender, factory in list(factories.items())[: 1 if role == "ours" else None]:
                 try:
@@ -157,23 +158,28 @@ def tries(revisions: dict[str, Revision], request: Sequence[Any]) -> dict[str, A
     return answers
 
 
-def slower(revisions: dict[str, Revision], rounds: int) -> tuple[float, dict[str, float]]:
-    """(percent that "this" takes longer than "other", each relative to its peer; median milliseconds of each)."""
-    times: dict[str, list[float]] = {f"{name} {role}": [] for name in revisions for role in ("ours", "peer")}
-    order, shuffle = [(name, role) for role in ("ours", "peer") for name in revisions], random.Random(0).shuffle
+def measured(revisions: dict[str, Revision], rounds: int) -> dict[str, Any]:
+    """Percent that "this" takes longer than "other", the same of the peer in both processes, and median microseconds of each."""
+    times: dict[tuple[str, str], list[float]] = {(role, name): [] for role in ("ours", "peer") for name in revisions}
+    order, shuffle = list(times), random.Random(0).shuffle
     for number in range(rounds):
         if number % 2 == 0:
             shuffle(order)
-        for name, role in order[:: -1 if number % 2 else 1]:
-            ms = revisions[name].call("burst", role)
-            times[f"{name} {role}"].append(float("nan") if ms is None else ms)
-    medians = {name: statistics.median(ms) for name, ms in times.items()}
-    ratios = []
-    for number in range(rounds):
-        this, other = (times[f"{name} ours"][number] for name in ("this", "other"))
-        peers = [times[f"{name} peer"][number] for name in ("this", "other")]
-        ratios.append(this / other if math.isnan(peers[0]) or math.isnan(peers[1]) else this / peers[0] * peers[1] / other)
-    return 100 * (statistics.median(ratios) - 1), medians
+        for role, name in order[:: -1 if number % 2 else 1]:
+            if (ms := revisions[name].call("burst", role)) is not None:
+                times[role, name].append(ms)
+
+    def percent(role: str) -> float | None:
+        ratios = [this / other for this, other in zip(times[role, "this"], times[role, "other"], strict=True)]
+        return round(100 * (statistics.median(ratios) - 1), 2) if ratios else None
+
+    medians = {f"{name} {role}": round(1e3 * statistics.median(ms), 2) for (role, name), ms in times.items() if ms}
+    return {"percent": percent("ours"), "peer": percent("peer"), "us": medians}
+
+
+def is_steady(found: dict[str, Any], limit: float) -> bool:
+    """Is a row within the limit, and its peer as fast in both processes?"""
+    return found["percent"] <= limit and abs(found["peer"] or 0.0) <= limit
 
 
 def rows(revisions: dict[str, Revision], suite: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -186,12 +192,12 @@ def rows(revisions: dict[str, Revision], suite: str, options: argparse.Namespace
         if failed:
             yield {"case": case, "failed": failed}
             continue
-        found = [slower(revisions, options.rounds)]
-        while len(found) < REPEATS and found[0][0] > options.limit:
-            found.append(slower(revisions, options.rounds))
-        percent = statistics.median(p for p, _ in found)
-        yield {"case": case, "peer": answers["this"].get("peer"), "percent": round(percent, 2), "all": [round(p, 2) for p, _ in found],
-               "us": {name: round(1e3 * ms, 2) for name, ms in found[0][1].items() if not math.isnan(ms)}}
+        found = [measured(revisions, options.rounds)]
+        while len(found) < REPEATS and not is_steady(found[0], options.limit):
+            tries(revisions, ("prepare", case))  # operands in other memory
+            found.append(measured(revisions, options.rounds))
+        middle = sorted(found, key=lambda each: each["percent"])[len(found) // 2]
+        yield {"case": case, "contender": answers["this"].get("peer"), **middle, "all": [each["percent"] for each in found]}
 
 
 def verdict(suite: str, found: Sequence[dict[str, Any]], limit: float) -> tuple[str, bool]:
@@ -214,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report[suite] = []
         for row in rows(revisions, suite, options):
             report[suite].append(row)
-            text = f"{row['percent']:+6.2f} %  {row['us']}" if "percent" in row else f"failed: {row['failed']}"
+            text = f"{row['percent']:+6.2f} %, peer {row['peer'] or 0:+6.2f} %  {row['us']}" if "percent" in row else f"failed: {row['failed']}"
             print(f"{suite}  {row['case']:<48} {text}", flush=True)
             if options.out:
                 options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
