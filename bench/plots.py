@@ -2,20 +2,25 @@
 
 A file's "plot" says how: `x`, the fact along the horizontal axis (absent: one bar a row); `y`, "value" (default), "ratio" or the name of an extra figure,
 or several, a column of panels each; `panel`, the fact that parts rows into panels; `series`, the fact that parts ours into lines (default: one a contender).
+
+Text stays text (no glyph outlines) and equal figures give equal files, so that a plot is small and a new one differs where the figures do.
 """
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from typing import Any
 
 PANEL = (5.0, 3.4)  # inches
 NARROW = 3  # panels side by side
+SMALL = {"svg.fonttype": "none", "svg.hashsalt": "tritonkittens", "font.sans-serif": ["DejaVu Sans"]}
 
 
 def draw(source: pathlib.Path) -> str:
     """Draw a result file's plot; returns the line that says what became of it."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         return f"{source.stem}: plot skipped ({error}); `python -m bench plot {source.parent}` draws it where matplotlib is installed"
@@ -33,7 +38,8 @@ def draw(source: pathlib.Path) -> str:
     for axes in figure.axes[len(panels) :]:
         axes.remove()
     target = source.with_suffix(".svg")
-    figure.savefig(target)
+    with rc_context(SMALL):
+        figure.savefig(target, metadata={"Date": None, "Creator": None})
     return str(target)
 
 
@@ -73,8 +79,10 @@ def _standalone(report: dict) -> list[dict[str, Any]]:
 
 def _lines(axes: Any, panel: dict[str, Any]) -> None:
     for name, points in panel["series"].items():
-        x, y, low, high = zip(*sorted(points))
-        axes.errorbar(x, y, yerr=[[b - a for a, b in zip(low, y)], [b - a for a, b in zip(y, high)]], marker="o", markersize=3, capsize=2, label=name)
+        points = sorted(points)
+        (line,) = axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", markersize=3, label=name)
+        ranges = [(x, end) for x, _, low, high in points for end in (low, high, math.nan)]  # one line with gaps
+        axes.plot(*zip(*ranges), color=line.get_color(), linewidth=0.8)
     places = sorted({point[0] for points in panel["series"].values() for point in points})
     if places[0] > 0 and places[-1] >= 4 * places[0]:
         axes.set_xscale("log", base=2)
