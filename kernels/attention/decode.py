@@ -101,7 +101,7 @@ class AttentionDecode(AttentionForward):
     def _values(ctx, tiles, first):
         """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far.
 
-        Where the template fenced these reads it would do so for every slot that is given back, which short tasks feel."""
+        Where the template fenced these reads it would do so for every slot that is given back, which costs short tasks most."""
         behind = ctx.keys - ctx.last * ctx.config.cols
         if ctx.config.lengths:
             if first & (behind < ctx.config.cols):

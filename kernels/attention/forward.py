@@ -44,7 +44,7 @@ class AttentionForward(QueryTiles):
     operands with outliers near those of weights that are never above one.
 
     On the diagonal of a causal mask the queries of the first of two consumers see half a block of as many keys as a task has queries: it multiplies by those
-    only, and computes their exponentials, which short sequences feel.
+    only, and computes their exponentials, which saves most where sequences are short.
 
     What was tried, and what each of these is worth: docs/notes/attention_forward.md.
 

@@ -21,8 +21,8 @@ class AttentionBackward(AttentionBackwardKeys):
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
     iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
     other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
-    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best. Dimensions: 64 or
-    128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2, also for the warps that send dQ.
+    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best. Dimensions:
+    64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2, also for the warps that send dQ.
 
     On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there. (Two more
     products of the iteration behind multiply zeros.)
