@@ -262,6 +262,11 @@ def test_plots(tmp_path, plot):
     assert "<svg" in drawn and "<text" in drawn and "DejaVuSans-" not in drawn, "glyphs are text"
 
 
+def test_coordinates_of_plots_are_short_and_labels_whole():
+    svg = '<path d="M 12.3456 7\nL 0.052 3.14"/><text x="1.25" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
+    assert plots._in_tenths(svg).replace("\n", " ") == '<path d="M 12.3 7 L 0.1 3.1"/><text x="1.2" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
+
+
 def test_plots_of_the_standalone_benchmarks():
     launch = {"results": {"torch.add(out=)": {"median_us": 2.0, "min_us": 1.0, "max_us": 3.0}}}
     assert plots.split(launch)[0]["series"] == {"µs": [("torch.add(out=)", 2.0, 1.0, 3.0)]}
