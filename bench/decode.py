@@ -65,7 +65,7 @@ def decode_cases(options: argparse.Namespace) -> list[Case]:
         return Trial({OURS: functools.partial(ours_decoding, p), **paged}, peers("attention", p, options.slow), p.error(CHECKED_HEADS), BOUND, baselines=copied)
 
     return [
-        Case(f"bf16 decode D {dim} B {b} S {s}", 2 * b * KV_HEADS * s * dim * 2, {"D": dim, "B": b, "S": s, "panel": f"D {dim}, B {b}"},
+        Case(f"bf16 decode D {dim} B {b} S {s}", 2 * b * KV_HEADS * s * dim * 2, {"D": dim, "B": b, "S": s, "panel": f"D {dim}"},
              functools.partial(prepare, dim, b, s), kind="reading")
         for dim, shapes in DECODE.items() for b, s in shapes
     ]
@@ -142,6 +142,6 @@ def random_cases(options: argparse.Namespace) -> list[Case]:
 
 
 SUITES = (
-    Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot={"x": "S", "panel": "panel"}),
+    Suite("attention_decode", "attention of one query, 32 heads in 8 groups, bytes of K and V", decode_cases, unit="TB/s", plot={"panel": "panel"}),
     Suite("attention_decode_random", "attention of few queries, shapes drawn at random, bytes of K and V", random_cases, unit="TB/s"),
 )

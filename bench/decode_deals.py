@@ -33,7 +33,7 @@ from tritonkittens.kernels.attention import attention_decode, decoding
 from tritonkittens.kernels.attention.dealing import Deal, Ring, kernel_of, possible_deals, predicted_time, rings_of
 from tritonkittens.tune import Device
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "attention_decode_deals.json"
+DEALS = pathlib.Path(__file__).with_suffix(".json")  # what the model's constants are fitted to, and a test holds them to
 GPUS = {name: Device.named(name) for name in ("H200", "H100")}
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-attention 2": SDPBackend.FLASH_ATTENTION}
 ROUNDS, CALLS = 5, 40
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=math.inf, help="end with the shapes measured by then, which come in a random order")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--output", type=pathlib.Path, default=DEALS)
     parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:
@@ -152,7 +152,7 @@ def main() -> None:
 
 def write(results: dict, file: pathlib.Path) -> None:
     """A row a line."""
-    lines = {gpu: ",\n".join(json.dumps(row) for row in rows) for gpu, rows in results["rows"].items()}
+    lines = {gpu: ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())
     title = "Decoding: µs of deals (parts, blocks of a cluster, thread blocks a multiprocessor or 0, and of newer rows: is the rest split?)"
     file.write_text(f'{{"title": "{title}",\n"info": {json.dumps(results["info"])},\n"rows": {{\n{of_gpus}\n}}}}\n')

@@ -8,7 +8,7 @@ from bench.harness import RESULTS
 
 SHAPES = {64: 32, 128: 16}  # head dimension: heads
 BATCHES = {512: 32, 1024: 16, 4096: 4, 16384: 1}  # query length: batch, together 16 K tokens
-FLASH = "best of cuDNN, FlashAttention-3 and -4"
+FLASH = "best of cuDNN, FlashAttention-2 and -4"
 SUITES = {  # file of results: what it measures, and the peers
     "gemm": ("GEMM bf16", "cuBLAS"),
     "gemm_fp8": ("GEMM e4m3, scales of a tensor, of rows and columns, of blocks", "`torch._scaled_mm`"),
@@ -20,13 +20,11 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_backward": ("attention backward", FLASH),
     "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
     "attention_sustained": ("attention at the power limit, both ways", FLASH),
-    "attention_decode": ("attention of one query against a cache", "best of cuDNN, FlashAttention-2, -3 and -4"),
+    "attention_decode": ("attention of one query against a cache", FLASH),
     "attention_decode_random": ("attention of few queries against a cache, random shapes", "best of cuDNN and FlashAttention-2"),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }
-ON_H100 = ("gemm", "gemm_fp8", "gemm_epilogues", "gemm_models", "attention", "attention_backward")  # measured there, too
-SUITES |= {f"h100/{suite}": (f"H100: {SUITES[suite][0]}", SUITES[suite][1]) for suite in ON_H100}
 
 
 def result(folder: pathlib.Path, suite: str) -> dict:

@@ -1,5 +1,7 @@
 """Measuring ours beside its peers: a suite is a list of cases, a case becomes one row of a table and of a JSON file.
 
+A file holds medians, ranges and ratios. The single rounds stay in the process that measured them.
+
 Every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat that a neighbour leaves behind
 hit all of them; what is compared is what they took in the same round (`ratio`). A contender that cannot run is shown as missing with its reason. One whose
 result is wrong is not timed, and makes the run fail, as does one of ours that cannot run.
@@ -30,6 +32,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
 UNITS = {"TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3, "MiB": lambda work, mib: mib}
 SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
+DIGITS = 5  # significant ones of what is written: contenders are never told apart by less than 1e-3
 
 Factory = Callable[[], Callable[[], torch.Tensor]]  # makes what is timed: a call that returns its result
 
@@ -178,7 +181,18 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
     for name in medians:
         if best is not None and name in trial.ours:
             cells[name]["ratio"] = ratio(cells[name]["ms"], cells[best]["ms"])
-    return {"case": case.name, "kind": case.kind, "facts": dict(case.facts), "note": trial.note, "bound": trial.bound, "best_peer": best, "contenders": cells}
+    return {"case": case.name, "kind": case.kind, "rounds": rounds, "facts": dict(case.facts), "note": trial.note, "bound": trial.bound, "best_peer": best,
+            "contenders": cells}  # fmt: skip
+
+
+def without_rounds(row: dict) -> dict:
+    """The row as it is printed and written: medians, ranges, ratios and errors to `DIGITS` digits, without the milliseconds of each round."""
+    cells = {name: {key: _rounded(x) for key, x in cell.items() if key != "ms"} for name, cell in row["contenders"].items()}
+    return {**row, "contenders": cells}
+
+
+def _rounded(x: Any) -> Any:
+    return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
 def faults(rows: Sequence[dict]) -> list[str]:
@@ -209,7 +223,7 @@ def format_row(row: dict, unit: str) -> str:
     """A row of the table: one line for every contender."""
     lines = [f"{row['case']}   [{row['kind']}]" + (f"   {row['note']}" if row["note"] else "")]
     for name, cell in row["contenders"].items():
-        if "ms" not in cell:
+        if "value" not in cell:
             state = "wrong" if "wrong" in cell else "missing"
             lines.append(f"  {name:<28} {state}: {' '.join(cell[state].split())[:SHOWN_REASON]}")
             continue
@@ -233,8 +247,20 @@ def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
     """Write a suite's result file."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{suite.name}.json"
-    target.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    target.write_text(as_json(report))
     return target
+
+
+def as_json(report: dict) -> str:
+    """A report as JSON in which each contender of a row has a line of its own."""
+    dumps = functools.partial(json.dumps, ensure_ascii=False)
+    head = dumps({key: value for key, value in report.items() if key != "rows"}, indent=1).removesuffix("\n}")
+    rows = []
+    for row in report["rows"]:
+        facts = dumps({key: value for key, value in row.items() if key != "contenders"}).removesuffix("}")
+        cells = ",\n".join(f"   {dumps(name)}: {dumps(cell)}" for name, cell in row["contenders"].items())
+        rows.append(f'  {facts}, "contenders": {{\n{cells}}}}}')
+    return head + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
 
 
 def with_knobs(name: str, texts: Sequence[str], make: Callable[[dict[str, Any]], Factory]) -> dict[str, Factory]:
@@ -280,9 +306,10 @@ def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[
               "clocks_before": clocks(), "clocks_after": None, "summary": {}, "rows": rows}  # fmt: skip
     print(f"{suite.name}: {suite.title}\n{report['clocks_before']}", flush=True)
     for case in chosen(suite, options):
-        rows.append(measure(case, suite.unit, QUICK_ROUNDS if options.quick else ROUNDS, kinds))
+        row = measure(case, suite.unit, QUICK_ROUNDS if options.quick else ROUNDS, kinds)
         if suite.extend is not None:
-            suite.extend(rows[-1])
+            suite.extend(row)
+        rows.append(without_rounds(row))
         print(format_row(rows[-1], suite.unit), flush=True)
         report["summary"] = summary(rows)
         save(suite, report, folder)

@@ -249,8 +249,8 @@ def _of_torch(backend: str) -> Peer:
 
 
 def _of_package(module: str) -> Peer:
-    """`flash_attn_func` of a FlashAttention package, whose tensors are (B, S, H, D) and whose result may come with more: the third has no wheel,
-    `bench/flash_attention_3/build.py` or the folder `hopper` of its repository makes the module; the fourth is on PyPI (flash-attn-4)."""
+    """`flash_attn_func` of a FlashAttention package, where it is installed. Its tensors are (B, S, H, D), and its result may come with more. The third is the
+    module that the folder `hopper` of its repository makes; the fourth is on PyPI (flash-attn-4)."""
 
     def make(p: Attention) -> Callable[[], Any]:
         function = importlib.import_module(module).flash_attn_func

@@ -2,20 +2,27 @@
 
 A file's "plot" says how: `x`, the fact along the horizontal axis (absent: one bar a row); `y`, "value" (default), "ratio" or the name of an extra figure,
 or several, a column of panels each; `panel`, the fact that parts rows into panels; `series`, the fact that parts ours into lines (default: one a contender).
+
+Text stays text (no glyph outlines) and equal figures give equal files, so that a plot is small and a new one differs where the figures do.
 """
 from __future__ import annotations
 
+import io
 import json
+import math
 import pathlib
+import re
 from typing import Any
 
 PANEL = (5.0, 3.4)  # inches
 NARROW = 3  # panels side by side
+SMALL = {"svg.fonttype": "none", "svg.hashsalt": "tritonkittens", "font.sans-serif": ["DejaVu Sans"]}
 
 
 def draw(source: pathlib.Path) -> str:
     """Draw a result file's plot; returns the line that says what became of it."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         return f"{source.stem}: plot skipped ({error}); `python -m bench plot {source.parent}` draws it where matplotlib is installed"
@@ -33,8 +40,16 @@ def draw(source: pathlib.Path) -> str:
     for axes in figure.axes[len(panels) :]:
         axes.remove()
     target = source.with_suffix(".svg")
-    figure.savefig(target)
+    drawn = io.StringIO()
+    with rc_context(SMALL):
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    target.write_text(_in_tenths(drawn.getvalue()))
     return str(target)
+
+
+def _in_tenths(svg: str) -> str:
+    """The picture with coordinates, which stand in tags, to a tenth of a point; labels are as they were."""
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", tag[0]), svg)
 
 
 def split(report: dict) -> list[dict[str, Any]]:
@@ -73,8 +88,10 @@ def _standalone(report: dict) -> list[dict[str, Any]]:
 
 def _lines(axes: Any, panel: dict[str, Any]) -> None:
     for name, points in panel["series"].items():
-        x, y, low, high = zip(*sorted(points))
-        axes.errorbar(x, y, yerr=[[b - a for a, b in zip(low, y)], [b - a for a, b in zip(y, high)]], marker="o", markersize=3, capsize=2, label=name)
+        points = sorted(points)
+        (line,) = axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", markersize=3, label=name)
+        ranges = [(x, end) for x, _, low, high in points for end in (low, high, math.nan)]  # one line with gaps
+        axes.plot(*zip(*ranges), color=line.get_color(), linewidth=0.8)
     places = sorted({point[0] for points in panel["series"].values() for point in points})
     if places[0] > 0 and places[-1] >= 4 * places[0]:
         axes.set_xscale("log", base=2)
@@ -86,7 +103,8 @@ def _lines(axes: Any, panel: dict[str, Any]) -> None:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(panel["x"], fontsize=8)
     axes.set_ylabel(panel["y"], fontsize=8)
-    axes.grid(alpha=0.3)
+    axes.grid(axis="y", alpha=0.3)
+    axes.tick_params(length=0)
     axes.legend(fontsize=6)
 
 
@@ -101,5 +119,6 @@ def _bars(axes: Any, panel: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(panel["y"], fontsize=8)
     axes.grid(axis="x", alpha=0.3)
+    axes.tick_params(length=0)
     if len(panel["series"]) > 1:
         axes.legend(fontsize=6)

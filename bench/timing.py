@@ -3,9 +3,9 @@
 - device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`). All contenders have one clock, which
   under the card's power limit comes from what all of them draw: long calls take turns untimed (`settle`) until it is steady.
 - reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
-  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (`bench/results/attention_variants.json`, decode).
+  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (docs/notes/attention_decode.md).
 - sustained: calls behind one another for as long as a card at its power limit takes to settle, with nothing between them: each contender at the clock that its
-  own draw leaves it. Behind a single call of another one it has the other's (`bench/results/gemm_variants.json`, e4m3 16384³).
+  own draw leaves it. Behind a single call of another one it has the other's (docs/notes/gemm.md).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
@@ -160,7 +160,7 @@ def memory(run: Call) -> Round:
 
 def rounds_of(rounds: int, call_ms: float) -> int:
     """How many rounds of bursts, so that there are ten calls for each of `rounds`, also where a burst has few. At the power limit a burst varies by 2 to 3 %:
-    ten of three calls of e4m3 16384³ by rows gave 0.981 to 0.999 of torch from run to run on an H200, 156 of one call 1.006 (`gemm_variants.json`)."""
+    ten of three calls of e4m3 16384³ by rows gave 0.981 to 0.999 of torch from run to run on an H200, 156 of one call 1.006 (docs/notes/gemm.md)."""
     return rounds * max(1, math.ceil(CALLS / burst_length(call_ms, fewest=1)))
 
 

@@ -9,7 +9,7 @@ from tritonkittens.kernels._tensors import addressable, padded_empty, power_of_t
 from tritonkittens.launch import is_reachable, plain_kernel
 from tritonkittens.launch.launcher import GRID_LIMITS
 
-ELEMENTS = 1024  # of a program, eight a thread: 2.7 to 3.5 TB/s on the H200, where `Tensor.copy_` moves 1.6 to 1.8 (`bench/results/gemm_variants.json`)
+ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to keep HBM busy (measured: docs/notes/gemm.md)
 
 
 @plain_kernel
@@ -27,8 +27,8 @@ def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.
 
 
 def copied(x: Tensor, out: Tensor) -> Tensor:
-    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with contiguous rows take half the time of
-    `Tensor.copy_`, to which all else is left."""
+    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with contiguous rows go by `copy_rows`,
+    all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md)."""
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
     if contiguous and x.numel() > 0 and is_reachable(x.device):
         batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)

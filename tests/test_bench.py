@@ -199,12 +199,51 @@ def test_a_run_writes_what_it_printed_and_draws_it(tmp_path, capsys):
     assert harness.run(suite, options, {"device": fake_kind()}) == 0
     report = json.loads((tmp_path / "fake.json").read_text())
     assert [row["case"] for row in report["rows"]] == ["size 1", "size 1", "size 16", "size 16"]
-    assert len(report["rows"][0]["contenders"]["mine"]["ms"]) == harness.QUICK_ROUNDS
+    assert all(row["rounds"] == harness.QUICK_ROUNDS and "ms" not in row["contenders"]["mine"] for row in report["rows"])
     assert report["summary"] == harness.summary(report["rows"]) and report["clocks_after"] and report["info"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
     assert all(harness.format_row(row, "TFLOP/s") in printed for row in report["rows"]) and "HBM GB 8.0" in printed
     assert [(panel["y"], panel["title"]) for panel in plots.split(report)] == [(y, t) for y in ("TFLOP/s", "times the best peer", "HBM GB") for t in "ab"]
     assert plots.split(report)[0]["series"]["mine"][1][0] == 16
+
+
+def test_what_is_written_are_rounded_medians_of_all_rounds():
+    row = row_of(trial(mine=constant(1.0)), rounds=6)
+    written = harness.without_rounds(row)
+    for name, cell in row["contenders"].items():
+        kept = {key: x for key, x in cell.items() if key != "ms"}
+        assert len(cell["ms"]) == 6 == written["rounds"] and kept == pytest.approx(written["contenders"][name], rel=1e-4)
+        assert all(len(f"{x:.12g}".strip("-0.").replace(".", "")) <= harness.DIGITS for x in written["contenders"][name].values() if isinstance(x, float))
+    assert harness.format_row(written, "TFLOP/s") == harness.format_row(row, "TFLOP/s")
+
+
+def test_written_reports_are_read_as_they_were_and_have_a_line_for_a_contender():
+    cells = {'µs "mine"': {"ours": True, "value": 1.5, "extra": {"HBM GB": 2.0}}, "peer": {"ours": False, "missing": "ImportError: no\nmodule"}}
+    report = {"suite": "fake", "summary": {}, "rows": [{"case": "64³", "facts": {"lengths": [3, 4]}, "contenders": cells}, {"case": "none", "contenders": {}}]}
+    text = harness.as_json(report)
+    assert json.loads(text) == report and json.loads(harness.as_json({"suite": "fake", "rows": []})) == {"suite": "fake", "rows": []}
+    assert sum('"ours"' in line for line in text.splitlines()) == 2
+
+
+def lists_of_floats(found):
+    if isinstance(found, dict):
+        return [x for value in found.values() for x in lists_of_floats(value)]
+    if isinstance(found, list):
+        inner = [x for value in found for x in lists_of_floats(value)]
+        return [found, *inner] if any(isinstance(x, float) for x in found) else inner
+    return []
+
+
+def test_committed_results_are_small_and_have_no_rounds():
+    files = [path for path in harness.RESULTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_500_000
+    for path in files:
+        if path.suffix == ".json":
+            report = json.loads(path.read_text())
+            assert "rows" in report or "results" in report, path.name
+            assert not lists_of_floats(report) and '"ms"' not in path.read_text(), f"{path.name} has single rounds"
+            if "suite" in report:
+                assert path.read_text() == harness.as_json(report) and report["summary"] == harness.summary(report["rows"]), path.name
 
 
 def test_a_failing_run_says_so(tmp_path, capsys):
@@ -219,7 +258,13 @@ def test_plots(tmp_path, plot):
     rows = [row_of(trial(mine=constant(1.0)), facts={"size": n, "part": part}) | {"case": f"{n} {part}"} for n in (1, 16) for part in "abcd"]
     (tmp_path / "fake.json").write_text(json.dumps({"suite": "fake", "title": "a title", "unit": "TFLOP/s", "plot": plot, "rows": rows}))
     assert plots.draw(tmp_path / "fake.json") == str(tmp_path / "fake.svg")
-    assert "<svg" in (tmp_path / "fake.svg").read_text()
+    drawn = (tmp_path / "fake.svg").read_text()
+    assert "<svg" in drawn and "<text" in drawn and "DejaVuSans-" not in drawn, "glyphs are text"
+
+
+def test_coordinates_of_plots_are_short_and_labels_whole():
+    svg = '<path d="M 12.3456 7\nL 0.052 3.14"/><text x="1.25" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
+    assert plots._in_tenths(svg).replace("\n", " ") == '<path d="M 12.3 7 L 0.1 3.1"/><text x="1.2" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
 
 
 def test_plots_of_the_standalone_benchmarks():

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from bench.decode_deals import GPUS, RESULTS, Shape, deals_of, regrets, report, write
+from bench.decode_deals import DEALS, GPUS, Shape, deals_of, regrets, report, write
 from tritonkittens.kernels.attention.dealing import Deal, Kind, Ring, Rings, deal_of, decode, rings_of, row_tiles_of
 
 
@@ -101,7 +101,7 @@ def test_pages_and_longer_rings_count():
 @pytest.mark.parametrize("gpu", GPUS)
 def test_what_is_chosen_was_among_the_fastest(gpu):
     """Of the deals measured on the H200 and the H100, to which the constants were fitted."""
-    rows = json.loads(RESULTS.read_text())["rows"][gpu]
+    rows = json.loads(DEALS.read_text())["rows"][gpu]
     lost = [regret for _, _, regret in regrets(rows, gpu)]
     assert len(rows) > 150 and min(lost) == 0
     assert statistics.mean(lost) < 0.009 and max(lost) < 0.12

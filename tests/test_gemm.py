@@ -339,7 +339,7 @@ NARROW, WIDE = dict(cols=192, panel=64, packed=True), dict(panel=64, packed=True
     (NN, dict(NARROW), 117.1), (NN, dict(NARROW, cluster=2), 94.3), (NN, dict(WIDE, group=8), 114.1), (NN, dict(WIDE, cluster=4), 95.9),
     (TN, dict(NARROW), 129.8), (TN, dict(NARROW, cluster=2), 99.9), (TN, dict(WIDE, group=8), 123.0), (TN, dict(WIDE, cluster=4), 98.2)])  # fmt: skip
 def test_the_model_knows_what_rows_cost_that_begin_inside_a_line_or_a_sector(stored, config, microseconds):
-    """3000 × 5000 × 2000, as an H200 has measured it (`bench/results/gemm_variants.json`)."""
+    """3000 × 5000 × 2000, as an H200 has measured it (docs/notes/gemm.md)."""
     assert cost(problem(m=3000, n=5000, k=2000, **stored), Config(**config), H200).total * 1e6 == pytest.approx(microseconds, rel=0.06)
 
 

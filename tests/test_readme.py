@@ -169,6 +169,13 @@ def test_the_figures_are_those_of_the_results():
     assert figures.table() in README and figures.overview() in README
 
 
+def test_notes_and_files_that_are_cited_exist():
+    sources = [path for folder in ("kernels", "tritonkittens", "bench", "tests", "examples") for path in (ROOT / folder).rglob("*.py")]
+    cited = {name for path in [*sources, *(ROOT / "docs").rglob("*.md")] for name in re.findall(r"docs/notes/\w+\.md|bench/\w+\.json", path.read_text())}
+    cited |= set(re.findall(r"\]\(([\w/]+(?:\.\w+)?)\)", README))
+    assert len(cited) > 5 and all((ROOT / name).exists() for name in cited), cited
+
+
 def test_the_makefile_has_the_targets_that_are_named():
     targets = set(re.findall(r"`?make ([a-z-]+)`?", README))
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), targets

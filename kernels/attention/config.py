@@ -49,8 +49,7 @@ def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:
     """Knobs of a template that say how tasks are dealt to blocks. `drawn`: have blocks more than one task each?
 
     Causal tasks differ in length. Blocks draw them, those of as few heads at a time as keep all blocks busy, so that L2 holds their operands and sums, the
-    longest first. On the H200 that was 1.5 to 5 % faster than pairs of a long and a short task of a head in equal rounds, of which the last was half empty,
-    for a forward of 16 K tokens, 2 to 6 % for its backward, 5 to 15 % for the deterministic one (`bench/results/attention_variants.json`).
+    longest first. Pairs of a long and a short task in equal rounds leave the last round half empty (measured: docs/notes/attention_forward.md).
     """
     if not causal:
         return dict(order=tk.ColumnMajor())
@@ -90,18 +89,17 @@ def least(keys: int, cost: dict[int, float]) -> int:
 def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     """Configurations for so many multiprocessors, the best first; the others are for tiles that do not fit.
 
-    Measured on the H200 (`bench/results/attention_variants.json`):
+    Measured: docs/notes/attention_forward.md. The reasons:
 
     - Dimension 64: the exponentials take as long as the products, and the more consumers there are the better one's run under the others' products. But tiles
       of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
-      products to do for a key: at 1,024 keys they were 3 % faster than three, from 2,048 on 6 to 12 % slower. Under a causal mask short sequences are begin and
-      end of tasks, and half of the diagonal: three blocks a multiprocessor of one consumer each were 38 % faster than three consumers at 512 keys, 17 % at
-      2,048, 5 % at 4,096, 9 to 14 % slower from 8,192 on. Two are for what has not been measured with more: windows, long packed sequences under a causal
-      mask. Long turns, which keep two from waiting for the same unit, were worth 8 %.
-    - Dimension 128: two slots with results beside them were up to 9 % better than three under them, blocks of 176 keys 4 to 8 % slower than of 128, whose
-      largest scores need not be known. Long turns were within 3 % of short ones, better as often as worse.
-    - Above: results in panels, so that they need no slot's memory, 3 % at 256; at 192 and 128 for values, where blocks of 128 keys then fit, 6 to 17 %.
-    - Bytes: blocks of 224 keys 10 % a key less than of 128, at dimension 256 of 96 8 % less than of 64, at 64 of 256 up to 13 %; long turns up to 4 % at 128.
+      products to do for a key: they are for short sequences. Under a causal mask short sequences are begin and end of tasks, and half of the diagonal, which
+      three blocks a multiprocessor of one consumer each hide for each other. Two are for what has not been measured with more: windows, long packed sequences
+      under a causal mask. Long turns keep two from waiting for the same unit.
+    - Dimension 128: two slots with results beside them are better than three under them, and blocks of 128 keys than of 176: their largest scores need not be
+      known. Long turns are better as often as worse.
+    - Above: results in panels need no slot's memory, so that at 192 and 128 for values blocks of 128 keys fit.
+    - Bytes: taller blocks, since a key costs less of everything but products there; long turns at 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
     found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
@@ -195,15 +193,14 @@ def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     """Is a single pass faster than two? Sums of dQ, and dQ of them, cost it as much as two products with few keys cost the others; and two passes, whose
-    results need no L2, gain more by tasks that blocks draw. Measured on the H200: at dimension 64 from 256 keys on, causal or at dimension 128 from 512, both
-    from 1,024 (`bench/results/attention_variants.json`)."""
+    results need no L2, gain more by tasks that blocks draw: a causal mask and dimension 128 each double the keys that it takes (measured:
+    docs/notes/attention_backward.md)."""
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 
 def worth_following(head_dim: int, keys: int, edges: bool) -> bool:
-    """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel of 47 µs (H200; H100 65)? A share takes 15 µs, beside a task that
-    takes 20 with 1,024 keys; with a mask (`edges`) tasks are shorter, and a role more costs them time. Measured on both: at dimension 64 1.5 to 4 % from 1,024
-    keys on; at 128 −3 and −5 % with 1,024, 3 % with 2,048, −1 to 4 % with more (`bench/results/attention_variants.json`)."""
+    """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel behind it? A share of dQ hides beside a task only if the task
+    takes longer; with a mask (`edges`) tasks are shorter, and a role more costs them time (measured: docs/notes/attention_backward.md)."""
     return not edges and keys >= (1024 if head_dim <= 64 else 2048)
 
 
@@ -217,10 +214,8 @@ def units_ahead(tiles: int, slots: int, causal: bool) -> int:
 def parts_of_group(units: int, group: int, slots: int, drawn: bool = False, at_once: float = 0.0) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
     units of work, which come in whole rounds unless blocks draw them; and as leave what blocks read and write at the same time in L2, of whose bytes it is
-    `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum.
-
-    On the H200, dimension 128, causal, 4,096 tokens (`bench/results/attention_variants.json`): one sequence of 16 heads in 4 groups takes 361 µs in two parts,
-    575 by whole groups; four sequences of 32 heads in 4 groups a quarter less in four parts, 32 in 8 groups 2 % less in two.
+    `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum (measured:
+    docs/notes/attention_backward.md).
     """
     rounds = {parts: max(1, units * parts / slots if drawn else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
     return next((parts for parts in rounds if at_once <= parts and rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values())), group)

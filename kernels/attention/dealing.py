@@ -25,11 +25,8 @@ class Room(NamedTuple):
     """What thread blocks of a multiprocessor read: keys of a block, the first of which two slots fit, twice as many where a key has few bytes, for 64 take as
     long however small they are; slots, and bytes under way of all thread blocks, at most.
 
-    With more under way a start is longer, and heads, whose keys lie beside each other in pages, drift apart. At dimension 64 the H200 reads 64 sequences of
-    1,024 keys in 37.1 µs with three slots, 38.5 with six; 7 of 4,096 by clusters in 20.0 µs with 128 keys a slot, 20.8 with 64; at 128, 8 of 4,096 in pages
-    of 16 in 39.1 with three, 40.2 with five, 41.2 with two; one of 65,536 in 16 parts, each alone, in pages of 16, in 70.6 with three, 71.9 with four, 74.7
-    with two. Three thread blocks with two slots each read 36 sequences of 3,000 keys, 288 tasks, in 56.7 µs, with three in 60.5
-    (`bench/results/attention_variants.json`).
+    With more under way a start is longer, and heads, whose keys lie beside each other in pages, drift apart; with less, memory waits for requests
+    (measured: docs/notes/attention_decode.md).
     """
 
     at_once: int  # thread blocks
@@ -55,10 +52,10 @@ ROOMS = {
 }
 EVENED = (0, 3)  # those of `ROOMS` where a part of a task may have room beside whole ones
 SHARED = (Room(1, (64, 32), 4, UNDER_WAY_OF_ONE, few_bytes=256),)  # of a cluster
-# µs, fitted to 6,000 deals on the H200 and the H100 (`attention_decode_deals.json`), of which the chosen take 0.6 and 0.8 % longer than the fastest on average
+# µs, fitted to the measured deals in bench/decode_deals.json (docs/notes/attention_decode.md says how well)
 STEP, A_KEY, A_BYTE = 0.0297, 0.0039, 7e-6  # of a block of keys in a thread block: at least, for each key, each byte
 A_BLOCK, A_COLUMN = 0.0089, 0.00538  # of a multiprocessor, for each block of keys, and each key of it
-LATENCY, OF_PAGES = 0.966, 0.2  # of memory, and where a page's number is asked for first (of the 33 shapes in pages that 0.4 would deal otherwise, 0.6 % less)
+LATENCY, OF_PAGES = 0.966, 0.2  # of memory, and where a page's number is asked for first
 RATE = 0.903  # of memory's bandwidth, where all read
 UNEVEN = 0.0354  # of the time that reading takes, where the fullest multiprocessors have twice as many thread blocks as the mean: these read slower
 SMOOTH = 6.82  # what takes as long as another thing makes the whole longer: the norm in which they add
@@ -178,8 +175,7 @@ def kernel_of(kind: Kind, deal: Deal, tasks: int, multiprocessors: int, lse: boo
     kernel = dealt()
     if _runs_at_once(kernel, tasks * deal.parts, multiprocessors):
         return dealt(single=True)
-    # Where all sequences are as long, blocks get equally many: 64 × 1,024 keys of dimension 64 take 36.5 µs on the H200, drawn 36.9; 64 × 8,192 of 128 take
-    # 478, drawn 485
+    # Where all sequences are as long, blocks get equally many: there is nothing to balance, and drawing takes time
     uneven = (kind.lengths or kind.starts) and not partial and deal.sharers == 1
     return decode(kind, partial, lse, drawn=True, at_once=deal.at_once) if uneven else kernel
 
@@ -194,12 +190,8 @@ def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> 
 def deal_of(tasks: int, keys: int, multiprocessors: int, bandwidth: float, rings: Rings) -> Deal:
     """How to deal out sequences of so many keys: what takes the least time. `bandwidth`: of memory, bytes/s.
 
-    Several parts are combined by a second kernel, those of a cluster through distributed shared memory. On the H200, with 8 key heads of dimension 128, µs: 8
-    sequences of 1,024 keys undivided 15.7, in two parts 16.4, by clusters of two 15.3; of 4,096 keys 40.7, 38.6 (three 39.0, four 39.1), 37.5; in pages of 16,
-    of 4,096 keys 47.2, 42.3 (three 40.5), 39.1; one of 16,384 in 11, 13, 16, 17, 33 parts 25.4, 24.3, 24.4, 25.7, 26.7, alone in 13 23.8; in pages of 16 in 13
-    27.3, alone 25.5. Of dimension 64, one of 65,536 keys in 13, 16, 27, 33 parts 42.7, 39.8, 38.8, 40.5, alone in 13, 16 39.1, 38.7; 36 of 3,000 keys by two,
-    three thread blocks a multiprocessor 62.3, 56.7; 128 of 137 keys by two, three, four 18.5, 18.6, 15.6; 34 of 4,096, of 16,384 by three 72.4, 265, with the
-    tasks split that not every multiprocessor can have (`even`) 71.1, 259 (`bench/results/attention_variants.json`).
+    Several parts are combined by a second kernel, those of a cluster through distributed shared memory, which takes less time but finds fewer
+    multiprocessors free (measured: docs/notes/attention_decode.md).
     """
     deals = possible_deals(tasks, keys, multiprocessors, rings)
     return min(deals, key=lambda dealt: predicted_time(tasks, keys, multiprocessors, bandwidth, *dealt))[1]

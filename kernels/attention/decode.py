@@ -61,7 +61,7 @@ class AttentionDecode(AttentionForward):
 
     @property
     def cache_policy(self) -> str | None:
-        """What nobody reads again leaves L2 first: 1.3 % where 64 sequences have 1,024 keys, 0.3 % where they have 8,192 (H200)."""
+        """What nobody reads again leaves L2 first (measured: docs/notes/attention_decode.md)."""
         return "evict_first" if self.row_tiles == 1 else None
 
     @property
@@ -81,9 +81,8 @@ class AttentionDecode(AttentionForward):
         """Blocks from the last one on, or, where tasks spread and are long, those that hide nothing from a place on that depends on the sequence, and round.
 
         Many tasks that begin together, each of whose keys take a power of two of bytes, would all ask for the same part of such a piece, and share few of
-        memory's channels, the fewer the more powers of two lie between K and V, too: 64 × 1,024 keys of dimension 64 took 36.1 to 37.6 µs by the place of V,
-        so 35.7 to 36.1 (cuDNN 36.1 wherever it is). Not of the head: where heads lie in turn, (B, S, H, D), those of a sequence read what lies together, in
-        35.5 µs, else in 36.2. Fewer blocks a multiprocessor drift apart, and take 0.5 % longer so (H200, `attention_variants.json`)."""
+        memory's channels, the fewer the more powers of two lie between K and V, too. Not of the head: where heads lie in turn, (B, S, H, D), those of a
+        sequence read what lies together. Fewer blocks a multiprocessor drift apart by themselves (measured: docs/notes/attention_decode.md)."""
         if ctx.config.spreads:
             edges = tl.maximum(ctx.masked, 1)
             rest = ctx.iterations - edges
@@ -102,7 +101,7 @@ class AttentionDecode(AttentionForward):
     def _values(ctx, tiles, first):
         """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far.
 
-        Where the template fenced these reads it would do so for every slot that is given back, 0.5 to 0.9 µs of 8 × 4,096 keys of dimension 64."""
+        Where the template fenced these reads it would do so for every slot that is given back, which costs short tasks most."""
         behind = ctx.keys - ctx.last * ctx.config.cols
         if ctx.config.lengths:
             if first & (behind < ctx.config.cols):
@@ -119,7 +118,7 @@ class AttentionDecode(AttentionForward):
         q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
         v = tk.st(self.dtype, self.cols, self.value_dim)
         o = tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim // self.sharers)
-        # In front: a block needs their addresses first, and what it reads of a kernel's parameters it waits for once every 64 bytes, 70 to 115 cycles (H200)
+        # In front: a block needs their addresses first, and what it reads of a kernel's parameters it waits for, about a hundred cycles each 64 bytes
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
         merged = dict(o=tk.rt(tk.fp32, self.rows, self.value_dim), lse=tk.rv(tk.fp32, self.rows)) if self.sharers > 1 or self.splits else {}
@@ -203,13 +202,10 @@ def _load_pages(ctx, tiles, to, source, width):
 
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
-    copy a page where pages are smaller, one for the block where it is a part of a page. Of a copy's rate the H200 reads 8 sequences of 4,096 keys at 1.00 to
-    1.02 (by card) where K and V are contiguous, 0.98 to 1.00 in pages of 128, 0.97 to 1.00 in pages of 16 that lie anywhere; of dimension 64 at 0.94 to 0.96,
-    0.92 to 0.95, 0.90 to 0.93. Source: PagedAttention (Kwon et al., 2023).
+    copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
 
     Page numbers are read ahead through shared memory (`entry`), lengths once for all roles (`tells_tasks`): what a role reads from memory once copies are under
-    way takes 1,000 to 2,000 cycles. Worth, at dimension 64, in pages of 16 and of 128, 2 and 3.5 % of 8 × 4,096 keys, 3 and 1 % of 16 × 4,096, 3 and 5 % of
-    8 × 1,024, 1 and 1.5 % of 16 × 1,024; in pages of 16 64 × 1,024, whose tasks blocks draw, take 1.2 % longer, 34 × 1,024 0.7 %, the others the same (H200).
+    way takes one to two thousand cycles (measured, also the rates of reading: docs/notes/attention_decode.md).
 
     K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, in which the keys of a sequence are; the others as there.
     """
@@ -228,9 +224,8 @@ class AttentionDecodePaged(AttentionDecode):
 
     @property
     def trailing_producer(self) -> bool:  # type: ignore[override]
-        """Where a block takes several copies V has a producer of its own: one warp would be as long about all copies as memory is. 16 sequences of 4,096 keys
-        of dimension 64 in pages of 16: 39.0 µs, 37.9 so; 16 of 1,024: 15.5, 15.1 (H200). Where it takes one, the order in which K and V are asked for is
-        worth more."""
+        """Where a block takes several copies V has a producer of its own: one warp would be as long about all copies as memory is. Where it takes one, the
+        order in which K and V are asked for is worth more (measured: docs/notes/attention_decode.md)."""
         return self.copied < self.cols
 
     def layout(self):

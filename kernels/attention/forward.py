@@ -40,20 +40,13 @@ class AttentionForward(QueryTiles):
     there counts. Largest scores are a sixth of them, the scaling of the output a seventh, and neither is needed where weights may be above one (`lazy`):
     a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT`, or far above
     all of before (`GROWTH`), looks for the largest and computes its weights again. Results are the same up to rounding, for numbers with exponents carry the
-    factor, and nothing is read twice. Where a key gets most of a row's weight, that is one then, and not rounded: on the H200, with outliers in all operands,
-    errors are up to 1.09 times those of FlashAttention-3, whose weights are never above one, and were 1.07 to 1.37 times where only `LIMIT` counted.
+    factor, and nothing is read twice. Where a key gets most of a row's weight, that is one with a known maximum, and not rounded; `GROWTH` keeps errors of
+    operands with outliers near those of weights that are never above one.
 
     On the diagonal of a causal mask the queries of the first of two consumers see half a block of as many keys as a task has queries: it multiplies by those
-    only, and computes their exponentials, of which that is a tenth at 512 keys, 3 % at 2,048. Worth, on an H100, 2.5 % at dimension 128 and 512 keys, 1 % at
-    1,024, else nothing that can be told from noise.
+    only, and computes their exponentials, which saves most where sequences are short.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): that 3 to 17 % at dimension 128, where scaling in a branch alone was 1 to 4 %, and 5 to 17 %
-    at 64, where three consumers have gained most; a main loop without a branch for masks 4 to 9 %, causal tasks drawn by the blocks 10 to 20 %,
-    `GROWTH` −2 to 6 %; weights that the loop carries in pairs up to 4 % at dimension 64, turns that last until the scores are there 8 % there
-    (`config.suited` has the rest).
-    Worth nothing or less: blocks of 96 to 192 keys of several products (−10 to −20 %), scores a whole block ahead in registers of their own (up to 3 % on short
-    sequences without a mask, −10 % on long ones), turns at the exponentials themselves (−5 %), K and V for two blocks of a cluster at once (−1 to −8 %), three
-    consumers at dimension 128 (−4 to −8 %).
+    What was tried, and what each of these is worth: docs/notes/attention_forward.md.
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32.
     """
@@ -68,7 +61,7 @@ class AttentionForward(QueryTiles):
     @property
     def lazy(self) -> bool:
         """May a block's largest scores stay unknown? Where registers hold its scores as long as its weights, which may be far above one. Not with two
-        consumers at dimension 64: there ptxas gives operands registers of their own, and copies them (6 % slower than with the largest scores known)."""
+        consumers at dimension 64: there ptxas gives operands registers of their own, and copies them, which costs more than the largest scores do."""
         return self.cols <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
 
     @property
@@ -159,7 +152,7 @@ class AttentionForward(QueryTiles):
         scale = ctx.config._scale(ctx)
         m = tk.row_max(s, accumulate=state.m)
         # A row that has seen no key yet. Where none is, this selection still makes ptxas wait for the product with V, and pass the turn, in the middle of the
-        # softmax instead of in front of it: 8 % at dimension 64 on the H200
+        # softmax instead of in front of it, which is faster (measured: docs/notes/attention_forward.md)
         offset = tk.where(m == float("-inf"), 0.0, m * scale)
         return tk.exp2_row(s, scale, offset - ctx.config.raised), m, tk.exp2(state.m * scale - offset)
 

@@ -21,57 +21,30 @@ class AttentionBackward(AttentionBackwardKeys):
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
     iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
     other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
-    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best: kept under dQ
-    and dK they cost 2 to 8 %, in front of them 4 to 17 %. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024),
-    appendix B.2, also for the warps that send dQ.
+    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best. Dimensions:
+    64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2, also for the warps that send dQ.
 
-    On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there: 6 % of all
-    products at 512 keys, 2 % at 2,048. Worth, on an H100, 1 % at dimension 64 and 1,024 keys, else 0 to 0.5 %: a task waits for the first consumer, which
-    multiplies all. (Two more products of the iteration behind multiply zeros.)
+    On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there. (Two more
+    products of the iteration behind multiply zeros.)
 
     What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
     number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one. In
     memory there are those three rows of a group of queries, the rows behind them are zeros that TMA adds.
 
-    Worth, on the H200 (`bench/results/attention_variants.json`): addends by products 2 to 9 % at dimension 64, 1 to 9 % at 128, as three rows of queries in
-    memory instead of 16 columns a query 2 % at 512 keys, 1 to 2 % at 1,024, 0 to 1 % from 4,096 on; dQ and dK in front of the wait for the scores up to 1 % at
-    128, −1 to −4 % at 64, and dP in front of the wait for dK 0 to 1 % at 128, −2 to 1 % at 64; this order instead of meeting behind dS and multiplying dQ and
-    dK at once, 12 to 29 % at dimension 64 and 1 to 8 % at 128, of which one fence an iteration (dQ leaves with the next dS) is 1 to 3 %; a third slot, which
-    hides the copies, 8 to 86 %; causal tasks of few heads at a time, whose operands and sums stay in L2, 10 to 40 % where there are many heads, and drawn by
-    the blocks 2 to 6 % more. Worth memory, but no time: sums of parts of groups in fp32, instead of results of all parts, (−1 to 0 %), addends in dQ's memory
-    (0). Worth nothing or less: dK of registers in the iteration of its dS (−23 to 2 %, though it reads an eighth less of shared memory), everything in one
-    iteration as FlashAttention-3 has it (−23 to 1 %), dQ by `red` from registers (−1 to −20 %), a launch for the first keys of all heads, whose dQ is stored,
-    so that no zeros need be made (−6 to 1 %), dQ made of its sums by the consumer that adds last (−5 to −30 %: who is late stays the last); sums in a ring of
-    memory that stays in L2, of which drawn tasks make dQ two rounds behind (12 to 106 % slower where the consumers do, 0 to 33 % where warps beside the
-    producer do, though kernels for zeros and for dQ take 80 µs of a call); scores of the next block under way while dS of this one is written (29 to 62 %
-    slower); the ones of the addends in shared memory, offsets and deltas in one tile (−4 to 3 %, and a delta that is no number would reach the scores); part of
-    the exponentials by a polynomial on the FMA units (one in 4: −5 to 0 %, in 8: −2 to 0 %, in 16: 0 to 1 % at dimension 64); consumers that take turns at the
-    exponentials, at dP, or at dQ and dK (−2 to 1 %); programmatic dependent launch of the three kernels (0); L2 hints for the sums of dQ. Worth more than any
-    of that, without a mask: `GatheringBackward`.
-
     dQ leaves by a sender beside each consumer, and its sums need no zeros: who comes first to half a block of queries stores what others add to
     (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
-    of a role of their own, were out of L2 again before they were added to: at 512 keys a third of the 812 MB that the kernel moved between L2 and memory.
-    Without a causal mask, whose tasks begin at different blocks anyway, tasks of the same queries take `turns`: else all would come first to the same. At the
-    end of a task dV leaves from where this consumer's values were, under the last products: the ring does not wait for stores. Worth together, on an H100, of
-    the kernel's cycles: at 512 keys 3 and 11 % (dimensions 64 and 128), causal 13 %; at 1,024 causal 2 and 12 %; at 4,096 −3 to 0 %, but −32 % of memory's
-    bytes, and so at the power limit up to 4 % of the time. Tried: the same by the consumers (3 to 6 % slower, 12 to 28 where they wait for the atomic at once);
-    to wait for the sender in front of the other's dS, not where dQ is staged (3 to 15 %); dQ given at once, with a fence of its own (0 to 6 %: consumers drift
-    into phase); exponentials behind dQ and dK (0 to 9 %); to read the next word while a copy is under way (−2 to 2 %).
+    of a role of their own, were out of L2 again before they were added to. Without a causal mask, whose tasks begin at different blocks anyway, tasks of the
+    same queries take `turns`: else all would come first to the same. At the end of a task dV leaves from where this consumer's values were, under the last
+    products: the ring does not wait for stores.
 
-    Between the iterations of two tasks lie 8,300 cycles, 2.3 iterations: the last products, results, the next K and V, the first scores. So the keys go back as
-    soon as the last dQ is multiplied, in front of its way to shared memory, and the values behind, before the sender hears of that dQ, so that TMA is asked for
-    V first (0 to 0.5 %); V is waited for where dP needs it. At dimension 64 dK leaves from where dS was, for where dQ is staged it would wait until the last
-    has left, and L2 fetches the next K and V while the task ends. Worth, of a whole backward on the H200, at dimension 64 2 to 3 %, causal 5 % at 512 keys to
-    2 % from 2,048 on (1 to 2 % of that by where dS lies, see `template_memory`); at 128 0 to 0.6 %. Tried at 128, whose K and V take 3,500 cycles to come: dK
-    from where dS was, in two panels (−0.5 to 0 %), or from where V was (−0.7 to 0 %), the fetch by L2 (−1.2 to 0 %), tiles at other places (−7 to 0 %). Also:
-    values given back before the keys (−1 to 0 %), the other's last dS waited for in front of the next (0 %), a consumer that begins later than the other (−4 to
-    1 %: they fall into the same step anyway).
+    Between the iterations of two tasks lie the last products, results, the next K and V, the first scores. So the keys go back as soon as the last dQ is
+    multiplied, in front of its way to shared memory, and the values behind, before the sender hears of that dQ, so that TMA is asked for V first; V is waited
+    for where dP needs it. At dimension 64 dK leaves from where dS was, for where dQ is staged it would wait until the last has left, and L2 fetches the next K
+    and V while the task ends.
 
-    Without a mask 2,048 tasks are 15.5 rounds of 132 multiprocessors; full rounds would give 3.5 % more at dimension 128 (0.7 at 64, 31.03 rounds). Tried: the
-    tasks of the last round in pieces whose dK and dV are added up in fp32 (0 to 3 % faster at 128 from 4,096 keys on, 0 to 3 % slower at 64, and memory that
-    FlashAttention-3 does not take); by the template's partial sums 1.5 to 3 % slower: with plain loads and stores of global memory anywhere in a consumer's
-    code ptxas computes the first descriptors of an iteration behind its wait for the ring, not in front of it.
+    Plain loads and stores of global memory anywhere in a consumer's code make ptxas compute the first descriptors of an iteration behind its wait for the ring,
+    not in front of it: there are none. What was tried, and what each of these is worth: docs/notes/attention_backward.md. Without a mask
+    `GatheringBackward` is faster.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, groups, 3, 64) bf16, as `statistics` leaves them for this, in dQ's memory, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders

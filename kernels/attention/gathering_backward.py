@@ -15,19 +15,12 @@ BANDS = tl.constexpr(64 // 16)  # so many rows of a half
 
 class GatheringBackward(AttentionBackward):
     """`AttentionBackward` whose tasks make dQ of the sums of the unit `lag` before, each a share; a unit is the query heads whose gradients of K and V make one
-    result: only those of the last `lag` units are left to a kernel behind this one, which takes 47 µs on the H200, 65 on an H100, for all of 16 K tokens,
-    whatever their length, most of it for reading what is out of L2 again.
+    result: only those of the last `lag` units are left to a kernel behind this one, which mostly reads what is out of L2 again.
 
-    By a warp that follows (hook `follow`): sums come by bulk copies, a band of 16 rows and 32 columns at a time, and leave as a tile in the operands' type. It
-    takes 0.9 µs a band, however few instructions that is, for its accesses of shared memory and copies wait in the same queues as those of the consumers: 15 µs
-    for a block of 128 queries and 64 columns, where a task of 512 keys takes 10, one of 1,024 keys 20. With a causal mask tasks are shorter, and any role more
-    costs one of dimension 64 a microsecond (why was not found: a role that only hears of tasks costs as much, main loops are the same, warps wait for
-    instructions 2 % of their time). Consumers do nothing for it: senders say that their sums are done, the follower counts.
-
-    Worth, 16 K tokens, without a mask (`bench/results/attention_variants.json`), in a whole backward: at dimension 64 on the H200 2.4 % with 1,024 keys, 1.5 to
-    2 with more, on an H100 3, and 2.4 to 4; at 128 −5 and −3 % with 1,024, 3 % with 2,048, −1 to 2 and 1 to 4 with more. At 512 keys −10 and −12 %; causal −10
-    to 2 %. Also tried: four slots of sums instead of two (−2 to 4 %), half as many instructions (0 %), dQ stored by threads, through shared memory (−12 %) or
-    in the order of fragments (0 %), sums loaded by threads of two warps (−3 %).
+    By a warp that follows (hook `follow`): sums come by bulk copies, a band of 16 rows and 32 columns at a time, and leave as a tile in the operands' type. Its
+    accesses of shared memory and copies wait in the same queues as those of the consumers, so that a share hides only beside a task of enough keys: with a
+    causal mask tasks are shorter, and any role more costs them time. Consumers do nothing for it: senders say that their sums are done, the follower counts.
+    What was tried, and what it is worth: docs/notes/attention_backward.md; `config.worth_following` decides.
 
     Tensors as for `AttentionBackward`, dQ like Q, and counts: a zero in int32 for each unit, (B · H_kv · parts,), of its tasks whose sums are done. lag: units,
     see `config.units_ahead`.

@@ -62,7 +62,7 @@ def attention_varlen(
     output of zeros, −∞ as log-sum-exp, and gradients of zeros. NaN in one sequence stays there.
 
     - `max_seqlen_q`, `max_seqlen_k`: bounds of the lengths, where they are known: a window whose sides no sequence reaches then costs nothing, and the kernel
-      is the one for sequences so short (on the H200 up to 1.4 times as fast). They are compared with the lengths with `debug` only;
+      is the one for sequences so short, which is faster. They are compared with the lengths with `debug` only;
     - `causal`, `window`, `scale`, `softcap` as for `attention`, in each sequence (the last query's own key is the sequence's last);
     - `deterministic` as for `attention`; `return_lse`: also the logarithm of each query's sum of exponentials, (heads, total_q) in fp32.
 

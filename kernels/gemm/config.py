@@ -30,25 +30,24 @@ PANEL_BYTES = 128  # of a row of results that are staged in panels: a swizzled l
 TALL_COLS = ((176, 16), (192, 32))  # columns, and those of a panel, of tiles of 192 rows: four slots fit
 WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wave of multiprocessors would be left half empty
 
-# Measured on an H200 (bench/results/gemm_sweep.json): seconds from the launch to the first product and from the last to the end, of a kernel that does no more,
-# and what a task costs beside its iterations.
+# Fitted to a sweep of configurations (docs/notes/gemm.md): seconds from the launch to the first product and from the last to the end, of a kernel that does no
+# more, and what a task costs beside its iterations.
 LAUNCH = 4.6e-6
 TASK = 1.6e-6
 FIX_UP = 3.2e-6  # of a task that parts are summed up for, beside writing a part and reading all
 SUM_IN_CLUSTER = 0.7e-6  # of a task whose sums the blocks of a cluster exchange, beside their bytes at a quarter of shared memory's rate
-CLUSTER_LAUNCH = 1e-6  # more than LAUNCH where blocks wait for each other: GEMM 1024³ in pairs of them takes 9.9 µs, 9.2 without
+CLUSTER_LAUNCH = 1e-6  # more than LAUNCH where blocks wait for each other
 NEIGHBOURS = 16  # blocks of a GPC, one behind the other in the grid: what several of them read comes from L2 once
-L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers: 5 TB/s of the H200
+L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}  # of a multiprocessor for each element of C
 TENSOR_EFFICIENCY = 0.86  # of the rate at the clock under load, of the widest product
 PIECES_EFFICIENCY = 0.9  # of columns that are no power of two: several products, each of which reads A
 # Cycles in which a multiprocessor receives a swizzled line of an operand whose rows begin cache lines, begin inside one (two are read), and inside a sector of
-# one (five sectors are), as GEMM 3000×5000×2000 tells (`gemm_variants.json`): 128×192 takes an H200 94 µs where both operands are of the second kind, 117 and
-# 130 where one and both are of the third; in pairs of blocks that share B 92, 94, 99.
+# one (five sectors are): measured, docs/notes/gemm.md.
 ALIGNED, STRADDLING, MISALIGNED = 2.0, 2.9, 4.0
 SECTOR = 32  # bytes
-# From so many seconds of products on the card's power sets the clock, and consumers that take turns take so much longer, since each loads a B of its own:
-# 1.05 in the median of the 11 products of the H200's table of which both kinds were measured.
+# From so many seconds of products on the card's power sets the clock, and consumers that take turns take so much longer, since each loads a B of its own: the
+# median of the products of the H200's table of which both kinds were measured.
 POWER_LIMITED, TURNS_DRAW = 4e-4, 1.05
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}  # as many bytes, multiplied at the same rate
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
@@ -204,7 +203,7 @@ class Config:
         return min(GROUP, supergroup_rows(max(m, 1), max(n, 1), max(problem.k, 1), self.tile, _itemsize(problem.dtype), l2_bytes))
 
 
-AT_ONCE = 128  # tiles: a supergroup's divisions take 0.2 µs (GEMM 1024³ on the H200: 9.4 → 9.2 µs)
+AT_ONCE = 128  # tiles that all run at once: a supergroup's divisions would only delay a short kernel's start
 LONG, MUCH_LESS = 2048, 0.85  # K from which that is little beside reading so many times the lines
 GROUP = 8  # tiles of a supergroup at most: more leave the blocks that run at once with too few columns of B in common
 
@@ -250,13 +249,8 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
 
 def _in_panels(problem: Problem) -> list[Config]:
     """Large tiles whose results are staged in panels: one more slot where consumers share a tile, and where they take turns a ring as deep as hides all of
-    what a consumer does between its products (GEMM 4096³ with bias and SiLU on the H200: 197 µs, 210 without). Consumers that share a tile draw less of a card
-    at its power limit, those that take turns lose less time (bf16 8192³ on the H200, of cuBLAS: 1.03 between bursts of others and 1.03 sustained; in turns 1.07
-    and 0.97). e4m3 16384³ by rows takes an H200 6.81 ms in pairs that share B, 6.75 in turns, 6.71 in turns that compute Cᵀ (torch 6.78) between bursts of the
-    others, 6.46, 6.75, 6.73 sustained (torch 6.72); an H100 6.5 in pairs, 8.5 and 7.1 in turns (`bench/results/gemm_variants.json`). In single
-    calls an H200 takes 6.32 ms where two consumers share a tile and pack its results, in supergroups of 16, 6.29 in turns that are streamed (torch 6.36), but
-    sustained 1.037 and 1.008 of torch. Streamed in high supergroups, turns read less of HBM (e4m3 16384³: 5.8 GB instead of 7.8) and so draw less: sustained,
-    e4m3 8192³ by rows takes an H200 1.3 % less, between bursts of others as long as without; an H100 takes 1.4 times as long as in pairs."""
+    what a consumer does between its products. Consumers that share a tile draw less of a card at its power limit, those that take turns lose less time between
+    tasks. Streamed in high supergroups, turns read less of HBM, and so draw less. Measured, sustained and between others: docs/notes/gemm.md."""
     panel = PANEL_BYTES // _itemsize(problem.out)
     shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
     shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
@@ -276,8 +270,8 @@ def _in_panels(problem: Problem) -> list[Config]:
 
 
 def _tall() -> list[Config]:
-    """Tiles of 192 rows: they read less of L2 for a product, and their number may divide into even rounds where that of others does not (GEMM 4104³ on the
-    H200: 528 of them are four rounds, 217 µs; 128×176: 236)."""
+    """Tiles of 192 rows: they read less of L2 for a product, and their number may divide into even rounds where that of others does not (GEMM 4104³: 528 of
+    them are four rounds of 132 multiprocessors)."""
     return [Config(consumers=3, cols=cols, panel=panel, swapped=swapped, cluster=cluster)
             for cols, panel in TALL_COLS for swapped in (False, True) for cluster in (1, 2)]  # fmt: skip
 
@@ -298,9 +292,8 @@ def _is_stored(problem: Problem, cols: int, swapped: bool) -> bool:
 
 
 def _in_pieces(problem: Problem) -> list[Config]:
-    """Where what becomes B has lines of columns: small tiles of several products each, whose number may fill the multiprocessors all the same (GEMM 1000³ TN
-    on the H200: 64×144 in 112 blocks takes 11.2 µs, 64×128 in 128 blocks 11.4, cuBLAS 11.1; as one product, with the last 16 columns in the memory of a line
-    that is loaded whole, 11.7: fewer slots fit)."""
+    """Where what becomes B has lines of columns: small tiles of several products each, whose number may fill the multiprocessors all the same. As one product,
+    with the last columns in the memory of a line that is loaded whole, fewer slots would fit (measured: docs/notes/gemm.md)."""
     found = (Config(consumers=1, cols=cols, cluster=4, swapped=swapped) for cols in (144, 160) for swapped in (False, True))
     return [c for c in found if not _stored_nk(problem, c) and _is_stored(problem, c.cols, c.swapped)]
 
@@ -370,8 +363,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     """What the model says: every unit's time for the busiest multiprocessor, and what nothing hides.
 
     A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 and HBM by all together. What several blocks of a GPC
-    read at the same time they get from L2 once (H200: 512×1536×7168 takes 24.6 µs where these are 8 × 2 tiles, 31.1 where they are 1 × 16). Infinite
-    where sums lie in tensor memory and it has no room for them.
+    read at the same time they get from L2 once (measured: docs/notes/gemm.md). Infinite where sums lie in tensor memory and it has no room for them.
     """
     if device.capability >= TENSOR_MEMORY and config.consumers * config.cols > MAX_TMEM_COLUMNS:
         return tune.Cost(tensor=math.inf)
@@ -446,8 +438,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
 
 def alike(problem: Problem) -> Iterator[Problem]:
     """Problems of the same extents that are computed alike, the likest first: of other dtypes of the same size; with operands stored otherwise; without the
-    epilogue. In the H200's table the winner of one layout is that of another for 42 of 72 pairs and its second, 0.5 % behind, for 17; the model's first choice
-    is the winner of 12 of 36 problems and the second of 8. The winners of 4096³ with and without an epilogue differ in the height of supergroups at most."""
+    epilogue. Their winners mostly are the same, which the model's first choice is less often (measured: docs/notes/gemm.md)."""
     dtypes = itertools.product(*((dtype, TWINS.get(dtype, dtype)) for dtype in (problem.dtype, problem.out)))
     layouts = ((problem.a, problem.b), *itertools.product(("mk", "km"), ("nk", "kn")))
     found = (problem._replace(dtype=dtype, out=out, a=a, b=b, epilogue=epilogue)

@@ -66,8 +66,8 @@ def _store_whole(ctx, sums, staging, row):
 
 @triton.jit
 def _store_panels(ctx, sums, staging, row):
-    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already (which is worth 1 % of a GEMM of 4096³ on
-    the H200), each later one comes to where its results will be once those before have left: where consumers take turns, the other's products hide that."""
+    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already, each later one comes to where its results
+    will be once those before have left: where consumers take turns, the other's products hide that (measured: docs/notes/gemm.md)."""
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.panel
     PANELS: tl.constexpr = ctx.config.result_cols // PANEL

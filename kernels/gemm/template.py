@@ -20,7 +20,7 @@ from tritonkittens.kernels.gemm.result import (
 )
 from tritonkittens.lang.types import SWIZZLE_LINE
 
-EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic on the H200
+EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic
 ACTIVATION_STEPS = 4  # iterations in which a panel of packed results goes through an activation, and
 RESIDUAL_STEPS = 3  # those between two to which a residual is added, which comes meanwhile
 ACCESS = 128 * 16  # bytes that a consumer's threads read or write of shared memory at a time
@@ -36,14 +36,12 @@ def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: i
 class Gemm(tk.lcf):
     """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
 
-    Consumers end a long task one behind the other (`staggered`): worth 1 % of 8192³ and 16384³ on the H100, in bf16 and in e4m3, and sustained 0.4 to 2.9 % for
-    pairs of blocks (`bench/results/gemm_variants.json`).
+    Consumers end a long task one behind the other (`staggered`): the other's products hide what one does between two tasks.
 
     `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
-    `packed`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task (1 % of
-    4096³ in bf16, 0.4 to 1 % of 8192³ and 16384³ on the H100; the same file). A residual is added to them there, and in bf16 an activation applied where they
-    are staged, a part an iteration: beside products an instruction takes a consumer three to four cycles, and what it does between two must end before the
-    other has used up the ring (4096³ on the H200: GELU 177.3 µs, gate and residual 179.5; in turns 184.8 and 183.2; bare 173.6).
+    `packed`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task. A
+    residual is added to them there, and in bf16 an activation applied where they are staged, a part an iteration: beside products an instruction takes a
+    consumer three to four cycles, and what it does between two must end before the other has used up the ring. What each is worth: docs/notes/gemm.md.
     `passing`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
     """
 

@@ -259,8 +259,8 @@ def _words_along(strides: tuple[int, int]) -> str:
 
 
 def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
-    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly, of what was measured on the H200
-    (`bench/results/gemm_unaligned_tiles.json`)."""
+    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly, of those that were measured
+    (docs/notes/gemm.md)."""
     along = _words_along(strides)
     if m == 1:
         tiles, blocks = _for_one_row(n, k, strides, slots)
@@ -275,8 +275,8 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     return split(m, n, k, strides, slots * blocks, tiles)
 
 
-# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as many loads as possible under way.
-# 1×4095×4097 on the H200: 840 blocks of 4 warps 20.1 µs, 272 of 8 warps 22.4, 408, which are a few too many to run at once, 26.2.
+# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as many loads as possible under way: a few
+# too many to run at once take longest (measured: docs/notes/gemm.md).
 ONE_ROW = {
     "n": ((Tiles(1, 128, 16, 4, wide=True), 7), (Tiles(1, 256, 8, 4, wide=True), 7), (Tiles(1, 256, 16, 4, wide=True), 4)),
     "k": ((Tiles(1, 16, 128, 2, wide=True), 6), (Tiles(1, 32, 128, 2, wide=True), 4)),

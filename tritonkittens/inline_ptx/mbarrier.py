@@ -93,8 +93,8 @@ def init(bar, count, issuer: tl.constexpr = "cta"):
 def init_all_text(counts):
     """PTX by which thread 0 of the CTA makes arrays of mbarriers: operand $i is the address of array i, `counts` says (barriers, arrivals a phase) of each.
 
-    One branch around all of them: an instruction with a predicate of its own for each takes four times as many instructions (up to 0.25 µs of a kernel's
-    start on the H200). PTX ISA "mbarrier.init".
+    One branch around all of them: a predicate of its own for each takes four times as many instructions, which delay a kernel's start (measured:
+    docs/notes/launch.md). PTX ISA "mbarrier.init".
     """
     made = " ".join(f"mbarrier.init.shared::cta.b64 [${i}+{8 * k}], {count};" for i, (number, count) in enumerate(counts) for k in range(number))
     return f"{{ .reg .pred others; .reg .b32 thread; mov.u32 thread, %tid.x; setp.ne.u32 others, thread, 0; @others bra MADE; {made} MADE: }}"

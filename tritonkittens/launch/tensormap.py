@@ -222,11 +222,8 @@ def encode(
 def l2_promotion(tensor: torch.Tensor) -> int:
     """How many bytes a copy fetches into L2 at least, 128 or 256.
 
-    The five stacks of HBM3 of an H100 give 256 bytes of a row faster than 128 now and 128 when the next copy asks: there 256 are fetched
-    of a tensor that L2 cannot hold, where its rows have as many. The six of HBM3e of an H200 do not. Measured
-    (``bench/results/l2_promotion.json``): decoding from keys and values of 134 MB or more takes 2 % less time on an H100 (from pages of
-    128 keys 1 %), 5 % more on an H200; a product of 16 rows and a weight of more than 100 MB up to 1 % less on an H100, where one of a
-    weight that L2 holds would take 1 % more; large products and attention take as long on an H200.
+    Five stacks of HBM3 (H100) give 256 bytes of a row faster than 128 now and 128 when the next copy asks: there 256 are fetched of a
+    tensor that L2 cannot hold, where its rows have as many. Six stacks of HBM3e (H200) do not. Measured: docs/notes/launch.md.
     """
     if not tensor.is_cuda or tensor.shape[-1] * tensor.itemsize < 256:
         return 128

@@ -7,8 +7,8 @@ consumers share the special-function units as they share the tensor cores.
 
 Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow
 from data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, are what an uncontended access takes, and were not
-measured by this project. For orientation: from one CTA's timeline the whole GPU would do 699 TFLOP/s of attention (D 128, S 2048) and 868 of GEMM (K 4096); the
-H200 does 621 to 641 (S 4096 and more) and 715 (bench/results), at a clock that it lowers under load.
+measured by this project. docs/notes/launch.md compares what one CTA's timeline promises for a whole GPU with what an H200 does, at a clock that it lowers under
+load.
 
 What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share,
 wgmma's own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global
@@ -28,7 +28,7 @@ import numpy as np
 from .layouts import bases, registers
 from .ttgir import MemDesc, Op, Tensor, Type
 
-CLOCK_GHZ = 1.7  # an H200 under load; turns cycles into the microseconds of a trace
+CLOCK_GHZ = 1.7  # under load; turns cycles into the microseconds of a trace
 
 # latencies, cycles: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv:2402.13499) and its successor (arXiv:2501.12084)
 GLOBAL_LATENCY = 480.0  # a load that misses L2 (L2 hit: about 260)

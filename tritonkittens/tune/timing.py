@@ -43,8 +43,8 @@ def flush_buffer(device: int | None) -> torch.Tensor:
 def burst(run: Callable[[], object], calls: int, flush: Callable[[], object], lead: int = 0) -> Burst:
     """Time `calls` calls on the current device, each behind a `flush` of L2; the device waits `lead` cycles until the host has queued some.
 
-    Of a GPU's launches every other one takes 0.5 µs longer (H200: whichever kernel it is, and however its neighbours are timed). With a flush before each call
-    all calls are such launches or none is; one more launch in the middle makes it half of them, in every burst.
+    Of a GPU's launches every other one takes longer, whichever kernel it is (measured: docs/notes/launch.md). With a flush before each call all calls are such
+    launches or none is; one more launch in the middle makes it half of them, in every burst.
     """
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
     torch.cuda.synchronize()
@@ -68,8 +68,8 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
     """Typical seconds of a call on the device, with a cold L2, in a burst of calls, after one to compile and a few to see how many.
 
     The GPU sleeps until a burst is queued: it would otherwise wait for a slow host between the events around a short call. Long calls first run until the clock
-    is that of their own draw: in a burst between those of others they have the others' (GEMM 8192³ on the H200: 64×256 for two consumers together is 4 %
-    slower in such bursts than 128×128 in turns, and 5 % faster in a program that runs it again and again).
+    is that of their own draw: in a burst between those of others they have the others', and the faster of two is not the one that is faster in a program that
+    runs it again and again (measured: docs/notes/launch.md).
     """
     with torch.cuda.device(device):
         flush = flush_buffer(device.index).zero_
