@@ -22,8 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import tritonkittens.lang as tk
-from tritonkittens.lang.dtypes import to_torch
-from tritonkittens.lang.globals import GlobalLayout
+from tritonkittens.lang.core.dtypes import to_torch
+from tritonkittens.lang.types.global_layout import GlobalLayout
 from tritonkittens.launch.arguments import argument_types
 
 from .util import poison

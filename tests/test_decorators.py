@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources
 
 import tritonkittens.lang as tk
 from tritonkittens import sim
-from tritonkittens.lang.errors import BudgetError
+from tritonkittens.lang.core.errors import BudgetError
 
 ROWS, COLS = 192, 96
 

@@ -13,7 +13,7 @@ import tritonkittens.lang as tk
 from tests import cases_explicit as cases
 from tests.fake_libcuda import FakeCuda, build
 from tests.util import meta
-from tritonkittens.lang.dtypes import name_of
+from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.launch import Launcher
 
 

@@ -13,7 +13,7 @@ import tritonkittens.lang as tk
 from tests.test_template_memory import Exchanged
 from tests.util import poison, refused
 from tritonkittens import sim
-from tritonkittens.lang.interning import MAX_CALLS
+from tritonkittens.lang.core.interning import MAX_CALLS
 
 
 class Weighted(Exchanged):

@@ -16,8 +16,8 @@ from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.gemm import unaligned
 from tritonkittens.kernels.gemm.unaligned import NO_OPERANDS
-from tritonkittens.lang.budget import SHARED_LIMIT
-from tritonkittens.lang.layout import SYSTEM
+from tritonkittens.lang.core.resources import SHARED_LIMIT
+from tritonkittens.lang.template.smem_plan import SYSTEM
 
 KERNELS = registry()
 HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")

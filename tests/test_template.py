@@ -24,7 +24,7 @@ from tests.streaming import (
     TrailingStream,
 )
 from tests.util import meta, refused
-from tritonkittens.lang.multicast import slices_of
+from tritonkittens.lang.memory.multicast import slices_of
 
 tile = tk.st(tk.bf16, 64, 64)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as hyp
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm import Gemm
-from tritonkittens.lang.layout import ALIGNMENT, MAX_STAGES, Placement, nbytes, place
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MAX_STAGES, Placement, nbytes, place
 
 KIB = 1024
 LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}

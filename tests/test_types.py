@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.lang import swizzle
-from tritonkittens.lang._backend import op
-from tritonkittens.lang.dtypes import constant, itemsize
-from tritonkittens.lang.shared import piece_shared_layout
-from tritonkittens.lang.types import split, unwrap
+from tritonkittens.lang.core.backend import op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import constant, itemsize
+from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
+from tritonkittens.lang.types import swizzle
+from tritonkittens.lang.types.tiles import split
 
 ELEMENTS = "fp32, bf16, fp16, fp8e4m3, fp8e5m2, int8, uint8, int32, int64"
 WRONG = [

@@ -13,8 +13,8 @@ from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
-from tritonkittens.lang.consumers import GROUP
-from tritonkittens.lang.template import cluster_slots
+from tritonkittens.lang.core.constants import GROUP
+from tritonkittens.lang.template.template import cluster_slots
 
 MAX_PARTS = 128  # of a sequence
 OPERANDS = 30  # registers that ptxas wants for an instruction of a product beside those of its result

@@ -10,7 +10,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.forward import AttentionForward, nothing_seen
-from tritonkittens.lang.consumers import GROUP
+from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.launch import plain_kernel
 
 ZEROED = tl.constexpr(16)  # keys

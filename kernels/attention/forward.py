@@ -7,7 +7,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.masks import reach, squashed
 from tritonkittens.kernels.attention.tiles import QueryTiles
-from tritonkittens.lang.types import SWIZZLE_LINE
+from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 LIMIT = tl.constexpr(2.0**15)  # of a block's sums of weights that a thread holds: each is below what fp16 has, too
 GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)  # such a sum is at most GROWTH times those of all blocks before, plus USUAL, which it is without outliers

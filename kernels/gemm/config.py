@@ -15,10 +15,11 @@ from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.gemm.template import is_one_product
-from tritonkittens.lang.layout import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
-from tritonkittens.lang.schedule import supergroup_rows
-from tritonkittens.lang.template import cluster_slots
-from tritonkittens.lang.types import MAX_TMEM_COLUMNS, SWIZZLE_LINE
+from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS
+from tritonkittens.lang.schedule.raster import supergroup_rows
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
+from tritonkittens.lang.template.template import cluster_slots
+from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
 UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole

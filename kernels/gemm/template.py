@@ -18,7 +18,7 @@ from tritonkittens.kernels.gemm.result import (
     store_packed_panel,
     store_result,
 )
-from tritonkittens.lang.types import SWIZZLE_LINE
+from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic
 ACTIVATION_STEPS = 4  # iterations in which a panel of packed results goes through an activation, and

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.gpu.sanitized import PARTS
-from tritonkittens.lang import engine
+from tritonkittens.lang.template import kernel as engine
 
 GROUPS = ["products", *(f"attentions {part}" for part in range(PARTS)), "serving"]
 

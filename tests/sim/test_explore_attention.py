@@ -16,7 +16,7 @@ from tritonkittens.kernels.attention import (
     gradients,
 )
 from tritonkittens.kernels.attention.dealing import Deal
-from tritonkittens.lang import template
+from tritonkittens.lang.template import template
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),

@@ -1,18 +1,79 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
-from tritonkittens.lang.byte_operands import byte_operand, byte_operand_column
-from tritonkittens.lang.claims import are_stored, publish, store_or_add_bytes_async
-from tritonkittens.lang.consumers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
-from tritonkittens.lang.counting import count_up, wait_count
+from tritonkittens.lang.core.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
+from tritonkittens.lang.core.errors import ArchitectureError, KernelError, TileError
+from tritonkittens.lang.core.records import field, shape, struct, with_field
 from tritonkittens.lang.debug import Event, mark, print, timeline
-from tritonkittens.lang.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
-from tritonkittens.lang.errors import ArchitectureError, KernelError, TileError
-from tritonkittens.lang.fragments import as_fragments, fragment_place, load_band, store_fragments
-from tritonkittens.lang.globals import extent, gl
-from tritonkittens.lang.hooks import release, wait_for
-from tritonkittens.lang.im2col import im2col, load_im2col_async
 from tritonkittens.lang.kernel import Kernel, kernel
-from tritonkittens.lang.layout import layout
-from tritonkittens.lang.maps import (
+from tritonkittens.lang.memory.accumulator_fragments import as_fragments, fragment_place, load_band, store_fragments
+from tritonkittens.lang.memory.bulk import load_bytes_async, store_add_bytes_async, store_bytes_async
+from tritonkittens.lang.memory.first_store_reduce import are_stored, publish, store_or_add_bytes_async
+from tritonkittens.lang.memory.gather import gather_rows, scatter_rows
+from tritonkittens.lang.memory.global_access import load, load_into, load_scalar, pointer_to, store
+from tritonkittens.lang.memory.im2col import im2col, load_im2col_async
+from tritonkittens.lang.memory.shared_tiles import allocate, bank_conflicts, load_elements, store_elements, subtile, subvector
+from tritonkittens.lang.memory.tensor_memory import load_max, tensor_allocator
+from tritonkittens.lang.memory.tma import (
+    fence_async,
+    load_async,
+    load_async_wait,
+    prefetch,
+    store_add_async,
+    store_async,
+    store_max_async,
+    store_min_async,
+    store_read_wait,
+    store_wait,
+)
+from tritonkittens.lang.mma.fp8_a_operand import byte_operand, byte_operand_column
+from tritonkittens.lang.mma.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait, mma_zero
+from tritonkittens.lang.register.broadcast import (
+    add_col,
+    add_row,
+    broadcast_col,
+    broadcast_row,
+    div_col,
+    div_row,
+    eq_col,
+    eq_row,
+    exp2_col,
+    exp2_row,
+    ge_col,
+    ge_row,
+    gt_col,
+    gt_row,
+    le_col,
+    le_row,
+    lt_col,
+    lt_row,
+    max_col,
+    max_row,
+    min_col,
+    min_row,
+    mul_col,
+    mul_row,
+    ne_col,
+    ne_row,
+    sub_col,
+    sub_row,
+)
+from tritonkittens.lang.register.compiler_hints import opaque_zero
+from tritonkittens.lang.register.construction import (
+    apply,
+    concat_cols,
+    full,
+    full_like,
+    iota,
+    neg_infty,
+    one,
+    pin,
+    pos_infty,
+    scheduling_barrier,
+    split_cols,
+    swap_layout,
+    transpose,
+    zero,
+)
+from tritonkittens.lang.register.elementwise import (
     abs,
     add,
     cast,
@@ -50,7 +111,7 @@ from tritonkittens.lang.maps import (
     tanh,
     where,
 )
-from tritonkittens.lang.masks import (
+from tritonkittens.lang.register.masks import (
     block_diagonal,
     left_fill,
     lower_fill,
@@ -64,32 +125,7 @@ from tritonkittens.lang.masks import (
     upper_fill,
     upper_right_fill,
 )
-from tritonkittens.lang.memory import (
-    fence_async,
-    gather_rows,
-    load,
-    load_async,
-    load_async_wait,
-    load_bytes_async,
-    load_into,
-    load_scalar,
-    pointer_to,
-    prefetch,
-    scatter_rows,
-    store,
-    store_add_async,
-    store_add_bytes_async,
-    store_async,
-    store_bytes_async,
-    store_max_async,
-    store_min_async,
-    store_read_wait,
-    store_wait,
-)
-from tritonkittens.lang.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait, mma_zero
-from tritonkittens.lang.opaque import opaque_zero
-from tritonkittens.lang.ragged import sequence
-from tritonkittens.lang.reductions import (
+from tritonkittens.lang.register.reductions import (
     col_argmax,
     col_argmin,
     col_cumsum,
@@ -117,107 +153,35 @@ from tritonkittens.lang.reductions import (
     softmax_step,
     sum,
 )
-from tritonkittens.lang.rescaling import rescale_row, warp_exceeds
-from tritonkittens.lang.roles import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
-from tritonkittens.lang.schedule import (
-    ClusterSplitK,
+from tritonkittens.lang.register.warp_vote import rescale_row, warp_exceeds
+from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
+from tritonkittens.lang.schedule.policies import ClusterSplitK, Dynamic, OnePerBlock, Persistent, Schedule, SplitK, SplitRest, SplitTail, StreamK, stream_k
+from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
-    Dynamic,
-    Knob,
     LongAndShort,
     LongestFirst,
-    OnePerBlock,
     Order,
-    Persistent,
     RowMajor,
-    Schedule,
-    SplitK,
-    SplitRest,
-    SplitTail,
-    StreamK,
     Supergroup,
-    block_count,
-    block_index,
-    ceil_div,
     long_and_short,
     longest_first,
     pairs,
-    stream_k,
     supergroup,
     supergroup_rows,
     tile_at,
-    unravel,
 )
-from tritonkittens.lang.sending import await_call, await_sender, call_sender
-from tritonkittens.lang.shared import allocate, bank_conflicts, load_elements, store_elements, subtile, subvector
-from tritonkittens.lang.sync import (
-    advance,
-    arrive,
-    careful_wait,
-    cluster_rank,
-    cluster_sync,
-    consumer_release,
-    consumer_wait,
-    dependency_wait,
-    dependents_launch,
-    expect,
-    named_arrive,
-    named_sync,
-    pipeline,
-    producer_acquire,
-    producer_commit,
-    semaphores,
-    sync,
-    wait,
-)
-from tritonkittens.lang.template import Call, lcf, lcsf
-from tritonkittens.lang.tensor_memory import load_max, tensor_allocator
-from tritonkittens.lang.tiles import (
-    apply,
-    concat_cols,
-    full,
-    full_like,
-    iota,
-    neg_infty,
-    one,
-    pin,
-    pos_infty,
-    scheduling_barrier,
-    split_cols,
-    swap_layout,
-    transpose,
-    zero,
-)
-from tritonkittens.lang.types import col_vec, row_vec, rt, rv, st, sv, tt
-from tritonkittens.lang.values import field, shape, struct, with_field
-from tritonkittens.lang.vectors import (
-    add_col,
-    add_row,
-    broadcast_col,
-    broadcast_row,
-    div_col,
-    div_row,
-    eq_col,
-    eq_row,
-    exp2_col,
-    exp2_row,
-    ge_col,
-    ge_row,
-    gt_col,
-    gt_row,
-    le_col,
-    le_row,
-    lt_col,
-    lt_row,
-    max_col,
-    max_row,
-    min_col,
-    min_row,
-    mul_col,
-    mul_row,
-    ne_col,
-    ne_row,
-    sub_col,
-    sub_row,
-)
-from tritonkittens.lang.work import task
+from tritonkittens.lang.schedule.tile_scheduler import task
+from tritonkittens.lang.sync.cluster import cluster_rank, cluster_sync, dependency_wait, dependents_launch
+from tritonkittens.lang.sync.global_counter import count_up, wait_count
+from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
+from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer_wait, pipeline, producer_acquire, producer_commit
+from tritonkittens.lang.sync.semaphores import arrive, careful_wait, expect, semaphores, sync, wait
+from tritonkittens.lang.sync.warp_specialize import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
+from tritonkittens.lang.template.calls import release, wait_for
+from tritonkittens.lang.template.consumer_barriers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
+from tritonkittens.lang.template.reduce_warp import await_call, await_sender, call_sender
+from tritonkittens.lang.template.smem_plan import layout
+from tritonkittens.lang.template.template import Call, lcf, lcsf
+from tritonkittens.lang.types.global_layout import extent, gl
+from tritonkittens.lang.types.tiles import col_vec, row_vec, rt, rv, st, sv, tt
+from tritonkittens.lang.types.varlen import sequence

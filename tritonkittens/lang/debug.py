@@ -10,15 +10,15 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx import timing
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang._backend import Trace, gl, op
-from tritonkittens.lang.dtypes import name_of
-from tritonkittens.lang.errors import TileError
-from tritonkittens.lang.globals import check_global, extents_of, rank_of, strides_of
-from tritonkittens.lang.shared import load_shared, shared
-from tritonkittens.lang.sync import role_thread
-from tritonkittens.lang.tensor_memory import load_tensor_memory, tensor_tile
-from tritonkittens.lang.types import unwrap
-from tritonkittens.lang.values import axes_of, pieces_of
+from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import name_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import axes_of, pieces_of
+from tritonkittens.lang.memory.shared_tiles import load_shared, shared
+from tritonkittens.lang.memory.tensor_memory import load_tensor_memory, tensor_tile
+from tritonkittens.lang.sync.semaphores import role_thread
+from tritonkittens.lang.types.global_layout import check_global, extents_of, rank_of, strides_of
 
 MARK_WORDS = 4  # int64 words of a record: nanoseconds, multiprocessor, warp, label
 

@@ -15,20 +15,14 @@ from triton.backends.compiler import GPUTarget
 from tritonkittens.arch import capability_of
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
-from tritonkittens.lang._backend import (
-    ExplicitSource,
-    GluonJITFunction,
-    InterpretedFunction,
-    JITFunction,
-    library_hash,
-)
-from tritonkittens.lang.budget import SHARED_LIMIT, Bill, billing, shared_over_budget
-from tritonkittens.lang.configuration import Configuration
-from tritonkittens.lang.dtypes import from_torch
-from tritonkittens.lang.errors import REFUSALS, ArchitectureError, TileError
-from tritonkittens.lang.globals import GlobalLayout, even_rows, gl
-from tritonkittens.lang.shared import piece_shared_layout
-from tritonkittens.lang.sync import HOPPER_AND_BLACKWELL, REPORT
+from tritonkittens.lang.core.backend import ExplicitSource, GluonJITFunction, InterpretedFunction, JITFunction, library_hash
+from tritonkittens.lang.core.configuration import Configuration
+from tritonkittens.lang.core.dtypes import from_torch
+from tritonkittens.lang.core.errors import REFUSALS, ArchitectureError, TileError
+from tritonkittens.lang.core.resources import SHARED_LIMIT, Bill, billing, shared_over_budget
+from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
+from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, REPORT
+from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
 from tritonkittens.launch.arguments import ArgType, argument_types, name_at, names_inside, signature_of
 

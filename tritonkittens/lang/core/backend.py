@@ -1,0 +1,212 @@
+"""The one module of `lang` that knows Triton's internals and Gluon's names. The next Triton is this module's work.
+
+`op` makes a device function of the language out of a Python function that runs while a kernel is traced (or, under Triton's interpreter, while it
+is interpreted). Its first parameter is the `Trace`: where we are, and how to emit code there.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import triton.language as tl
+from triton import knobs
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.language._semantic import GluonSemantic
+from triton.experimental.gluon.language.nvidia import blackwell, hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import base_type, base_value
+from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
+from triton.runtime.jit import JITFunction
+
+from tritonkittens.lang.core import interpreter as _interpreter
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import ArchitectureError, TileError
+from tritonkittens.lang.core.mistakes import plain_error
+
+__all__ = [
+    "ArchitectureError", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
+    "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
+    "mbarrier", "mma_v2", "op", "tcgen05_commit", "tcgen05_mma", "tma",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@functools.cache
+def library_hash() -> str:
+    """A hash of this library's source and of where it lies. Triton's compile cache does not look into trace-time functions, so every key must carry it, and the
+    text that it keeps names files and lines: those of another checkout say nothing about this one.
+    """
+    root = pathlib.Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256(str(root).encode())
+    for path in sorted([*root.glob("lang/**/*.py"), *root.glob("inline_ptx/**/*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class ExplicitSource(GluonASTSource):
+    """What Triton compiles an explicit kernel from. Triton's own key would be that of the same function compiled as a plain kernel, and that for any number of
+    blocks a `cluster`: a process would load code that another has compiled otherwise, or one's code with the shared memory of the other's.
+    """
+
+    def __init__(self, fn: Any, signature: dict, constexprs: dict, attributes: dict, cluster: int) -> None:
+        super().__init__(fn, signature, constexprs, attributes)
+        self.cluster = cluster
+
+    def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace the kernel. Raises what `_mistakes.plain_error` makes of an exception."""
+        try:
+            return super().make_ir(*args, **kwargs)
+        except Exception as error:
+            raised = error if knobs.compilation.front_end_debugging else plain_error(error)
+        raise raised
+
+    def hash(self) -> str:
+        return hashlib.sha256(f"explicit, {self.cluster} blocks a cluster: {super().hash()}".encode()).hexdigest()
+
+
+class Trace:
+    """Where an operation is being emitted: a plain Triton kernel, an explicit kernel, or Triton's interpreter."""
+
+    def __init__(self, semantic: Any, generator: Any) -> None:
+        self.semantic = semantic
+        self.generator = generator
+        self.explicit = isinstance(semantic, GluonSemantic)
+        self.interpreted = semantic is None
+
+    @property
+    def builder(self) -> Any:
+        return self.semantic.builder
+
+    @property
+    def arch(self) -> int:
+        """Compute capability of the target as an integer: 90 for sm_90a."""
+        match = re.fullmatch(r"sm_?(\d+)a?", str(self.builder.options.arch))
+        assert match, self.builder.options.arch
+        return int(match[1])
+
+    @property
+    def num_warps(self) -> int:
+        """Warps that execute here: the kernel's, or those of the role."""
+        return unwrap(self.semantic.num_warps(self.generator)) if self.explicit else self.builder.options.num_warps
+
+    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a Triton function (by name: a `triton.language` one), a `@triton.jit` function or another `op` from trace-time code."""
+        if isinstance(fn, str):
+            fn = getattr(tl, fn)  # by name: the interpreter replaces the attributes of triton.language
+        if self.interpreted:
+            # not the function itself: calling it would patch triton.language once more and never undo it
+            return fn.rewrite()(*args, **kwargs) if isinstance(fn, InterpretedFunction) else fn(*args, **kwargs)
+        if isinstance(fn, JITFunction):
+            return self.generator.call_JitFunction(fn, list(args), kwargs)
+        parameters = getattr(fn, "signature", None) or inspect.signature(fn)
+        if "_semantic" in parameters.parameters:
+            kwargs["_semantic"] = self.semantic
+        if "_generator" in parameters.parameters:
+            kwargs["_generator"] = self.generator
+        return fn(*args, **kwargs)
+
+    def method(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a Triton value, e.g. an operator: `t.method(x, '__mul__', y)`."""
+        if self.interpreted and name == "to" and _interpreter.must_cast(value, *args, **kwargs):
+            return _interpreter.cast(value, *args, **kwargs)
+        return self.call(getattr(value, name), *args, **kwargs)
+
+    def scalar(self, x: Any) -> Any:
+        """A scalar Triton value from a Python number; any other value as it is."""
+        x = unwrap(x)
+        semantic = interpreter_semantic if self.interpreted else self.semantic
+        return semantic.to_tensor(x) if isinstance(x, (bool, int, float)) else x
+
+    def condition(self, x: Any) -> Any:
+        """The result of comparing scalars, such that it can be combined with that of comparing tiles."""
+        return _interpreter.condition(x) if self.interpreted else x
+
+    def arange(self, extent: int, axis: int, like: Any) -> Any:
+        """0 … extent−1 as the vector along `axis` of the tile `like`."""
+        if self.explicit:
+            return self.semantic.arange(0, extent, gl.SliceLayout(1 - axis, like.type.layout))
+        return self.call("arange", 0, extent)
+
+    def vector(self, v: Any, axis: int, like: Any) -> Any:
+        """`v`, laid out so that it broadcasts along the other axis of the tile `like`."""
+        if self.explicit:
+            layout = gl.SliceLayout(1 - axis, like.type.layout)
+            if v.type.layout != layout:
+                return self.semantic.convert_layout(v, layout)
+        return v
+
+    def relayout(self, x: Any, like: Any) -> Any:
+        """`x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
+        if self.explicit and x.type.is_block() and like.type.is_block() and x.type.layout != like.type.layout and len(x.shape) == len(like.shape):
+            return self.semantic.convert_layout(x, like.type.layout)
+        return x
+
+    def convert(self, x: Any, layout: Any) -> Any:
+        """`x` in an explicit register layout."""
+        return x if x.type.layout == layout else self.semantic.convert_layout(x, layout)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: tl.dtype, layout: Any = None) -> Any:
+        if self.explicit:
+            return self.semantic.full(list(shape), unwrap(value), dtype, layout)
+        if self.interpreted and dtype in _interpreter.HELD_AS_BITS:
+            return self.method(self.call("full", shape, value, tl.float32), "to", dtype)
+        return self.call("full", shape, value, dtype)
+
+    def require(self, feature: str, low: int, high: int, names: str) -> None:
+        """Refuse a target whose capability is outside [low, high]; `names` are the architectures that have the feature."""
+        if not low <= self.arch <= high:
+            raise ArchitectureError(f"{feature} needs {names}; this kernel is compiled for sm_{self.arch}")
+
+    def require_explicit(self, name: str) -> None:
+        if not self.explicit:
+            raise TileError(f"{name}: works on explicit tiles only; put @tk.kernel over the @triton.jit function")
+
+
+def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
+    """Make a trace-time Python function `fn(trace, …)` callable from kernels."""
+
+    @functools.wraps(fn)
+    def device_function(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
+        if _semantic is None and not _interpreting():
+            raise TileError(f"{fn.__name__}: call it inside a kernel (@triton.jit)")
+        try:
+            return fn(Trace(_semantic, _generator), *args, **kwargs)
+        except TypeError:
+            _check_arguments(fn.__name__, device_function.__signature__, args, kwargs)  # type: ignore[attr-defined]
+            raise
+
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    hidden = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("_semantic", "_generator")]
+    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+    device_function.signature = inspect.Signature([*named, *hidden, *rest])  # type: ignore[attr-defined]  # what the code generator reads
+    device_function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what help() shows
+    device_function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    # Triton hashes the annotations of aggregates into the key of every kernel that names them: the one public way to make our source part of the key.
+    device_function.__triton_aggregate__ = True  # type: ignore[attr-defined]
+    device_function.__annotations__ = {"tritonkittens": library_hash()}
+    device_function.hash_attrs = ()  # type: ignore[attr-defined]
+    return device_function  # type: ignore[return-value]
+
+
+def _check_arguments(name: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise `TileError` where a call does not fit the parameters that help() shows."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TileError(f"{name}: {error}; its parameters are {signature}") from None
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"

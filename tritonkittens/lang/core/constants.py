@@ -1,0 +1,25 @@
+"""Numbers of the hardware that every layer uses, and the Python value of a compile-time constant."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+from triton.language.core import constexpr
+
+WARPS = 4  # of a consumer warpgroup
+GROUP = WARPS * 32  # its threads
+
+
+BULK = 16  # bytes: unit and alignment of bulk copies
+
+
+MAX_TMEM_COLUMNS = 512
+
+
+def unwrap(x: Any) -> Any:
+    """The Python value behind a `constexpr`; anything else as it is. Lists and tuples are unwrapped element by element."""
+    if isinstance(x, constexpr):
+        return unwrap(x.value)
+    if isinstance(x, (list, tuple, tl.tuple)) and not hasattr(x, "_fields"):
+        return tuple(unwrap(i) for i in x)
+    return x

@@ -1,0 +1,84 @@
+"""Element types, under the names that PyTorch and the PTX ISA use for them."""
+import math
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from tritonkittens.lang.core.errors import TileError
+
+fp32 = tl.float32
+bf16 = tl.bfloat16
+fp16 = tl.float16
+fp8e4m3 = tl.float8e4nv
+fp8e5m2 = tl.float8e5
+int8 = tl.int8
+uint8 = tl.uint8
+int32 = tl.int32
+int64 = tl.int64
+
+_TORCH = {
+    torch.float32: fp32,
+    torch.bfloat16: bf16,
+    torch.float16: fp16,
+    torch.float8_e4m3fn: fp8e4m3,
+    torch.float8_e5m2: fp8e5m2,
+    torch.int8: int8,
+    torch.uint8: uint8,
+    torch.int32: int32,
+    torch.int64: int64,
+}
+_TRITON = {v: k for k, v in _TORCH.items()}
+ELEMENT_TYPES = tuple(_TRITON)
+FP8 = (fp8e4m3, fp8e5m2)
+_NAMES = {fp8e4m3: "fp8e4m3", fp8e5m2: "fp8e5m2"}  # where Triton's names differ from ours
+
+
+def from_torch(dtype: torch.dtype) -> tl.dtype:
+    """The element type of a torch tensor; raises `TileError` for one that no tile can hold (float64, complex, bool)."""
+    if dtype not in _TORCH:
+        raise TileError(f"{dtype}: tiles hold {names_of(ELEMENT_TYPES)}")
+    return _TORCH[dtype]
+
+
+def name_of(dtype: Any) -> str:
+    """What messages call an element type: the name that `tritonkittens.lang` has for it, or its own where it has none."""
+    return _NAMES.get(dtype, str(dtype)) if isinstance(dtype, tl.dtype) else str(dtype)
+
+
+def names_of(dtypes: Any) -> str:
+    """The names of several element types, as messages list them."""
+    return ", ".join(map(name_of, dtypes))
+
+
+def to_torch(dtype: tl.dtype) -> torch.dtype:
+    """The torch type of an element type."""
+    return _TRITON[dtype]
+
+
+def itemsize(dtype: tl.dtype) -> int:
+    """Bytes of one element."""
+    return dtype.primitive_bitwidth // 8
+
+
+def base_columns(dtype: tl.dtype) -> int:
+    """Columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions take twice the depth."""
+    return 32 if itemsize(dtype) == 1 else 16
+
+
+def constant(value: Any, dtype: tl.dtype, what: str) -> Any:
+    """A Python number as `dtype` can hold it; a run-time scalar as it is. Raises `TileError` for a number that the type has no room for.
+
+    Integer types take whole numbers in their range; e4m3 has no infinity (PTX ISA, "Alternate floating point data formats").
+    """
+    if not isinstance(value, (bool, int, float)):
+        return value
+    if dtype.is_floating():
+        if dtype == fp8e4m3 and math.isinf(value):
+            raise TileError(f"{what}: {name_of(dtype)} has no infinity; its largest value is 448")
+        return value
+    bits = dtype.primitive_bitwidth
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.is_int_signed() else (0, (1 << bits) - 1)
+    if not math.isfinite(value) or value != int(value) or not low <= value <= high:
+        raise TileError(f"{what}: {value!r} is no {name_of(dtype)}; it must be a whole number from {low} to {high}")
+    return int(value)

@@ -1,0 +1,89 @@
+"""One error, which quotes the user's line, in place of the compiler's chain of wrappers."""
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import triton
+from triton.compiler.code_generator import CodeGenerator
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.jit import JITFunction
+
+from tritonkittens.lang.core.errors import RULES, KernelAssertionError, KernelError
+
+PACKAGE = Path(__file__).parents[2]
+_LIBRARIES = tuple(f"{folder}/" for folder in (Path(triton.__file__).parent, PACKAGE / "lang", PACKAGE / "inline_ptx", PACKAGE / "launch"))
+
+
+def plain_error(error: BaseException) -> BaseException:
+    """The error to raise where tracing a kernel raised `error`.
+
+    A rule that was broken keeps its class. Anything else becomes a `KernelError` whose `__cause__` is the original exception. Both say where in the
+    kernel it happened: the innermost line that is neither the library's nor Triton's.
+    """
+    where = _where(error)
+    original = error
+    for cause in _chain(error):
+        original = cause
+        if not isinstance(cause, CompilationError):
+            break
+    if isinstance(original, RULES):
+        plain: BaseException = type(original)(f"{original}{where}")
+        plain.__suppress_context__ = True
+        return plain
+    if isinstance(original, CompilationError):
+        failed = isinstance(original, CompileTimeAssertionFailure)
+        said = f"static_assert failed: {original.error_message}".removesuffix(": ") if failed else original.error_message
+        plain = (KernelAssertionError if failed else KernelError)(f"{said}{where}")
+    else:
+        plain = KernelError(f"{type(original).__name__}: {original}{where}")
+    for cause in _chain(original):
+        cause.__traceback__ = _of_the_user(cause.__traceback__)
+    plain.__cause__ = original
+    return plain
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or file == ast.__file__
+
+
+def _of_the_user(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames of the library, of Triton and of Python's `ast`."""
+    if trace is None:
+        return None
+    rest = _of_the_user(trace.tb_next)
+    return rest if _is_library(trace.tb_frame.f_code.co_filename) else types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
+    """The lines of jit functions that the code generator was at, from the outermost call to the innermost: function and line in its source, from 1."""
+    for cause in _chain(error):
+        trace = cause.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is CodeGenerator.visit.__code__:
+                function, node = trace.tb_frame.f_locals["self"].jit_fn, trace.tb_frame.f_locals["node"]
+                if function is not None and hasattr(node, "lineno"):
+                    yield function, node.lineno
+            trace = trace.tb_next
+
+
+def _where(error: BaseException) -> str:
+    """" [in NAME: LINE, FILE:NUMBER]" of the innermost line of the user's; of the library's where there is no other."""
+    visited = list(_visited(error))
+    outside = [(function, number) for function, number in visited if not _is_library(function.file_name)]
+    if not visited:
+        return ""
+    function, number = (outside or visited)[-1]
+    lines = function.src.split("\n")
+    line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return f" [in {function.__name__}: {line}, {function.file_name}:{function.def_file_line_number + number - 1}]"

@@ -1,0 +1,106 @@
+"""What one thread block may use, and the itemised bill of what a kernel asks for. Filled while a kernel is traced, checked before it is
+launched."""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS
+from tritonkittens.lang.core.errors import BudgetError, TileError
+
+KIB = 1024
+# Bytes of shared memory a block may use ("opt-in" maximum). CUDA C++ Programming Guide, table "Technical specifications per compute
+# capability".
+SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
+REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
+WARP = 32
+
+
+@dataclass
+class Bill:
+    """Shared memory and tensor memory asked for so far, by item, and the bytes of asynchronous copies traced since the last look."""
+
+    arch: int
+    shared: list[tuple[str, int]] = field(default_factory=list)
+    tmem: list[tuple[str, int]] = field(default_factory=list)
+    copied: int = 0
+    stored: int = 0  # copies that stores by TMA consist of
+    released: int = 0  # ring slots that hooks of a template give back
+    awaited: int = 0  # and those that they wait for
+    common_released: int = 0  # times that they give back tiles which consumers keep for a task
+    deferred_released: int = 0
+    senders_called: int = 0  # by hooks of a template
+    senders_awaited: int = 0
+    calls_awaited: int = 0  # by hook `send`
+    reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
+    reads_ring: bool | None = None  # are any in hooks that work on ring slots? None before the first of these hooks
+    cluster_synced: bool = False  # by the whole block, before any roles
+    roles: str = ""  # "inside" while roles are traced, "behind" afterwards
+    by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced
+
+    def charge_shared(self, what: str, nbytes: int) -> None:
+        """Add an allocation; refuse it with the whole bill where the block's shared memory is exceeded."""
+        self.shared.append((what, nbytes))
+        total, limit = sum(n for _, n in self.shared), SHARED_LIMIT.get(self.arch, 99 * KIB)
+        if total > limit:
+            raise BudgetError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
+
+    def charge_tmem(self, what: str, columns: int) -> None:
+        """Add a tensor-memory allocation; refuse it with the whole bill where the 512 columns are exceeded."""
+        self.tmem.append((what, columns))
+        total = sum(n for _, n in self.tmem)
+        if total > MAX_TMEM_COLUMNS:
+            raise BudgetError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
+
+
+def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
+    """The error of a compiled kernel that takes `used` bytes of shared memory: `asked` of them for tiles and semaphores, the rest for the compiler."""
+    items = _items(asked, "bytes") or "no tiles"
+    return BudgetError(f"{name}: shared memory over budget: {used} bytes of {SHARED_LIMIT.get(arch, 0)} on sm_{arch}: {items}; "
+                       f"the rest is scratch of the compiler for layout conversions{advice}")
+
+
+def _items(items: list[tuple[str, int]], unit: str) -> str:
+    return "; ".join(f"{what} {n} {unit}" for what, n in items)
+
+
+_current: contextvars.ContextVar[Bill | None] = contextvars.ContextVar("bill", default=None)
+
+
+@contextlib.contextmanager
+def billing(arch: int) -> Iterator[Bill]:
+    """The bill of the kernel that is traced inside."""
+    token = _current.set(Bill(arch))
+    try:
+        yield _current.get()  # type: ignore[misc]
+    finally:
+        _current.reset(token)
+
+
+def bill() -> Bill:
+    """The bill of the kernel being traced (a throw-away one outside `billing`)."""
+    return _current.get() or Bill(90)
+
+
+def check_registers(warps: tuple[int, ...], registers: tuple[int, ...]) -> None:
+    """Refuse role sizes that do not fit the register file.
+
+    `warps` are the warps of each role, `registers` the registers a thread asks for, the first role being the kernel's own. Hardware hands
+    registers to whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA, `setmaxnreg` (24 … 256, multiples of 8).
+    """
+    for w, r in zip(warps, registers, strict=True):
+        if r % 8 or not 24 <= r <= 256:
+            raise TileError(f"registers={registers}: {r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
+        if w < 1:
+            raise TileError(f"warps={warps}: every role needs at least one warp")
+    # Workers smaller than a warpgroup share one, and a shared warpgroup takes the largest request
+    groups = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4 == 0]
+    small = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4]
+    if small:
+        groups.append((-(-sum(w for w, _ in small) // 4) * 4, max(r for _, r in small)))
+    used = sum(w * WARP * r for w, r in groups)
+    if used > REGISTERS:
+        lines = "; ".join(f"{w} warps × {WARP} × {r} = {w * WARP * r}" for w, r in groups)
+        raise BudgetError(f"registers over budget: {used} of {REGISTERS}: {lines}")

@@ -1,0 +1,1 @@
+"""Movement of tiles between registers, shared, tensor and global memory."""

@@ -1,0 +1,113 @@
+"""Bulk copies of contiguous bytes between global and shared memory, without a tensor map. Source: PTX ISA, cp.async.bulk."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import tma as ptx_tma
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import BULK, unwrap
+from tritonkittens.lang.core.dtypes import itemsize, names_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.shared_tiles import shared
+from tritonkittens.lang.memory.tma import _starts
+from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, role_thread, semaphore
+
+BULK_SUMS = {tl.float32: "f32", tl.bfloat16: "bf16", tl.float16: "f16"}  # PTX ISA, cp.reduce.async.bulk
+
+
+@triton.jit
+def _load_bulk(dst, pointer, nbytes, bar, thread):
+    if thread == 0:
+        ptx_tma.load_bulk(dst, pointer, nbytes, bar, issuer="thread")
+
+
+@triton.jit
+def _store_bulk(pointer, src, nbytes, thread):
+    if thread == 0:
+        ptx_tma.store_bulk(pointer, src, nbytes, issuer="thread")
+
+
+@triton.jit
+def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
+    if thread == 0:
+        ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
+
+
+def bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
+    """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
+    t.require_explicit(name)
+    t.require(f"{name} (cp.async.bulk)", *HOPPER_AND_BLACKWELL)
+    if not isinstance(vector, shared) or len(vector.axes) != 1:
+        have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
+        raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: "
+                        f"use load_async and store_async")
+    if vector.stages is not None:
+        raise TileError(f"{name} of a ring of {vector.spec!r}: take a slot first, ring[slot]")
+    pointer = pointer.pointer if hasattr(pointer, "pointer") else pointer
+    if not isinstance(pointer, tl.tensor) or not pointer.dtype.is_ptr():
+        raise TileError(f"{name}: {unwrap(pointer)!r} is no pointer; pass a tensor to the kernel, or a global layout")
+    nbytes = unwrap(nbytes)
+    if nbytes is None:
+        nbytes = vector.nbytes
+    if isinstance(nbytes, int) and (not 0 < nbytes <= vector.nbytes or nbytes % BULK):
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its "
+                        f"{vector.nbytes} bytes")
+    if len(vector.pieces) > 1 and nbytes != vector.nbytes:
+        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole "
+                        f"({vector.nbytes} bytes)")
+    if len(vector.pieces) == 1:
+        return [(vector.pieces[0], pointer, nbytes)]
+    size, scale = itemsize(vector.dtype), itemsize(pointer.dtype.element_ty)
+    places = zip(vector.pieces, _starts(vector.shape[0]), strict=True)
+    return [(p, t.method(pointer, "__add__", start * size // scale), n * size) for p, (start, n) in places]
+
+
+@op
+def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any = None) -> Any:
+    """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`,
+    which must expect them.
+
+    `pointer` is a tensor argument plus an offset, or a global layout (its start), a multiple of 16 bytes; so is `nbytes`, also a run-time
+    value. One thread of the role issues the copy. Source: PTX ISA, cp.async.bulk.
+    """
+    if not isinstance(arrived, semaphore):
+        raise TileError(f"load_bytes_async(arrived={unwrap(arrived)!r}): needs a semaphore")
+    for piece, source, count in bulk_pieces(t, dst, pointer, nbytes, "load_bytes_async"):
+        t.call(_load_bulk, piece, source, t.scalar(count), arrived.barrier(t), role_thread(t))
+        bill().copied += count if isinstance(count, int) else 0
+
+
+@op
+def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see
+    `load_bytes_async`, `store_wait`.
+
+    Written to by registers before? `fence_async` and `sync` first. Source: PTX ISA, cp.async.bulk.
+    """
+    for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_bytes_async"):
+        t.call(_store_bulk, target, piece, t.scalar(count), role_thread(t))
+    t.call(ptx_tma.commit_group)
+
+
+def bulk_sum_type(src: Any, name: str) -> tl.constexpr:
+    """What PTX calls the numbers of a shared vector that a bulk copy adds."""
+    if isinstance(src, shared) and src.dtype not in BULK_SUMS:
+        raise TileError(f"{name} of {src.spec!r}: bulk copies add {names_of(BULK_SUMS)} only")
+    return tl.constexpr(BULK_SUMS.get(src.dtype) if isinstance(src, shared) else None)
+
+
+@op
+def store_add_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+    """Start adding `nbytes` bytes (the whole vector if None) of a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and
+    atomically: as `store_bytes_async`.
+
+    Source: PTX ISA, cp.reduce.async.bulk.
+    """
+    kind = bulk_sum_type(src, "store_add_bytes_async")
+    for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):
+        t.call(_add_bulk, target, piece, t.scalar(count), kind, role_thread(t))
+    t.call(ptx_tma.commit_group)

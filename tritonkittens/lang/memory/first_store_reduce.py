@@ -1,0 +1,104 @@
+"""Sums of what several blocks add, in memory that nobody has made zeros of: who comes first stores, the others add to what it stored.
+
+A word in global memory says of each of the sums how far they are: zero where nobody came, then claimed, then stored. Who waits for sums to be stored waits for
+a role that has claimed them and, if that publishes them at once, waits for nobody: so nobody waits in a circle, in whatever order and on however few
+multiprocessors blocks run.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import memory as ptx_memory
+from tritonkittens.inline_ptx import tma as ptx_tma
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.memory.bulk import bulk_pieces, bulk_sum_type
+from tritonkittens.lang.sync.global_counter import check_counter
+from tritonkittens.lang.sync.semaphores import WAIT_LIMIT_NS, role_thread
+
+CLAIMED, STORED = tl.constexpr(1), tl.constexpr(2)
+POLL_NS = 500  # that it takes to look at a word, at least
+
+
+@triton.jit
+def _await_stored(word, seen, POLLS: tl.constexpr):
+    polls = 0
+    while seen != STORED:
+        seen = ptx_memory.load_acquire(word, "gpu")
+        if POLLS is not None:
+            polls += 1
+            if polls == POLLS:
+                asm("trap;", "", [])
+
+
+@triton.jit
+def _are_stored(word):
+    stored = ptx_memory.load_acquire(word, "gpu") == STORED
+    ptx_tma.fence_proxy_async("global")
+    return stored
+
+
+@op
+def are_stored(t: Trace, word: Any) -> Any:
+    """Did somebody store the sums with this `word` (see `store_or_add_bytes_async`), so that copies may add to them? Source: PTX ISA, ld.acquire,
+    fence.proxy.async."""
+    check_counter(t, "are_stored", word)
+    return t.call(_are_stored, word)
+
+
+@triton.jit
+def _store_or_add(pointer, src, nbytes, word, stored, KIND: tl.constexpr, POLLS: tl.constexpr, thread):
+    first = thread < 0
+    if thread == 0:
+        if stored:
+            ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
+        else:
+            seen = ptx_memory.atom_cas(word, 0, CLAIMED, "acquire")
+            first = seen == 0
+            if first:
+                ptx_tma.store_bulk(pointer, src, nbytes, issuer="thread")
+            else:
+                _await_stored(word, seen, POLLS)
+                ptx_tma.fence_proxy_async("global")
+                ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
+    return first
+
+
+@op
+def store_or_add_bytes_async(t: Trace, pointer: Any, src: Any, word: Any, nbytes: Any = None, stored: Any = False) -> Any:
+    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to the sums at `pointer`, if nobody else came to them, else adding them, once
+    they are stored: committed as a group, see `store_add_bytes_async`. `word`: a pointer to an int32 in global memory, zero at first, of these sums. Returns
+    what `publish` needs to know, which is to be called at once, with no wait for others between.
+
+    It takes as long as an access of L2 to find out, unless `are_stored` has, of which this is told as `stored`. In debug mode a wait of more than two seconds
+    ends the launch with an error. Source: PTX ISA, atom.acquire.
+    """
+    kind = bulk_sum_type(src, "store_or_add_bytes_async")
+    check_counter(t, "store_or_add_bytes_async", word)
+    polls = WAIT_LIMIT_NS // POLL_NS if t.builder.options.debug else None
+    ((piece, target, count),) = bulk_pieces(t, src, pointer, nbytes, "store_or_add_bytes_async")
+    first = t.call(_store_or_add, target, piece, t.scalar(count), word, stored, kind, tl.constexpr(polls), role_thread(t))
+    t.call(ptx_tma.commit_group)
+    return first
+
+
+@triton.jit
+def _publish(word, first):
+    if first:
+        ptx_tma.wait_group(0)
+        ptx_tma.fence_proxy_async("global")
+        ptx_memory.store_release(word, STORED)
+
+
+@op
+def publish(t: Trace, word: Any, first: Any) -> Any:
+    """Where this role was the `first` to come to sums, as `store_or_add_bytes_async` says: wait until what it stored is there, and let others add to it.
+    Source: PTX ISA, st.release, fence.proxy.async."""
+    check_counter(t, "publish", word)
+    t.call(_publish, word, first)
+
+
+__all__ = ["are_stored", "publish", "store_or_add_bytes_async"]

@@ -1,0 +1,268 @@
+"""Moving tiles: registers ↔ global memory, registers ↔ shared memory, cp.async, and TMA between global and shared memory.
+
+Coordinates are in units of the tile that moves, one per dimension of the tensor; leading dimensions (batch, depth) count single steps. One
+name serves every depth: `load`, `store`, `load_async`, `store_async` look at where their operands live.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import shared as ptx_shared
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.constants import BULK, unwrap
+from tritonkittens.lang.core.dtypes import constant, itemsize, name_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.shared_tiles import load_shared, shared, store_shared
+from tritonkittens.lang.memory.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
+from tritonkittens.lang.register.construction import _column, _row, indices, make, memory_layout, vector_layout
+from tritonkittens.lang.types.global_layout import check_global, extents_of, is_aligned, is_even, is_ragged, strides_of
+from tritonkittens.lang.types.tiles import TileType, rt, st, sv, tt
+from tritonkittens.lang.types.varlen import dimensions, end_of, split_sequence
+
+
+@triton.jit
+def _tile_pointers(pointer, rows, cols, row_stride, col_stride):
+    return pointer + rows.to(tl.int64) * row_stride + cols.to(tl.int64) * col_stride
+
+
+@triton.jit
+def _vector_pointers(pointer, index, stride):
+    return pointer + index.to(tl.int64) * stride
+
+
+@triton.jit
+def _inside(index, extent):
+    return (index < extent) & (index >= 0)
+
+
+@triton.jit
+def _whole(n, unit: tl.constexpr):
+    return n // unit * unit  # the value it has anyway, in a form from which the compiler sees the divisibility
+
+
+@triton.jit
+def _both(a, b):
+    return a & b
+
+
+def _coordinates(t: Trace, g: Any, coord: Any, what: str, sequences: bool = False) -> list[Any]:
+    """As a list, where `sequences` are allowed with one in front of the others."""
+    coord = unwrap(coord)
+    coord = list(coord) if isinstance(coord, (tuple, list, tl.tuple)) else [coord]
+    sequence, places = split_sequence(coord)
+    if sequence is not None and not sequences:
+        raise TileError(f"{what}: takes no tk.sequence")
+    if sequence is None and is_ragged(g):
+        raise TileError(f"{what}: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each dimension")
+    if len(places) != dimensions(g):
+        raise TileError(f"{what}: {len(places)} coordinates for a tensor of {dimensions(g)} dimensions; give one per dimension, in tiles")
+    return coord
+
+
+def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
+    """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
+    pointer, exists = g.pointer, None
+    for c, extent, stride in zip(coord[:-kept], *_pitch(t, g, len(coord)), strict=False):
+        step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
+        pointer = t.method(pointer, "__add__", step)
+        inside = t.condition(t.call(_inside, t.scalar(c), extent))
+        exists = inside if exists is None else t.call(_both, exists, inside)
+    return pointer, exists
+
+
+def _start(t: Trace, c: Any, extent: int) -> Any:
+    return t.method(t.scalar(c), "__mul__", extent)
+
+
+def _pitch(t: Trace, g: Any, rank: int) -> tuple[list[Any], list[Any]]:
+    """Extents and strides of the last `rank` dimensions, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
+    extents, strides = extents_of(g)[-rank:], strides_of(g)[-rank:]
+    unit = max(1, BULK // itemsize(g.pointer.dtype.element_ty))
+    if is_even(g):
+        extents[-1] = t.call(_whole, extents[-1], unit)
+    if is_aligned(g):
+        strides = [*(t.call(_whole, s, unit) for s in strides[:-1]), strides[-1]]
+    return extents, strides
+
+
+def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> list[tuple[Any, Any]]:
+    """For every piece of a register tile or vector its pointers into the tensor and the mask of what lies inside it.
+
+    `rows`: a vector of row numbers in place of the coordinate along rows.
+    """
+    sequence, coord = split_sequence(coord)
+    shape, (extents, strides) = shape_of(tile), _pitch(t, g, len(coord))
+    base, exists = _base(t, g, coord, len(shape))
+    along = [_start(t, c, extent) for c, extent in zip(coord[-len(shape):], shape, strict=True)]
+    if sequence is not None:
+        along[0], extents[-len(shape)] = t.method(along[0], "__add__", sequence.begin), end_of(t, sequence)
+    out = []
+    if len(shape) == 1:
+        first = 0
+        for piece, n in zip(pieces_of(tile), axes_of(tile)[0], strict=True):
+            index = t.call(gl.arange, 0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
+            index = t.method(t.method(index, "__add__", first), "__add__", along[0])
+            first += n
+            out.append((t.call(_vector_pointers, base, index, strides[-1]), t.call(_inside, index, extents[-1])))
+    else:
+        across = len(axes_of(tile)[1])
+        if rows is None:
+            row_indices = indices(t, tile, 0, along[0])
+        else:
+            row_indices = [t.vector(pieces_of(rows)[i // across], 0, p) for i, p in enumerate(pieces_of(tile))]
+        for r, c in zip(row_indices, indices(t, tile, 1, along[1]), strict=True):
+            r, c = t.call(_column, r), t.call(_row, c)
+            mask = t.call(_both, t.call(_inside, r, extents[-2]), t.call(_inside, c, extents[-1]))
+            out.append((t.call(_tile_pointers, base, r, c, strides[-2], strides[-1]), mask))
+    return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
+
+
+def _frame(t: Trace, dst: shared) -> Any:
+    """An int32 tile of the shape of a shared one, laid out for coalesced access to elements of its type."""
+    if len(dst.axes) == 1:
+        return assemble(dst.axes, [t.full((n,), 0, tl.int32, vector_layout(t)) for n in dst.axes[0]])
+    size = itemsize(dst.dtype)
+    return assemble(dst.axes, [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]])
+
+
+def _same_type(g: Any, dtype: Any, what: str) -> None:
+    have = g.pointer.dtype.element_ty
+    if have != dtype:
+        raise TileError(f"{what} and a tensor of {name_of(have)}: element types differ; cast in registers")
+
+
+def _register_type(what: Any, name: str) -> TileType:
+    what = unwrap(what)
+    if isinstance(what, st):
+        return rt(what.dtype, what.rows, what.cols, "memory")
+    if not isinstance(what, TileType) or isinstance(what, (sv, tt)):
+        raise TileError(f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got "
+                        f"{what!r}")
+    return what
+
+
+def _fill(fill: Any, dtype: Any, name: str) -> Any:
+    if not isinstance(fill, (bool, int, float, tl.tensor)):
+        raise TileError(f"{name}(fill={fill!r}): must be a number or a scalar")
+    fill = constant(fill, dtype, f"{name}(fill=…)")
+    return float(fill) if dtype.is_floating() and not isinstance(fill, tl.tensor) else fill
+
+
+def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any = None, name: str = "load") -> Any:
+    spec = _register_type(what, name)
+    _same_type(g, spec.dtype, f"{name} of {spec!r}")
+    coord = _coordinates(t, g, coord, f"{name} of {spec!r}", sequences=rows is None)
+    if len(spec.shape) > dimensions(g):
+        raise TileError(f"{name} of {spec!r} from a tensor of one dimension: load a vector (tk.rv)")
+    frame = make(t, spec, 0)
+    fill = _fill(fill, spec.dtype, name)
+    loader = gl.load if t.explicit else "load"
+    return assemble(axes_of(frame), [t.call(loader, p, mask, fill) for p, mask in _access(t, g, frame, coord, rows)])
+
+
+@op
+def load(
+    t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None, fenced: Any = False,
+) -> Any:  # fmt: skip
+    """A register tile from where it lives.
+
+    A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, by a fence in each of them; other
+    ways of handing it back need `fence_async` first. `fenced`: the caller does that himself, behind this read, so that they need not: worth it where reads are
+    in a branch that is seldom taken.
+
+    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory"), `like` (another register tile) or a type, such as
+      `tk.row_vec(tk.rt(tk.fp32, 64, 128))` for a vector, says how registers hold it;
+    - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;
+    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`;
+      also vectors.
+    """
+    if isinstance(src, shared):
+        like = make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like)
+        return load_shared(t, src, unwrap(layout), like, bool(unwrap(fenced)))
+    if isinstance(src, tensor_tile):
+        return load_tensor_memory(t, src)
+    if axes_of(src):
+        return src
+    check_global(src, "load")
+    return _load_global(t, src, coord, what, unwrap(fill))
+
+
+@op
+def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
+    """One element of a global layout (coordinates, one for each dimension) or of a shared vector (an index), a scalar; it must lie inside."""
+    if isinstance(src, shared):
+        if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
+            raise TileError(f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout")
+        bill().reads_shared += 1
+        address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [src.pieces[0]], tl.int32)
+        place = t.method(t.scalar(coord), "__mul__", itemsize(src.dtype))
+        return t.call(ptx_shared.load, t.method(address, "__add__", place), src.dtype)
+    return t.call(gl.load if t.explicit else "load", _element(t, src, coord, "load_scalar"))
+
+
+def _element(t: Trace, src: Any, coord: Any, what: str) -> Any:
+    check_global(src, what)
+    pointer = src.pointer
+    for c, stride in zip(_coordinates(t, src, coord, what), strides_of(src), strict=True):
+        pointer = t.method(pointer, "__add__", t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride))
+    return pointer
+
+
+@op
+def pointer_to(t: Trace, src: Any, coord: Any) -> Any:
+    """The address of one element of a global layout (coordinates, one for each dimension), or of many, where a coordinate is a block of numbers."""
+    return _element(t, src, coord, "pointer_to")
+
+
+@op
+def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
+    """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
+    written).
+
+    The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call
+    `fence_async`. A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
+    """
+    if isinstance(dst, shared):
+        return store_shared(t, dst, value)
+    if isinstance(dst, tensor_tile):
+        return store_tensor_memory(t, dst, value)
+    check_global(dst, "store")
+    if isinstance(value, shared):
+        value = load_shared(t, value, "memory", None)
+    if not 1 <= len(shape_of(value)) <= dimensions(dst):
+        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {dimensions(dst)} dimensions: needs a tile or vector of no "
+                        f"more dimensions")
+    coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}", sequences=True)
+    storer = gl.store if t.explicit else "store"
+    for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
+        t.call(storer, pointers, t.method(v, "to", dst.pointer.dtype.element_ty), mask)
+    return None
+
+
+@op
+def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
+    """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read
+    `fill`.
+
+    `sync` before other threads read it; `fence_async` before that where TMA or a tensor core will read it.
+    """
+    if not isinstance(dst, shared):
+        raise TileError(f"load_into({dst!r}): the destination must be a shared tile or vector; tk.load gives registers")
+    check_global(src, "load_into")
+    what = f"load_into of {dst.spec!r}"
+    _same_type(src, dst.dtype, what)
+    coord = _coordinates(t, src, coord, what, sequences=True)
+    if len(dst.axes) > dimensions(src):
+        raise TileError(f"{what} from a tensor of one dimension: use a shared vector (sv)")
+    _load_into(t, dst, src, coord, unwrap(fill), what)
+
+
+def _load_into(t: Trace, dst: shared, src: Any, coord: list[Any], fill: Any, what: str) -> None:
+    frame, fill = _frame(t, dst), _fill(fill, dst.dtype, what)
+    store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))

@@ -1,0 +1,358 @@
+"""Shared memory: tiles and vectors that own storage, views of them, and loads and stores between them and registers."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, base_value, gl, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import itemsize
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.tensor_memory import tensor_subtile, tensor_tile
+from tritonkittens.lang.register.construction import memory_layout, piece_layout, vector_layout
+from tritonkittens.lang.types.tiles import rt, split, st, sv
+
+TMA_ALIGNMENT = 128  # bytes: of the shared memory that a tensor copy writes or reads. PTX ISA, cp.async.bulk.tensor
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
+VECTOR = 16  # bytes that a thread reads or writes at a time
+
+
+class shared_type(type_of_members):
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
+                 loaders: int = 1, together: bool = False, alone: bool = False):
+        self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
+        self.loaders, self.together, self.alone = loaders, together, alone
+
+    def __repr__(self) -> str:
+        return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
+
+    def mangle(self) -> str:
+        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_" + self._mangled_members() + "M"
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[shared, int]:
+        pieces, cursor = self._members_from(handles, cursor)
+        return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone), cursor
+
+
+class shared(base_value):
+    """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
+
+    `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
+    cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all. `together`: the pieces lie one behind the other in memory
+    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the extents of `st.unit`. `alone`: one thread
+    issues copies into it, for which the compiler puts no barriers; nobody reads or writes it before what the copies arrive on.
+    """
+
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
+                 loaders: int = 1, together: bool = False, alone: bool = False):
+        self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
+        self.loaders, self.together, self.alone = loaders, together, alone
+
+    @property
+    def type(self) -> shared_type:  # type: ignore[override]
+        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together, self.alone)
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(sum(a) for a in self.axes)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one tile (not of the ring)."""
+        total = itemsize(self.dtype)
+        for extent in self.shape:
+            total *= extent
+        return total
+
+    @property
+    def __asm_operand__(self) -> Any:
+        return self.pieces[0] if len(self.pieces) == 1 else self.pieces
+
+    def _flatten_ir(self, handles: list) -> None:
+        for p in self.pieces:
+            p._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        for i, p in enumerate(self.pieces):
+            p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
+
+    def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
+        return self._with(axes=axes or self.axes, stages=stages, pieces=tuple(fn(p) for p in self.pieces), whole=self.whole if whole is None else whole)
+
+    def _with(self, **changes: Any) -> shared:
+        """The same but for these."""
+        kept = dict(spec=self.spec, axes=self.axes, stages=self.stages, pieces=self.pieces, whole=self.whole, loaders=self.loaders, together=self.together,
+                    alone=self.alone)
+        return shared(**(kept | changes))
+
+    def loaded_by(self, blocks: int) -> shared:
+        """The same memory, which so many blocks of a cluster load together, each a part for all; 1: every block its own."""
+        return self._with(loaders=blocks)
+
+    def loaded_alone(self) -> shared:
+        """The same memory, whose copies one thread issues (see `alone`)."""
+        return self._with(alone=True)
+
+    def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
+        t = Trace(_semantic, _generator)
+        if self.stages is None:
+            raise TileError(f"{self.spec!r}: this is one tile, not a ring; subtile() makes views")
+        index = unwrap(slot)
+        if isinstance(index, int) and not 0 <= index < self.stages:
+            raise TileError(f"slot {index} of a ring of {self.stages} stages")
+        if self.together:
+            return self._with(stages=None, pieces=_pieces_at(t, self.spec, self.pieces[0], slot))
+        if isinstance(self.spec, st):
+            return self.map(lambda p: t.call(p.index, slot))
+        steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
+        taken = [t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step)) for p, step in zip(self.pieces, steps, strict=True)]
+        return self._with(stages=None, pieces=tuple(taken))
+
+    def transposed_view(self, t: Trace) -> shared:
+        """The same memory with rows and columns exchanged."""
+        down, across = len(self.axes[0]), len(self.axes[1])
+        order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
+        view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together)
+        return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
+
+
+def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> Any:
+    """The layout that TMA and wgmma share: `swizzle` bytes, innermost dimension contiguous."""
+    return gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, rank=rank)
+
+
+def _pieces_at(t: Trace, spec: st, buffer: Any, slot: Any) -> tuple[Any, ...]:
+    """The first unit of each piece in a slot of a buffer of (slots · units) × the rows and columns of a unit."""
+    first = t.method(t.scalar(slot), "__mul__", _units(spec))
+    rows, cols = spec.unit
+    return tuple(t.call(buffer.index, t.method(first, "__add__", row // rows + col // cols)) for row, col, _, _ in spec.pieces())
+
+
+def _units(spec: st) -> int:
+    return spec.rows * spec.cols // math.prod(spec.unit)
+
+
+def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
+    """Storage for one tile or a ring of them, charged to the kernel's shared-memory budget."""
+    t.require_explicit(f"allocate({spec!r})")
+    bill().charge_shared(name, spec.nbytes * (1 if stages is None else stages))
+    lead = [] if stages is None else [stages]
+    if isinstance(spec, sv):
+        sizes = split(spec.length)
+        pieces: list[Any] = []
+        for n in sizes:  # a slot of a ring, which TMA may write to, is as many vectors as keep the next aligned
+            rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
+            pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
+        return shared(spec, (sizes,), stages, tuple(pieces))
+    if spec.contiguous and t.arch == 90:
+        home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.unit[1]), 2)
+        buffer = t.call(gl.allocate_shared_memory, spec.dtype, [(stages or 1) * _units(spec), *spec.unit], home)
+        pieces_of_one = (buffer,) if stages is not None else _pieces_at(t, spec, buffer, 0)
+        return shared(spec, (split(spec.rows), split(spec.cols)), stages, pieces_of_one, together=True)
+    tiles = tuple(
+        t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
+        for _, _, r, c in spec.pieces())
+    return shared(spec, (split(spec.rows), split(spec.cols)), stages, tiles)
+
+
+@op
+def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
+    """Shared storage for a tile or vector type (`st`, `sv`), or for a ring of `stages` of them. Explicit kernels; before the roles start.
+
+    Raises `TileError` with the itemised bill when the block's shared memory is exceeded.
+    """
+    spec, stages = unwrap(spec), unwrap(stages)
+    if not isinstance(spec, (st, sv)):
+        raise TileError(f"allocate({spec!r}): shared memory holds st and sv types")
+    if stages is not None and (not isinstance(stages, int) or stages < 1):
+        raise TileError(f"allocate({spec!r}, stages={stages!r}): a ring has at least one stage")
+    return allocate_pieces(t, spec, stages, f"{spec!r}" + (f" × {stages}" if stages is not None else ""))
+
+
+@op
+def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
+    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants, but
+    for `row` of a view that has all columns of a shared tile, one swizzle line, and leaves its atoms whole: that may be a number of the run time.
+
+    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
+    descriptor of a tile of the view's extents (which gets the same swizzle). Rows and columns of a view are powers of two that divide those of the tile, or all
+    of them: a tile of 192 rows has three views of 64. A view of tensor memory has all the rows of its tile.
+    """
+    rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
+    if isinstance(row, tl.tensor) and isinstance(tile, shared):
+        return _rows_at(t, tile, rows, cols, row, col)
+    if not all(isinstance(x, int) for x in (rows, cols, row, col)):
+        raise TileError("subtile: extents and indices must be compile-time constants")
+    if not hasattr(tile, "spec") or len(tile.shape) != 2:
+        raise TileError(f"subtile of {getattr(tile, 'spec', tile)!r}: only shared tiles (st) and tensor-memory tiles (tt) have views")
+    if getattr(tile, "stages", None) is not None:
+        raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
+    axes = ((tile.shape[0], rows, row), (tile.shape[1], cols, col))
+    if any(n <= 0 or extent % n or not 0 <= i < extent // n for extent, n, i in axes):
+        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
+    if isinstance(tile, tensor_tile):
+        return tensor_subtile(t, tile, rows, cols, row, col)
+    if tile.together:
+        raise TileError(f"subtile of {tile.spec!r}: a contiguous tile is read as a whole; it has no views")
+    for what, n, extent in (("rows", rows, tile.shape[0]), ("columns", cols, tile.shape[1])):
+        if n != extent and len(split(n)) > 1:
+            raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: {n} {what} are neither a power of two nor all {extent}")
+    down, across = _cuts(tile.axes[0], rows, row), _cuts(tile.axes[1], cols, col)
+    cuts = [(tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across]
+    whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
+    views = [t.call(t.call(piece.slice, row0, r, 0).slice, col0, c, 1) for piece, row0, r, col0, c in cuts]
+    return shared(tile.spec, (tuple(r for *_, r in down), tuple(c for *_, c in across)), None, tuple(views), whole, alone=tile.alone)
+
+
+def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
+    """(piece, first element in it, elements) of view `number`, of `n` elements each, of an axis of such pieces: all of it, or one power of two, which lies in
+    one piece, since pieces become smaller along the axis and `n` divides their sum."""
+    if n == sum(pieces):
+        return [(i, 0, extent) for i, extent in enumerate(pieces)]
+    start = number * n
+    for i, extent in enumerate(pieces):
+        if start < extent:
+            return [(i, start, n)]
+        start -= extent
+    raise AssertionError(f"view {number} of {n} elements lies outside {pieces}")
+
+
+def _is_one_piece(tile: shared) -> bool:
+    """Is all that lies between a tile's first and last byte its own: neither several pieces nor a view at constant indices?"""
+    one = len(tile.axes) == 2 and len(tile.pieces) == 1 and tile.stages is None and not tile.together
+    return one and list(tile.pieces[0].type.alloc_shape)[-2:] == list(tile.pieces[0].type.shape)
+
+
+def _rows_at(t: Trace, tile: shared, rows: Any, cols: Any, row: Any, col: Any) -> shared:
+    """`subtile` at a `row` of the run time."""
+    piece = tile.pieces[0]
+    fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
+    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width  # of several, a row's lie far apart
+    if not line or not _keeps_atoms(piece, rows, cols):
+        raise TileError(f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
+                        "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view")
+    views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
+    return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)
+
+
+def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:
+    """Does a view of so many rows and columns leave the swizzle atoms of a piece whole?"""
+    line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
+    return line * itemsize(piece.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
+
+
+@op
+def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
+    """View number `index`, of `length` elements each, of a shared vector. Both are compile-time constants; where the vector's length is no power of two, the
+    view lies in one of the powers of two that it consists of."""
+    length, index = unwrap(length), unwrap(index)
+    if not isinstance(vector, shared) or len(vector.axes) != 1 or vector.stages is not None:
+        raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector")
+    total = vector.shape[0]
+    if not isinstance(length, int) or not isinstance(index, int) or length <= 0 or total % length or not 0 <= index < total // length:
+        raise TileError(f"subvector({length!r}) number {index!r} of {vector.spec!r} lies outside it or does not divide it")
+    start = index * length
+    for piece, extent in zip(vector.pieces, vector.axes[0], strict=True):
+        if 0 <= start <= extent - length:
+            return shared(vector.spec, ((length,),), None, (t.call(piece.slice, start, length, 0),), vector.whole)
+        start -= extent
+    raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
+
+
+def load_shared(t: Trace, src: shared, layout: Any, like: Any, fenced: bool = False) -> Any:
+    """Registers from shared memory, each piece in the layout asked for. `fenced`: a fence of the caller orders the reads before copies into that memory."""
+    bill().reads_shared += not fenced
+    if src.stages is not None:
+        raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
+    if src.together:
+        raise TileError(f"load of {src.spec!r}: a contiguous tile is filled by TMA and read by products only")
+    if like is not None and axes_of(like) != src.axes:
+        raise TileError(f"load of {src.spec!r} like a tile of shape {list(shape_of(like))}: shapes differ")
+    if like is not None:
+        layouts = [p.type.layout for p in pieces_of(like)]
+    elif len(src.axes) == 1:
+        layouts = [vector_layout(t) for _ in src.pieces]
+    else:
+        layouts = [piece_layout(t, layout, r, c, itemsize(src.dtype)) for r in src.axes[0] for c in src.axes[1]]
+    return assemble(src.axes, [t.call(p.load, layout) for p, layout in zip(src.pieces, layouts, strict=True)])
+
+
+def store_shared(t: Trace, dst: shared, value: Any) -> None:
+    """Shared memory from registers; the tile is converted to the destination's element type."""
+    if dst.stages is not None:
+        raise TileError(f"store to a ring of {dst.spec!r}: take a slot first, ring[slot]")
+    if dst.together:
+        raise TileError(f"store to {dst.spec!r}: a contiguous tile is filled by TMA and read by products only")
+    if axes_of(value) != dst.axes:
+        raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
+    for d, v in zip(dst.pieces, pieces_of(value), strict=True):
+        t.call(d.store, v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype))
+
+
+def _elements(t: Trace, tile: Any, part: Any, parts: Any, what: str) -> tuple[Any, Any]:
+    """(memory with one of the equal parts of a shared tile, how threads hold its elements): 16 bytes one behind the other each."""
+    parts = unwrap(parts)
+    if not isinstance(tile, shared) or not _is_one_piece(tile):
+        raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two, and no view at constant indices")
+    unit, threads = VECTOR // itemsize(tile.dtype), 32 * t.num_warps
+    if not isinstance(parts, int) or parts < 1 or tile.rows * tile.cols % (parts * threads * unit):
+        raise TileError(f"{what}(parts={parts!r}) of {tile.spec!r} by {threads} threads: each takes {VECTOR} bytes or a multiple of each part")
+    lines = tile.rows * tile.cols // parts // unit
+    flat = t.call(tile.pieces[0].reinterpret, tile.dtype, [parts, lines, unit], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return t.call(flat.index, part), gl.BlockedLayout([1, unit], [32, 1], [t.num_warps, 1], [1, 0])
+
+
+@op
+def load_elements(t: Trace, tile: Any, part: Any = 0, parts: Any = 1) -> Any:
+    """Part number `part`, which may be a number of the run time, of `parts` (a constant) of the elements of a shared tile, for what is done to all alike: which
+    elements those are and which thread has which is left open, but `store_elements` with the same numbers puts each back in its place, and the parts together
+    are the tile. Threads read 16 bytes at a time, without bank conflicts whatever the tile's swizzle."""
+    memory, layout = _elements(t, tile, part, parts, "load_elements")
+    bill().reads_shared += 1
+    return t.call(memory.load, layout)
+
+
+@op
+def store_elements(t: Trace, tile: Any, values: Any, part: Any = 0, parts: Any = 1) -> None:
+    """Put what was made of `load_elements(tile, part, parts)` in its place, converted to the tile's element type."""
+    memory, _ = _elements(t, tile, part, parts, "store_elements")
+    t.call(memory.store, values if values.dtype == tile.dtype else t.method(values, "to", tile.dtype))
+
+
+@op
+def bank_conflicts(t: Trace, tile: Any, register: Any = None) -> Any:
+    """Extra shared-memory wavefronts an access between `tile` and registers costs (0 is ideal), a compile-time constant.
+
+    `register` is a register tile of the same shape, or None for the layout of coalesced global access.
+    """
+    worst = 0
+    for i, piece in enumerate(tile.pieces):
+        if register is not None:
+            layout = pieces_of(register)[i].type.layout
+        else:
+            extents = [int(unwrap(s)) for s in piece.shape]
+            layout = memory_layout(t, extents[0], extents[1], itemsize(tile.dtype)) if len(extents) == 2 else vector_layout(t)
+        worst = max(worst, unwrap(t.call(gl.bank_conflicts, gl.distributed_type(tile.dtype, list(piece.shape), layout), piece.type)))
+    return tl.constexpr(worst)
+
+
+__all__ = [
+    "allocate", "allocate_pieces", "bank_conflicts", "load_shared", "piece_shared_layout", "rt", "shared", "shared_type", "store_shared",
+    "subtile",
+]

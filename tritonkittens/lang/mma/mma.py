@@ -1,0 +1,445 @@
+"""Matrix products of tiles: D = A·B + C with either operand transposed, on whatever unit the operands call for.
+
+The accumulator, or `into` of a product alone, chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes
+wgmma (B from shared memory, A from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05
+(B from shared memory, A from shared or tensor memory). Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N.
+Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate in fp32, fp16 in fp16 too where the accumulator is a
+register tile of that type; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import name_of, names_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import assemble, axes_of, composite, pieces_of, shape_of, type_of_members
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.shared_tiles import shared
+from tritonkittens.lang.memory.tensor_memory import BLACKWELL, tensor_tile
+from tritonkittens.lang.mma import wgmma_descriptors as raw_wgmma
+from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
+from tritonkittens.lang.register.construction import accumulator_layout, transpose, warp_layout, zero
+from tritonkittens.lang.sync.semaphores import semaphore
+
+FP8 = (tl.float8e4nv, tl.float8e5)
+STANDARD_BITS = 16  # operand width that the layouts of register tiles are named for
+OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
+
+
+class pending_type(type_of_members):
+    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+        self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
+
+    def mangle(self) -> str:
+        return f"W{self.groups}_" + self._mangled_members() + "W"
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[pending, int]:
+        values, cursor = self._members_from(handles, cursor)
+        n = len(self.parts)
+        return pending(self.axes, values[:n], values[n:], self.groups), cursor
+
+
+class pending(base_value):
+    """A product under way (`wait=False`): the accumulator registers belong to the tensor cores until `mma_wait`. It may be accumulated
+    into again.
+
+    `kept` are the register operands that the tensor cores still read, `groups` the wgmma groups that it consists of.
+    """
+
+    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+        self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
+
+    @property
+    def type(self) -> pending_type:  # type: ignore[override]
+        return pending_type(self.axes, tuple(p.type for p in self.parts), tuple(k.type for k in self.kept), self.groups)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(sum(a) for a in self.axes)
+
+    def _flatten_ir(self, handles: list) -> None:
+        for p in (*self.parts, *self.kept):
+            p._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        for p in self.parts:
+            p._set_name(builder, name)
+
+
+def _axes(x: Any) -> tuple[tuple[int, ...], ...]:
+    return x.axes if isinstance(x, (shared, tensor_tile, pending, packed_bytes)) else axes_of(x)
+
+
+def _extents(x: Any) -> list[int]:
+    return [sum(a) for a in _axes(x)]
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if isinstance(x, (shared, tensor_tile, composite, packed_bytes)) else x.type.element_ty if isinstance(x, pending) else x.dtype
+
+
+def _describe(x: Any) -> str:
+    place = "shared" if isinstance(x, shared) else "tensor memory" if isinstance(x, tensor_tile) else "registers"
+    return f"{'×'.join(map(str, _extents(x)))} {name_of(_dtype(x))} in {place}"
+
+
+def _check(name: str, a: Any, b: Any, acc: Any) -> None:
+    """Shapes and element types; `a` and `b` already as M×K and K×N."""
+    for what, x in (("A", a), ("B", b)):
+        if len(_axes(x)) != 2:
+            raise TileError(f"{name}: {what} must be a tile of two axes, got shape {_extents(x)}")
+        if isinstance(x, shared) and x.stages is not None:
+            raise TileError(f"{name}: {what} is a ring of {x.spec!r}; take a slot first, ring[slot]")
+        if isinstance(x, shared) and not x.whole:
+            raise TileError(f"{name}: {what} is a view of {x.spec!r} that cuts a swizzle atom; the tensor cores cannot read it")
+        if _dtype(x) not in OPERANDS:
+            raise TileError(f"{name}: {what} is {_describe(x)}; the tensor cores take {names_of(OPERANDS)}")
+    m, k = _extents(a)
+    k2, n = _extents(b)
+    if k != k2:
+        raise TileError(f"{name}: A is {_describe(a)} and B is {_describe(b)} (as M×K and K×N): the depths {k} and {k2} differ")
+    if _dtype(a) != _dtype(b) and not (_dtype(a) in FP8 and _dtype(b) in FP8):
+        raise TileError(f"{name}: A is {name_of(_dtype(a))} and B is {name_of(_dtype(b))}; operands must have one element type (fp8 kinds may mix)")
+    if acc is not None:
+        if _extents(acc) != [m, n]:
+            raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got "
+                            f"{'×'.join(map(str, _extents(acc)))}")
+        if not isinstance(acc, pending):
+            want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
+            also = "fp16 or " if _dtype(a) == tl.float16 and not isinstance(acc, tensor_tile) else ""
+            place = " in tensor memory" if isinstance(acc, tensor_tile) else ""
+            if _dtype(acc) != want and not (also and _dtype(acc) == tl.float16):
+                raise TileError(f"{name}: operands of {name_of(_dtype(a))} accumulate in {also}{want}{place}, got an accumulator of {name_of(_dtype(acc))}")
+
+
+def _grid(x: Any) -> list[list[Any]]:
+    """Pieces as rows of columns."""
+    axes = _axes(x)
+    pieces = x.pieces if isinstance(x, (shared, tensor_tile, packed_bytes)) else pieces_of(x)
+    return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
+
+
+def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any, add: bool = True) -> Any:
+    """The product in the place of `acc`, or in new registers without one. `add`: does what `acc` holds count?"""
+    a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
+    _check_places(name, a, acc, transposed)
+    if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
+        raise TileError(f"{name}: A is {_describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies in registers")
+    a_stored, b_stored = a, b
+    a = t.call(transpose, a) if transposed[0] else a
+    b = t.call(transpose, b) if transposed[1] else b
+    _check(name, a, b, acc)
+    if not t.explicit:
+        return _dot(t, a, b, acc, add)
+    if isinstance(acc, tensor_tile):
+        if _dtype(a) == tl.float32:
+            _check_depth(name, a_stored, b_stored, transposed, "tcgen05")
+        return _tcgen05(t, name, a, b, acc, wait, sem, add)
+    if t.arch < 80:
+        t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
+    m, n = _extents(a)[0], _extents(b)[1]
+    if _warpgroup(t, acc, m, n):
+        return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait, add)
+    return _mma_sync(t, a, b, acc, add)
+
+
+def _check_places(name: str, a: Any, acc: Any, transposed: tuple[bool, bool]) -> None:
+    """Where A and the accumulator lie."""
+    if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
+        what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
+        raise TileError(f"{name}: the accumulator is {what}; the tensor cores write a register tile (tk.zero, a product) or a tile of tensor_allocator")
+    if isinstance(a, tensor_tile) and not isinstance(acc, tensor_tile):
+        raise TileError(f"{name}: A is {_describe(a)}; only a product into tensor memory reads A there: the accumulator, or `into`, must be a tile of "
+                        "tensor_allocator")
+    if isinstance(a, tensor_tile) and transposed[0]:
+        raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from tensor memory as M×K only: use {name.replace('At', 'A')}, or store A to an st")
+
+
+def _sum_dtype(a: Any, acc: Any) -> Any:
+    """The element type of the result: the accumulator's, else what the operands accumulate in."""
+    return _dtype(acc) if acc is not None else tl.int32 if _dtype(a) == tl.int8 else tl.float32
+
+
+def _dot(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
+    """Plain Triton: tl.dot, piece by piece."""
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    gc = _grid(acc) if acc is not None and add else None
+    out_dtype = _sum_dtype(a, acc)
+    out = []
+    for i in range(len(rows)):
+        for j in range(len(cols)):
+            total = gc[i][j] if gc else None
+            for k in range(len(ga[0])):
+                total = t.call("dot", ga[i][k], gb[k][j], total, out_dtype=out_dtype)
+            out.append(total)
+    return assemble((rows, cols), out)
+
+
+def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
+    """Does the accumulator belong to whole warpgroups (wgmma)?"""
+    if isinstance(acc, pending):
+        return True
+    layouts = [p.type.layout for p in pieces_of(acc)] if acc is not None else [accumulator_layout(t, m, n)]
+    return all(_version(layout) == 3 for layout in layouts)
+
+
+def _version(layout: Any) -> int | None:
+    """3 for wgmma accumulators, 2 for mma.sync ones, None for other layouts."""
+    return int(layout.version[0]) if isinstance(layout, gl.NVMMADistributedLayout) else None
+
+
+def _for_operands(layout: Any, bits: int) -> Any:
+    """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same
+    elements."""
+    shape = [*layout.instr_shape[:2], 256 // bits]
+    return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
+
+
+def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool,
+           add: bool) -> Any:
+    t.require(f"{name} on warpgroup tiles (wgmma)", 90, 90, "sm_90a (Hopper)")
+    if not isinstance(b, shared):
+        raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
+    bits = _dtype(a).primitive_bitwidth
+    if bits != 16:  # only 16-bit operands may have their depth strided
+        _check_depth(name, a_stored, b_stored, transposed, "wgmma")
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    parts, kept = [], []
+    before = acc.parts if isinstance(acc, pending) else pieces_of(acc) if acc is not None else None
+    adds = add or _false(t)
+    whole, packed = b_stored.together, isinstance(a, packed_bytes)
+    if whole:
+        raw_wgmma.check(name, rows, cols, a, b_stored, transposed[1])
+    for i in range(len(rows)):
+        line: list[Any] = []
+        for j in range(len(cols)):
+            if before is None:
+                layout = _for_operands(accumulator_layout(t, rows[i], cols[j]), bits)
+                total, use = t.full((rows[i], cols[j]), 0, _sum_dtype(a, None), layout), False
+            elif isinstance(acc, pending):
+                total, use = before[i * len(cols) + j], adds
+                layout = total.type.tensor_type.layout
+                if layout != _for_operands(layout, bits):
+                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {name_of(_dtype(a))}; begin "
+                                    f"it with "
+                                    f"mma_begin(acc, {name_of(_dtype(a))})")
+            else:
+                layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
+                total, use = t.convert(before[i * len(cols) + j], layout), adds
+            if packed:
+                parts.append(raw_wgmma.multiply_words(t, a, b_stored.pieces[j * len(ga[0]):(j + 1) * len(ga[0])], total, use))
+                kept += a.pieces
+                continue
+            if whole:
+                line.append(total)
+                continue
+            for k in range(len(ga[0])):
+                left = ga[i][k]
+                if not isinstance(a, shared):
+                    left = t.convert(left, gl.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // bits))
+                    if bits > 8:  # the wait that keeps them takes no 8-bit registers; ptxas itself keeps a product's registers to its wait
+                        kept.append(left)
+                total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
+                use = True
+            parts.append(total)
+        if whole:
+            parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use, 1 if transposed[1] else 0)
+    result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * (1 if packed else len(ga[0])))
+    return _wait(t, [result], 0)[0] if wait else result
+
+
+def _check_depth(name: str, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], unit: str) -> None:
+    """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns only."""
+    for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
+        if isinstance(stored, shared) and not k_major:
+            raise TileError(f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the "
+                            f"rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt with "
+                            "K-major tiles")
+
+
+@triton.jit
+def _is_zero(x):
+    return x == 0
+
+
+def _false(t: Trace) -> Any:
+    """A condition that no compiler knows to be false. A product whose accumulator is known not to be read gets registers of its own."""
+    return t.call(_is_zero, t.call(asm, "mov.u32 $0, %nctaid.x;", "=r", [], tl.int32, is_pure=True))
+
+
+def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
+    deps = [d for p in products for d in (*p.parts, *p.kept)]
+    done = t.call(hopper.warpgroup_mma_wait, outstanding, deps=deps)
+    done = list(done) if len(deps) > 1 else [done]
+    out, cursor = [], 0
+    for p in products:
+        parts = [t.convert(x, _for_operands(x.type.layout, STANDARD_BITS)) for x in done[cursor:cursor + len(p.parts)]]
+        out.append(assemble(p.axes, parts))
+        cursor += len(p.parts) + len(p.kept)
+    return out
+
+
+def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
+    t.require("mma.sync of 8-bit floats", 89, 999, "sm_89 or newer") if _dtype(a) in FP8 else None
+    rows, cols = _axes(a)[0], _axes(b)[1]
+    ga, gb = _grid(a), _grid(b)
+    gc = _grid(acc) if acc is not None else None
+    width = 32 // _dtype(a).primitive_bitwidth
+    out = []
+
+    def operand(x: Any, index: int, parent: Any) -> Any:
+        layout = gl.DotOperandLayout(operand_index=index, parent=parent, k_width=width)
+        if not isinstance(x, gl.shared_memory_descriptor):
+            return t.convert(x, layout)
+        bill().reads_shared += 1
+        return t.call(x.load, layout)
+
+    for i in range(len(rows)):
+        for j in range(len(cols)):
+            home = gc[i][j].type.layout if gc else warp_layout(t, rows[i])
+            parent = home if _version(home) == 2 else warp_layout(t, rows[i])
+            total = t.convert(gc[i][j], parent) if gc and add else t.full((rows[i], cols[j]), 0, _sum_dtype(a, acc), parent)
+            for k in range(len(ga[0])):
+                total = t.call(mma_v2, operand(ga[i][k], 0, parent), operand(gb[k][j], 1, parent), total)
+            out.append(t.convert(total, home))
+    return assemble((rows, cols), out)
+
+
+def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any, add: bool) -> tensor_tile:
+    t.require(f"{name} into tensor memory (tcgen05)", *BLACKWELL)
+    if not isinstance(b, shared):
+        raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
+    if not isinstance(a, (shared, tensor_tile)):
+        raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
+    if _dtype(a) == tl.int8:
+        t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", 100, 100, "sm_100a")
+    done = sem.barrier(t) if sem is not None else None
+    ga, gb = _grid(a), _grid(b)
+    last = len(acc.pieces) * len(ga[0]) - 1
+    for j, piece in enumerate(acc.pieces):
+        for k in range(len(ga[0])):
+            completes = done is not None and j * len(ga[0]) + k == last
+            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, use_acc=add or k > 0, mbarriers=[done] if completes else None)
+    if sem is None and wait:
+        _finish_tcgen05(t)
+    return acc
+
+
+def _finish_tcgen05(t: Trace) -> None:
+    """Wait for all products into tensor memory that this role has issued, on a semaphore that lives no longer than that: the unit itself
+    never waits."""
+    done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
+    t.call(mbarrier.init, done, 1)
+    t.call(tcgen05_commit, done)
+    t.call(mbarrier.wait, done, 0)
+    t.call(mbarrier.invalidate, done)
+
+
+def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
+    a, b = "KM" if transposed[0] else "MK", "NK" if transposed[1] else "KN"
+    shapes = f"A is {a[0]}×{a[1]}, B is {b[0]}×{b[1]}"
+
+    def mma(t: Trace, a: Any, b: Any, acc: Any, wait: Any = True, arrived: Any = None) -> Any:
+        if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
+            raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and "
+                            f"mma_wait")
+        return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
+
+    def mm(t: Trace, a: Any, b: Any, wait: Any = True, into: Any = None) -> Any:
+        return _product(t, f"mm_{suffix}", a, b, into, transposed, bool(unwrap(wait)), None, add=unwrap(into) is None)
+
+    mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
+    mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "
+                   "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting. Synchronous units "
+                   "ignore both.")
+    mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
+    mm.__doc__ = (f"The product ({shapes}; the result is M×N, in registers); `wait` as in `mma_{suffix}`. `into`, an accumulator as `mma_{suffix}` takes "
+                  "one, is where the product goes instead: its registers or its tensor memory are overwritten and what they hold does not count, NaN "
+                  "included. The result has the dtype and layout of `into`, which must not be used afterwards.")
+    return op(mma), op(mm)
+
+
+mma_AB, mm_AB = _family("AB", (False, False))
+mma_ABt, mm_ABt = _family("ABt", (False, True))
+mma_AtB, mm_AtB = _family("AtB", (True, False))
+mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
+
+
+@op
+def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
+    """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under
+    way.
+
+    A product that was computed synchronously comes back as it is. For a product into tensor memory all of the role's are waited for.
+    Source: PTX ISA, wgmma.wait_group, tcgen05.commit.
+    """
+    if any(isinstance(p, tensor_tile) for p in products):
+        _finish_tcgen05(t)
+    waiting = [p for p in products if isinstance(p, pending)]
+    later = [p for p in (leave if isinstance(leave, (tuple, list, tl.tuple)) else (leave,)) if isinstance(p, pending)]
+    done = iter(_wait(t, waiting, sum(p.groups for p in later)) if waiting else [])
+    out = [next(done) if isinstance(p, pending) else p for p in products]
+    return out[0] if len(out) == 1 else tl.tuple(out)
+
+
+def _begun(t: Trace, acc: Any, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:
+    """`acc` as an accumulator under way, where the unit has such: of each piece `value(piece, layout)`, in the layout for operands of type `dtype`."""
+    if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
+        return acc
+    bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
+    parts = tuple(t.call(hopper.warpgroup_mma_init, value(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc))
+    return pending(axes_of(acc), parts, (), 0)
+
+
+@op
+def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
+    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as
+    it is.
+
+    `dtype` is the operands' element type where it has not 16 bits.
+    """
+    return _begun(t, acc, dtype, t.convert)
+
+
+@op
+def mma_zero(t: Trace, home: Any, dtype: Any = None) -> Any:
+    """`mma_begin` of zeros in `home`, a tile's type or a tile of tensor memory, for operands of type `dtype`.
+
+    Of `mma_begin(zero(home), dtype)` the compiler does not know that the first product of 8-bit operands need not read it: where that is several instructions
+    (128 rows), all but the first wait for the one before and for zeros in registers.
+    """
+    return _begun(t, t.call(zero, home), dtype, lambda piece, layout: t.full(tuple(unwrap(n) for n in piece.shape), 0, piece.dtype, layout))
+
+
+@op
+def mma_retire(t: Trace, acc: Any) -> Any:
+    """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an
+    accumulator in flight.
+
+    Only for products with A in shared memory, whose registers the tensor cores own. `mma_wait` ends the chain. Into tensor memory the
+    newest product is waited for as well.
+    """
+    if isinstance(acc, tensor_tile):
+        _finish_tcgen05(t)
+    if not isinstance(acc, pending):
+        return acc
+    if acc.kept:
+        raise TileError("mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait")
+    done = t.call(hopper.warpgroup_mma_wait, acc.groups, deps=list(acc.parts))
+    parts = tuple(t.call(hopper.warpgroup_mma_init, p) for p in (list(done) if len(acc.parts) > 1 else [done]))
+    return pending(acc.axes, parts, (), 0)
+
+
+__all__ = [
+    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero",
+    "pending", "shape_of",
+]

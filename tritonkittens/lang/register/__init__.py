@@ -1,0 +1,1 @@
+"""Operations on register tiles and vectors."""

@@ -1,0 +1,60 @@
+"""Masks of wgmma accumulators by one comparison with a constant for each element.
+
+A thread knows the columns of its elements but for 2 · (lane % 4), which comes off the bound instead: so no register holds a column, where Triton's own index
+tiles take one for every column of a thread, which the compiler keeps across a loop. Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, gl
+from tritonkittens.lang.core.constants import unwrap
+
+ROWS = 64
+HALVES = 2  # rows of a thread in an accumulator of 64 rows
+
+
+def is_fragment(piece: Any) -> bool:
+    """Is it an fp32 accumulator of 64 rows of one warpgroup?"""
+    layout = getattr(piece.type, "layout", None)
+    return (isinstance(layout, gl.NVMMADistributedLayout) and list(unwrap(layout.version)) == [3, 0] and list(unwrap(layout.warps_per_cta)) == [4, 1]
+            and int(unwrap(piece.shape[0])) == ROWS and piece.dtype == tl.float32)
+
+
+def keep_between(t: Trace, piece: Any, lower: Any, upper: Any, fill: float) -> Any:
+    """The elements whose column is at least `lower` and below `upper` (int32, one for each row, None for no bound), the others `fill`."""
+    bounds = [bound for bound in (lower, upper) if bound is not None]
+    return in_place(t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds)
+
+
+def in_place(t: Trace, piece: Any, text: Callable[[int], str], constraint: str, of_rows: list[Any]) -> Any:
+    """An accumulator after assembly that works in place on the elements of a thread, $0 …: behind them stand the operands again, then two registers, for two
+    rows, of each vector in `of_rows`. `text` makes it for so many elements."""
+    elements = int(unwrap(piece.shape[1])) // 2
+    constraints = ["=f"] * elements + [str(i) for i in range(elements)] + [constraint] * (HALVES * len(of_rows))
+    return t.call(asm, text(elements), ",".join(constraints), [piece, *of_rows], piece.type, is_pure=True)
+
+
+def mask_asm(elements: int, lower: bool, upper: bool, fill: float) -> str:
+    """In place on $0 … of a thread, behind which stand the operands again and the bounds, two registers each: the lower ones, then the upper ones."""
+    names = [f"{which}{half}" for which, given in (("l", lower), ("u", upper)) if given for half in range(HALVES)]
+    lines = [f".reg .pred p; .reg .b32 c, {', '.join(names)};", "mov.u32 c, %laneid; and.b32 c, c, 3; shl.b32 c, c, 1;"]
+    lines += [f"sub.s32 {name}, ${2 * elements + i}, c;" for i, name in enumerate(names)]
+    other = f"0f{_bits(fill):08X}"
+    for i in range(elements):
+        column, half = 8 * (i // 4) + i % 2, i % 4 // 2
+        if lower:
+            lines.append(f"setp.le.s32 p, l{half}, {column};")
+        if upper:
+            lines.append(f"setp.gt{'.and' if lower else ''}.s32 p, u{half}, {column}{', p' if lower else ''};")
+        lines.append(f"selp.f32 ${i}, ${i}, {other}, p;")
+    return "{ " + " ".join(lines) + " }"
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))

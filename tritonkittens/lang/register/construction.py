@@ -1,0 +1,353 @@
+"""Making register tiles: fills, ranges, layout changes, and `apply`."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import constant, itemsize, name_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import apply_pieces, assemble, axes_of, composite, dtype_of, pieces_of, shape_of
+from tritonkittens.lang.types.tiles import TileType, col_vec, row_vec, rt, rv, split, tt
+
+WARPGROUP = 4  # warps
+MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
+
+
+def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
+    """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
+    if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.arch == 90:
+        warps_m = min(t.num_warps, rows // 16)
+        instruction = [16, min(cols, MAX_WGMMA_COLUMNS), 16]
+        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction)
+    return warp_layout(t, rows)
+
+
+def warp_layout(t: Trace, rows: int) -> Any:
+    """Accumulator layout of mma.sync: every warp computes 16×8 tiles."""
+    warps_m = min(t.num_warps, max(1, rows // 16))
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
+
+
+def is_accumulator(t: Trace, piece: Any) -> bool:
+    """Does a piece of a register tile lie as the tensor cores leave it?"""
+    return t.explicit and isinstance(piece.type.layout, gl.NVMMADistributedLayout)
+
+
+def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> Any:
+    """Layout for global access: every thread holds 16 bytes of a row, neighbours hold neighbouring pieces."""
+    vector = min(cols, max(1, 16 // itemsize))
+    lanes = min(32, max(1, cols // vector))
+    return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [t.num_warps, 1], [1, 0])
+
+
+def row_layout(t: Trace, cols: int) -> Any:
+    """One row a thread: the layout of tensor-memory loads (32x32b)."""
+    return gl.BlockedLayout([1, cols], [32, 1], [t.num_warps, 1], [0, 1])
+
+
+def vector_layout(t: Trace) -> Any:
+    return gl.BlockedLayout([1], [32], [t.num_warps], [0])
+
+
+def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> Any:
+    """Layout of one power-of-two piece of a register tile of layout kind "mma", "row" or "memory"."""
+    if not t.explicit:
+        return None
+    if kind == "row":
+        return row_layout(t, cols)
+    if kind == "memory":
+        return memory_layout(t, rows, cols, itemsize)
+    return accumulator_layout(t, rows, cols)
+
+
+def _tile_type(what: Any, dtype: Any) -> Any:
+    what, dtype = unwrap(what), unwrap(dtype)
+    if isinstance(what, (rt, rv, col_vec, row_vec, tt)):
+        return what
+    if isinstance(what, tuple) and len(what) in (1, 2):
+        dtype = dtype or tl.float32
+        return rt(dtype, *what) if len(what) == 2 else rv(dtype, *what)
+    raise TileError(f"{what!r}: give a register type (rt, rv, col_vec, row_vec) or a shape of one or two extents")
+
+
+def _layouts(t: Trace, what: Any) -> tuple[tuple[tuple[int, ...], ...], list[Any]]:
+    """How a register type is split along each axis, and the register layout of each piece (None outside explicit kernels)."""
+    if isinstance(what, rv):
+        lengths = split(what.length)
+        return (lengths,), [vector_layout(t) if t.explicit else None for _ in lengths]
+    tile = what.tile if isinstance(what, (col_vec, row_vec)) else what
+    layout = getattr(tile, "layout", "mma")
+    axes = (split(tile.rows), split(tile.cols))
+    grid = [[piece_layout(t, layout, r, c, itemsize(tile.dtype)) for c in axes[1]] for r in axes[0]]
+    if tile is what:
+        return axes, [piece for line in grid for piece in line]
+    # a reduction takes the layout of the first piece of each line: so does the vector
+    first = [line[0] for line in grid] if what.axis == 0 else grid[0]
+    return (axes[what.axis],), [gl.SliceLayout(1 - what.axis, piece) if t.explicit else None for piece in first]
+
+
+def make(t: Trace, what: Any, value: Any) -> Any:
+    """A register tile or vector of type `what` with every element `value`."""
+    value = constant(unwrap(value), what.dtype, f"fill of {what!r}")
+    axes, layouts = _layouts(t, what)
+    shapes = [(r, c) for r in axes[0] for c in axes[1]] if len(axes) == 2 else [(n,) for n in axes[0]]
+    return assemble(axes, [t.full(shape, value, what.dtype, layout) for shape, layout in zip(shapes, layouts, strict=True)])
+
+
+@op
+def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
+    """A register tile or vector filled with `value`, a number or a run-time scalar.
+
+    `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by
+    default). Raises `TileError` for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
+    """
+    return make(t, _tile_type(what, dtype), value)
+
+
+@op
+def zero(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves
+    both homes.
+    """
+    what = unwrap(what)
+    return what.fill(t, 0) if hasattr(what, "fill") else make(t, _tile_type(what, dtype), 0)
+
+
+@op
+def one(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of ones; see `full`."""
+    return make(t, _tile_type(what, dtype), 1)
+
+
+@op
+def pos_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of +∞; see `full`."""
+    return make(t, _tile_type(what, dtype), float("inf"))
+
+
+@op
+def neg_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+    """A register tile or vector of −∞; see `full`."""
+    return make(t, _tile_type(what, dtype), float("-inf"))
+
+
+@op
+def full_like(t: Trace, x: Any, value: Any, dtype: Any = None) -> Any:
+    """A tile or vector of the shape and layout of `x`, filled with `value`."""
+    dtype = unwrap(dtype) or pieces_of(x)[0].dtype
+    value = constant(unwrap(value), dtype, f"full_like(dtype={name_of(dtype)})")
+    return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype, getattr(p.type, "layout", None)), x)
+
+
+def indices(t: Trace, x: Any, axis: int, start: Any = 0) -> list[Any]:
+    """For every piece of the tile `x` (row-major) the global index along `axis` as a vector, offset by `start`."""
+    axes = axes_of(x)
+    pieces = pieces_of(x)
+    out, r0 = [], 0
+    for i, r in enumerate(axes[0]):
+        c0 = 0
+        for j, c in enumerate(axes[1]):
+            like = pieces[i * len(axes[1]) + j]
+            vector = t.arange(c if axis else r, axis, like)
+            out.append(t.method(t.method(vector, "__add__", c0 if axis else r0), "__add__", start))
+            c0 += c
+        r0 += r
+    return out
+
+
+@triton.jit
+def _column(v):
+    return v[:, None]
+
+
+@triton.jit
+def _row(v):
+    return v[None, :]
+
+
+def index_tiles(t: Trace, x: Any, row: Any, col: Any) -> tuple[list[Any], list[Any]]:
+    """For every piece of `x` its row indices (n, 1) and column indices (1, m), with the tile's global origin (row, col)."""
+    return [t.call(_column, v) for v in indices(t, x, 0, row)], [t.call(_row, v) for v in indices(t, x, 1, col)]
+
+
+def vector_indices(t: Trace, v: Any, start: Any = 0) -> list[Any]:
+    """For every piece of the vector `v` the index of its elements, offset by `start`."""
+    out, n0 = [], 0
+    for piece, n in zip(pieces_of(v), axes_of(v)[0], strict=True):
+        index = t.semantic.arange(0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
+        out.append(t.method(t.method(index, "__add__", n0), "__add__", start))
+        n0 += n
+    return out
+
+
+@op
+def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
+    """An int32 tile or vector whose elements are their index along `axis` (0 rows, 1 columns; a vector has one), counted from `start`.
+
+    `x` is a register type (`tk.rt(tk.fp32, 64, 96)`) or a tile or vector whose shape and layout the result takes.
+    """
+    x, axis = unwrap(x), unwrap(axis)
+    if isinstance(x, TileType):
+        x = make(t, _tile_type(x, None), 0)
+    if len(shape_of(x)) == 1:
+        return assemble(axes_of(x), vector_indices(t, x, start))
+    if len(shape_of(x)) != 2 or axis not in (0, 1):
+        raise TileError(f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1, or a vector")
+    zeros = t.call(full_like, x, 0, tl.int32)
+    vectors = [t.call(_row if axis else _column, v) for v in indices(t, x, axis, start)]
+    return assemble(axes_of(x), [t.method(v, "__add__", z) for v, z in zip(vectors, pieces_of(zeros), strict=True)])
+
+
+@op
+def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
+    """`f(row, col, x)` for every element of a tile `x`, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
+
+    `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type.
+    `row` (for a vector too) and `col` are the global coordinates of the first element, so that the indices are right at any scope.
+    """
+    f = unwrap(f)
+    if len(axes_of(x)) == 1:
+        return assemble(axes_of(x), [t.call(f, i, p) for i, p in zip(vector_indices(t, x, row), pieces_of(x), strict=True)])
+    if len(axes_of(x)) != 2:
+        raise TileError(f"apply to shape {list(shape_of(x))}: needs a register tile or vector")
+    rows, cols = index_tiles(t, x, row, col)
+    out = [t.call(f, r, c, p) for r, c, p in zip(rows, cols, pieces_of(x), strict=True)]
+    return assemble(axes_of(x), out)
+
+
+@op
+def pin(t: Trace, x: Any) -> Any:
+    """The tile or vector (32-bit elements), computed here. Compilers move arithmetic to where its result is used; behind a product that overwrites the
+    operands' registers it would need them twice.
+    """
+    if dtype_of(x).primitive_bitwidth != 32:
+        raise TileError(f"pin: needs a tile of 32-bit elements, got {name_of(dtype_of(x))}")
+    if t.interpreted:
+        return x
+    return apply_pieces(t, lambda p: t.call("inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1), x)
+
+
+@op
+def scheduling_barrier(t: Trace, number: Any) -> Any:
+    """Ends the basic block within which ptxas schedules, by a loop that is never entered: what it has to compute in front of this it does not mix with what
+    stands behind. (What only that uses it may still compute there: exponentials of a backward.) `number` is a run-time number ≥ 0 that compilers know nothing
+    of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic it keeps that in front of a wait. Takes two
+    instructions.
+    """
+    if not t.interpreted:
+        again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
+        t.call(asm, again, "r", [number])
+
+
+@op
+def swap_layout(t: Trace, x: Any) -> Any:
+    """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it:
+    the same values.
+    """
+    return x
+
+
+@op
+def transpose(t: Trace, x: Any) -> Any:
+    """The transposed register tile (columns × rows), or a transposed view of a shared tile."""
+    if hasattr(x, "transposed_view"):
+        return x.transposed_view(t)
+    axes = axes_of(x)
+    if len(axes) != 2:
+        raise TileError(f"transpose of shape {list(shape_of(x))}: needs a tile of two axes")
+    pieces, across = pieces_of(x), len(axes[1])
+    flipped = [t.call("permute", pieces[i * across + j], (1, 0)) for j in range(across) for i in range(len(axes[0]))]
+    return assemble((axes[1], axes[0]), flipped)
+
+
+@triton.jit
+def _halves(x):
+    """The left and right half of the columns."""
+    ROWS: tl.constexpr = x.shape[0]
+    COLS: tl.constexpr = x.shape[1] // 2
+    return x.reshape([ROWS, 2, COLS]).permute([0, 2, 1]).split()
+
+
+def _has_whole_rows(layout: Any, cols: int) -> bool:
+    """Does a thread hold all columns of its rows, as of what it loads from tensor memory?"""
+    if isinstance(layout, gl.DistributedLinearLayout):
+        return all(base[1] == 0 for base in (*layout.lane_bases, *layout.warp_bases))
+    return isinstance(layout, gl.BlockedLayout) and layout.size_per_thread[1] >= cols
+
+
+def _kind(t: Trace, piece: Any) -> str:
+    """Which kind of layout, see `piece_layout`, a piece of so many columns has."""
+    if is_accumulator(t, piece):
+        return "mma"
+    return "row" if _has_whole_rows(piece.type.layout, int(unwrap(piece.shape[1]))) else "memory"
+
+
+def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
+    """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
+    rows, whole = (int(unwrap(extent)) for extent in piece.shape)
+    if whole == cols:
+        return [piece]
+    if not t.explicit:
+        halves = t.call(_halves, piece)
+    else:
+        kind = _kind(t, piece)
+        if kind == "memory" or kind == "mma" and piece.type.layout.warps_per_cta[1] > 1:
+            piece = t.convert(piece, row_layout(t, whole))
+        halves = [t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype))) for half in t.call(_halves, piece)]
+    return [part for half in halves for part in _cut(t, half, cols)]
+
+
+@op
+def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
+    """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile); with `cols` all cut into tiles of so many columns.
+
+    Raises `TileError` where `cols` does not divide a piece's columns into a power of two of tiles.
+    """
+    axes, cols = axes_of(x), unwrap(cols)
+    pieces, across = pieces_of(x), len(axes[1])
+    if cols is None:
+        return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
+    if not isinstance(cols, int) or cols < 1 or any(c % cols or c // cols & (c // cols - 1) for c in axes[1]):
+        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, {axes[1]}, into 2ⁿ tiles")
+    rows = [[part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))]
+    return tuple(assemble((axes[0], (cols,)), list(parts)) for parts in zip(*rows, strict=True))
+
+
+@triton.jit
+def _beside(left, right):
+    """The inverse of `_halves`."""
+    ROWS: tl.constexpr = left.shape[0]
+    COLS: tl.constexpr = left.shape[1] + right.shape[1]
+    return tl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
+
+
+def _united(t: Trace, left: Any, right: Any) -> Any:
+    """Two pieces alike as one. An accumulator's stay in the registers where they are."""
+    if not t.explicit:
+        return t.call(_beside, left, right)
+    rows, cols = (int(unwrap(extent)) for extent in left.shape)
+    home = piece_layout(t, _kind(t, left), rows, 2 * cols, itemsize(left.dtype))
+    return t.convert(t.call(_beside, left, t.relayout(right, left)), home)
+
+
+@op
+def concat_cols(t: Trace, *tiles: Any, whole: Any = False) -> Any:
+    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a
+    power of two, become one piece, as one product leaves it."""
+    axes = [axes_of(x) for x in tiles]
+    if unwrap(whole):
+        if len(tiles) != 2 or axes[0] != axes[1] or any(len(axis) != 1 for axis in axes[0]) or dtype_of(tiles[0]) != dtype_of(tiles[1]):
+            raise TileError(f"concat_cols(whole=True) of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs two tiles of one shape and element "
+                            "type, with extents that are powers of two")
+        return _united(t, *(pieces_of(x)[0] for x in tiles))
+    if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):
+        raise TileError(f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows")
+    rows = axes[0][0]
+    lines = [pieces_of(x)[i * len(a[1]):(i + 1) * len(a[1])] for i in range(len(rows)) for x, a in zip(tiles, axes, strict=True)]
+    pieces = [p for line in lines for p in line]
+    return composite((rows, tuple(c for a in axes for c in a[1])), tuple(pieces)) if len(pieces) > 1 else pieces[0]

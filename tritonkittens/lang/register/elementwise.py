@@ -1,0 +1,359 @@
+"""Element-wise operations on register tiles and vectors: fills, maps of one, two and three operands, casts.
+
+Everything here works in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any extents.
+Transcendental functions are computed in fp32 and returned in the operand's type.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import math as ptx_math
+from tritonkittens.inline_ptx.convert import to_bf16, to_f16
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import FP8, name_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.interpreter import in_fp32
+from tritonkittens.lang.core.records import apply_pieces, dtype_of
+
+
+@triton.jit
+def _neg(x):
+    return 0 - x
+
+
+@triton.jit
+def _relu(x):
+    return tl.maximum(x, 0)
+
+
+@triton.jit
+def _reciprocal(x):
+    return 1.0 / x
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    # (1 − e^−2|x|) / (1 + e^−2|x|) cancels near zero, where three terms of the Taylor series are exact to fp32
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    square = x * x
+    small = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    return tl.where(tl.abs(x) < 0.15, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_tanh(x):
+    return 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+# The fast forms take the special-function unit's 2^x and 1/x where the exact ones have a division or a library's erf: a third of the instructions.
+
+
+@triton.jit
+def _fast_silu(x):
+    return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * -1.4426950408889634))
+
+
+@triton.jit
+def _fast_gelu_tanh(x):
+    # (1 + tanh u) / 2 is the sigmoid of 2u, which does not cancel for large negative u; its exponent is in base 2
+    return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * (-2.302208198144325 - 0.10294324276962653 * (x * x))))
+
+
+@triton.jit
+def _fast_gelu(x):
+    # Φ(x) is the sigmoid, in base 2, of an odd function: x times a polynomial of x², fitted on |x| ≤ 6.5 so that the largest error of Φ is least (3e-8).
+    # Further out the last term keeps it positive, so that Φ goes on to 0 or 1.
+    t = x * x
+    logit = 2.3022093 + t * (0.104835122 + t * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09)))))
+    return x * ptx_math.rcp(1.0 + ptx_math.ex2(-x * logit))
+
+
+# For results of eight bits of significand, as bf16's, one instruction of that unit is enough: tanh, of which the H200's is right to 8e-6, and 1 − |tanh u| to
+# 1e-4 up to |u| = 3 and 2e-4 up to 4 (`tests/gpu/test_fast_activations_gpu.py`; PTX promises 2⁻¹¹). The sigmoid of 2u is (1 + tanh u) / 2.
+
+
+@triton.jit
+def _silu_for_bf16(x):
+    half = 0.5 * x
+    return half * ptx_math.tanh(half) + half
+
+
+@triton.jit
+def _gelu_tanh_for_bf16(x):
+    half = 0.5 * x
+    return half * ptx_math.tanh(x * (0.7978845608028654 + 0.03567740813636141 * (x * x))) + half
+
+
+@triton.jit
+def _gelu_for_bf16(x):
+    # As `_fast_gelu` with fewer terms, held back where their sum would turn round (|x| = 7): relative errors of Φ of 4.7e-4 down to x = −3.5, 1.6e-2 to −4 and
+    # 0.27 to −5, beside tanh's
+    t = tl.minimum(x * x, 49.0)
+    half = 0.5 * x
+    return half * ptx_math.tanh(x * (0.7970342084848824 + t * (0.037354571460087055 - 0.000396915532229983 * t))) + half
+
+
+@triton.jit
+def _gelu_for_fp16(x):
+    # max(x, 0) − |x|·Φ(−|x|), where log₂ Φ(v) for v ≤ 0 is a polynomial: fitted so that Φ's relative error is at most 1.2e-4 down to v = −4 (8.4e-4 to −5),
+    # and its absolute error 6.2e-5. Large v are held back on the positive side only: there the product would be ∞ · 0, where −∞ gives NaN as in torch.
+    v = tl.minimum(x, tl.maximum(-x, -16.0))
+    log_tail = -1.00017787 + v * (1.14841945 + v * (-0.465680969 + v * (0.04713539 + v * (0.00551501868 + v * 0.000289952328))))
+    return v * ptx_math.ex2(log_tail) + tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
+    dtype = x.dtype
+    if not dtype.is_floating():
+        raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {name_of(dtype)}")
+    if dtype == tl.float32:
+        return t.call(fn, x)
+    return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
+
+
+def refuse_fp8(name: str, *operands: Any) -> None:
+    """The hardware has no arithmetic on fp8: refuse it by name before the compiler does."""
+    for x in operands:
+        if dtype_of(x) in FP8:
+            raise TileError(f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 first")
+
+
+def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callable[..., Any]:
+    def operation(t: Trace, x: Any) -> Any:
+        x = t.scalar(x)
+        if any_dtype:
+            refuse_fp8(name, x)
+        return apply_pieces(t, in_fp32(t, lambda p: t.call(fn, p)) if any_dtype else lambda p: _in_fp32(t, fn, p), x)
+
+    operation.__name__ = operation.__qualname__ = name
+    takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
+    operation.__doc__ = (f"{meaning}, element by element.\n\n"
+                         f"`x` is {takes}, a vector or a scalar, of any extents; the result has its shape and dtype.")
+    return op(operation)
+
+
+exp = _unary("exp", "exp", "e^x")
+exp2 = _unary("exp2", "exp2", "2^x (one MUFU.EX2 an element)")
+log = _unary("log", "log", "Natural logarithm")
+log2 = _unary("log2", "log2", "Binary logarithm")
+sqrt = _unary("sqrt", "sqrt", "Square root")
+rsqrt = _unary("rsqrt", "rsqrt", "1 / √x")
+sin = _unary("sin", "sin", "Sine (radians)")
+cos = _unary("cos", "cos", "Cosine (radians)")
+erf = _unary("erf", "erf", "Error function")
+tanh = _unary("tanh", _tanh, "Hyperbolic tangent")
+sigmoid = _unary("sigmoid", _sigmoid, "1 / (1 + e^−x)")
+
+reciprocal = _unary("reciprocal", _reciprocal, "1 / x")
+floor = _unary("floor", "floor", "Largest integer ≤ x")
+ceil = _unary("ceil", "ceil", "Smallest integer ≥ x")
+abs = _unary("abs", "abs", "Absolute value", any_dtype=True)
+neg = _unary("neg", _neg, "−x", any_dtype=True)
+relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", any_dtype=True)
+
+
+def _rounded_to(fast: Any) -> tl.dtype | None:
+    """The element type of at most 16 bits that results are rounded to, where `fast` is one."""
+    return fast if isinstance(fast, tl.dtype) and fast.primitive_bitwidth <= 16 else None
+
+
+@op
+def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
+    """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`).
+
+    `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). It may be the element type that the results are rounded to, for
+    forms shorter still. Their relative error is at most a third of that rounding: of Φ(x) 1.3e-4 from x = −4 on for fp16, 6.6e-4 from x = −3.3 on for bf16
+    and fp8; of the tanh form, which is shorter for bf16 and fp8 only, 4.9e-4 from x = −3 on.
+    """
+    fast = not t.interpreted and unwrap(fast)
+    short = _rounded_to(fast)
+    if short is None:
+        forms = {"none": _fast_gelu, "tanh": _fast_gelu_tanh} if fast else {"none": _gelu, "tanh": _gelu_tanh}
+    elif short == tl.float16:
+        forms = {"none": _gelu_for_fp16, "tanh": _fast_gelu_tanh}
+    else:
+        forms = {"none": _gelu_for_bf16, "tanh": _gelu_tanh_for_bf16}
+    approximate = unwrap(approximate)
+    if approximate not in forms:
+        raise TileError(f"gelu(approximate={approximate!r}): must be 'none' or 'tanh'")
+    return apply_pieces(t, lambda p: _in_fp32(t, forms[approximate], p), x)
+
+
+@op
+def silu(t: Trace, x: Any, fast: Any = False) -> Any:
+    """x · sigmoid(x); `fast` as in `gelu`, shorter still for bf16 and fp8: a relative error of 4.9e-4 from x = −8 on."""
+    fast = not t.interpreted and unwrap(fast)
+    form = _silu if not fast else _fast_silu if _rounded_to(fast) in (None, tl.float16) else _silu_for_bf16
+    return apply_pieces(t, lambda p: _in_fp32(t, form, p), x)
+
+
+@op
+def copy(t: Trace, x: Any) -> Any:
+    """The tile itself: values are immutable, so a copy costs nothing."""
+    return x
+
+
+@op
+def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
+    """Element-wise conversion of a tile, vector or scalar `x` to `dtype`.
+
+    `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range
+    become its largest finite value (e4m3 448, e5m2 57344): PTX ISA, cvt with .satfinite. Floats become integers toward zero. Raises
+    `TileError` for another rounding.
+    """
+    dtype, rounding = unwrap(dtype), unwrap(rounding)
+    if rounding not in (None, "rtne", "rtz"):
+        raise TileError(f"cast(rounding={rounding!r}): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)")
+
+    def piece(p: Any) -> Any:
+        narrower = dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
+        if rounding and not narrower:
+            raise TileError(f"cast({name_of(p.dtype)} → {name_of(dtype)}, rounding={rounding!r}): only a conversion to a narrower float rounds")
+        return t.method(p, "to", dtype, fp_downcast_rounding=rounding) if rounding else t.method(p, "to", dtype)
+
+    return apply_pieces(t, piece, x)
+
+
+@op
+def cast_pairs(t: Trace, x: Any, dtype: Any) -> Any:
+    """`cast` of a tile from fp32 to bf16 or fp16 by instructions that convert two elements into one register (PTX ISA, cvt.bf16x2). The compiler finds them for
+    elements that are used at once; those that a loop carries it may pack the wrong way round, and turn around again in every iteration.
+    """
+    dtype = unwrap(dtype)
+    convert = {tl.bfloat16: to_bf16, tl.float16: to_f16}.get(dtype)
+    if t.interpreted or convert is None or dtype_of(x) != tl.float32:
+        return t.call(cast, x, dtype)
+    return apply_pieces(t, lambda p: t.call(convert, p), x)
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def _sub(a, b):
+    return a - b
+
+
+@triton.jit
+def _mul(a, b):
+    return a * b
+
+
+@triton.jit
+def _div(a, b):
+    # Triton divides 16-bit floats into fp32: rounded here, so that a quotient has the type that a product has
+    quotient = a / b
+    return quotient.to((a * b).dtype) if (a * b).dtype.is_floating() else quotient
+
+
+@triton.jit
+def _lt(a, b):
+    return a < b
+
+
+@triton.jit
+def _le(a, b):
+    return a <= b
+
+
+@triton.jit
+def _gt(a, b):
+    return a > b
+
+
+@triton.jit
+def _ge(a, b):
+    return a >= b
+
+
+@triton.jit
+def _eq(a, b):
+    return a == b
+
+
+@triton.jit
+def _ne(a, b):
+    return a != b
+
+
+@triton.jit
+def _fma(a, b, c):
+    return a * b + c
+
+
+def keep_type(t: Trace, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in
+    the tile's type.
+    """
+
+    def computed(*operands: Any) -> Any:
+        out = fn(*operands)
+        tiles = {x.dtype for x in operands if isinstance(x, tl.tensor) and x.type.is_block()}
+        if len(tiles) != 1 or not out.dtype.is_floating() or not (dtype := tiles.pop()).is_floating() or out.dtype == dtype:
+            return out
+        return t.method(out, "to", dtype)
+
+    return computed
+
+
+def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
+    def binary(t: Trace, a: Any, b: Any) -> Any:
+        refuse_fp8(name, a, b)
+        return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y: t.call(fn, x, y))), a, b)
+
+    binary.__name__ = binary.__qualname__ = name
+    binary.__doc__ = (
+        f"{meaning}, element by element.\n\n"
+        "`a` and `b` are tiles or vectors of one shape, or one of them a scalar, which takes the tile's element type; two types of tiles\n"
+        "are promoted as Triton does. Raises `TileError` where shapes differ or elements are fp8.")
+    return op(binary)
+
+
+add = _nary("add", _add, "a + b")
+sub = _nary("sub", _sub, "a − b")
+mul = _nary("mul", _mul, "a · b")
+div = _nary("div", _div, "a / b")
+maximum = _nary("maximum", "maximum", "The larger of a and b (of a number and NaN the number, as PTX `max`)")
+minimum = _nary("minimum", "minimum", "The smaller of a and b (of a number and NaN the number, as PTX `min`)")
+lt = _nary("lt", _lt, "a < b as booleans")
+le = _nary("le", _le, "a ≤ b as booleans")
+gt = _nary("gt", _gt, "a > b as booleans")
+ge = _nary("ge", _ge, "a ≥ b as booleans")
+eq = _nary("eq", _eq, "a = b as booleans")
+ne = _nary("ne", _ne, "a ≠ b as booleans")
+
+
+@op
+def fma(t: Trace, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars); raises `TileError` for fp8 elements."""
+    refuse_fp8("fma", a, b, c)
+    return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y, z: t.call(_fma, x, y, z))), a, b, c)
+
+
+@op
+def where(t: Trace, condition: Any, a: Any, b: Any) -> Any:
+    """`a` where `condition`, else `b` (tiles of one shape, or scalars)."""
+    return apply_pieces(t, in_fp32(t, lambda c, x, y: t.call("where", c, x, y)), condition, a, b)

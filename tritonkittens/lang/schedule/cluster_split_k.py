@@ -1,0 +1,168 @@
+"""Joining the parts of a task whose iterations the blocks of a cluster share (`ClusterSplitK`): each sends the others their columns of what it has, through
+distributed shared memory, and finishes its own.
+
+A consumer has a mailbox for each other block, written by the consumer of the same number there: every thread keeps its registers in their order, 16 bytes at a
+time, so that the thread of the same number reads what belongs to its own, whatever the layout. Nobody sends before all have read what the task before brought.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import cluster as ptx_cluster
+from tritonkittens.inline_ptx import shared as ptx_shared
+from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.constants import WARPS, unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import apply_pieces, assemble, axes_of, pieces_of, shape_of, struct
+from tritonkittens.lang.memory.shared_tiles import allocate_pieces
+from tritonkittens.lang.register.broadcast import add_row
+from tritonkittens.lang.register.construction import split_cols, zero
+from tritonkittens.lang.register.reductions import row_max
+from tritonkittens.lang.schedule.split_k import joined, own_part
+from tritonkittens.lang.sync.semaphores import arrive, expect, new_semaphores, role_thread, wait
+from tritonkittens.lang.types.tiles import rt, sv
+
+QUAD = 16  # bytes that a thread moves at a time
+STEP = ptx_cluster.QUAD_STEP  # those of a consumer
+SPREAD = 16  # columns that a vector's values are sent in: the fewest of a tile, of which every thread has some, whatever the layout
+
+
+def slice_bytes(plan: Any, sharers: int) -> int:
+    """Bytes of what a consumer sends to one other block."""
+    return sum(tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4 for _, tile in joined(plan))
+
+
+def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
+    """Bytes of the mailboxes of a block. Raises `TileError` for tiles whose columns cannot be dealt to so many blocks."""
+    if sharers == 1:
+        return 0
+    for n, tile in joined(plan):
+        what = f"{name}: {'what is merged' if plan.merged else 'accumulator'} {n!r}, {tile!r}"
+        if tile.dtype != tl.float32:
+            raise TileError(f"{what}, must be of fp32")
+        if isinstance(tile, rt):
+            step = STEP // (4 * tile.rows)
+            if tile.cols % (sharers * step):
+                raise TileError(f"{what}: its columns are dealt to {sharers} blocks and must be a multiple of {sharers * step}")
+        elif tile.length % (STEP // (4 * SPREAD)):
+            raise TileError(f"{what}: its length must be a multiple of {STEP // (4 * SPREAD)}")
+    return consumers * (sharers - 1) * slice_bytes(plan, sharers)
+
+
+def new_mailboxes(t: Trace, T: Any) -> dict[str, Any]:
+    """The mailboxes of all consumers, on which semaphore what others send arrives, and that which says that the others have read what was sent to them."""
+    number = T.received // STEP
+    boxes = allocate_pieces(t, sv(tl.float32, STEP // 4), number, f"parts of {T.sharers - 1} other blocks for {T.consumers} consumers")
+    boxes._set_name(t.builder, "received")
+    return {"received": boxes, "parts_arrived": new_semaphores(t, T.consumers, 1), "parts_read": new_semaphores(t, T.consumers, (T.sharers - 1) * WARPS)}
+
+
+def _as_tile(t: Trace, x: Any) -> Any:
+    """A tile, or a vector's values in columns of one."""
+    return x if len(shape_of(x)) == 2 else t.call(add_row, t.call(zero, rt(tl.float32, shape_of(x)[0], SPREAD)), x)
+
+
+@op
+def _sent_part(t: Trace, ctx: Any, state: Any) -> Any:
+    """What this block has of a task, its vectors in the layout of those that are read."""
+    part = t.call(own_part, ctx, state)
+    return struct(**{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()})
+
+
+@op
+def _slices(t: Trace, ctx: Any, part: Any) -> Any:
+    """What every block is sent: the columns of tiles that are its own, and vectors."""
+    sharers = unwrap(ctx.config).sharers
+    cut = {n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers for n, x in part.fields.items()}
+    return tl.tuple([struct(**{n: of[block] for n, of in cut.items()}) for block in range(sharers)])
+
+
+@op
+def _mine(t: Trace, ctx: Any, slices: Any) -> Any:
+    """The columns of this block."""
+    chosen = dict(slices[0].fields)
+    for block in range(1, unwrap(ctx.config).sharers):
+        here = t.method(ctx.part, "__eq__", block)
+        for n, tile in chosen.items():
+            if len(shape_of(tile)) == 2:
+                chosen[n] = apply_pieces(t, functools.partial(t.call, gl.where, here), slices[block].fields[n], tile)
+    return struct(**chosen)
+
+
+@op
+def _box(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
+    """The address, in this block, of this thread's first 16 bytes in a mailbox of this consumer."""
+    config = unwrap(ctx.config)
+    steps = slice_bytes(config._plan, config.sharers) // STEP
+    first = t.call(memory.received.__getitem__, unwrap(ctx.worker) * (config.sharers - 1) * steps)
+    offset = t.method(t.method(t.scalar(number), "__mul__", steps * STEP), "__add__", t.method(role_thread(t), "__mul__", QUAD))
+    return t.method(t.call(ptx_shared.address, first.pieces[0]), "__add__", offset)
+
+
+@op
+def _send(t: Trace, ctx: Any, memory: Any, part: Any, block: Any) -> Any:
+    """Send a block what is its own, into the mailbox that it keeps for this block."""
+    bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker))
+    address = t.call(ptx_cluster.mapa, t.call(_box, ctx, memory, t.call(_number, ctx.part, block)), block)
+    remote_bar = t.call(ptx_cluster.mapa, bar, block)
+    for piece in (p for x in part.fields.values() for p in pieces_of(_as_tile(t, x))):
+        t.call(ptx_cluster.st_async_tile, address, piece, remote_bar)
+        address = t.method(address, "__add__", 4 * piece.numel)
+
+
+@op
+def _with_received(t: Trace, ctx: Any, memory: Any, mine: Any, number: Any) -> Any:
+    """What this block has, merged with what lies in a mailbox."""
+    config = unwrap(ctx.config)
+    address, theirs = t.call(_box, ctx, memory, number), {}
+    for name, x in mine.fields.items():
+        tile, pieces = _as_tile(t, x), []
+        for piece in pieces_of(tile):
+            pieces.append(t.call(ptx_cluster.ld_tile, address, piece))
+            address = t.method(address, "__add__", 4 * piece.numel)
+        read = assemble(axes_of(tile), pieces)
+        theirs[name] = read if len(shape_of(x)) == 2 else t.call(row_max, read)
+    if config._plan.merged:
+        return t.call(type(config).merge, ctx, mine, struct(**theirs))
+    return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs[n]) for n, x in mine.fields.items()})
+
+
+@op
+def _expect_parts(t: Trace, ctx: Any, memory: Any) -> Any:
+    config = unwrap(ctx.config)
+    t.call(expect, t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker)), config.received // config.consumers)
+
+
+@triton.jit
+def _number(sender, receiver):
+    """Which of the receiver's mailboxes is the sender's."""
+    return sender - tl.where(sender > receiver, 1, 0)
+
+
+@triton.jit
+def join_in_cluster(ctx, state, memory, turn, more):
+    """This block's columns of what all blocks' parts come to (fp32, in registers), and the vectors of it. `more`: does another task follow?"""
+    SHARERS: tl.constexpr = ctx.config.sharers
+    part = _sent_part(ctx, state)
+    if turn == 0:
+        ptx_cluster.wait()  # every block has made its semaphores
+    _expect_parts(ctx, memory)
+    if turn > 0:
+        wait(memory.parts_read[ctx.worker], (turn & 1) ^ 1, scope="cluster")
+    slices = _slices(ctx, part)
+    for block in tl.static_range(SHARERS):
+        if block != ctx.part:
+            _send(ctx, memory, slices[block], block)
+    mine = _mine(ctx, slices)
+    wait(memory.parts_arrived[ctx.worker], turn & 1, scope="cluster")
+    for number in tl.static_range(SHARERS - 1):
+        mine = _with_received(ctx, memory, mine, number)
+    if more:
+        for block in tl.static_range(SHARERS):
+            if block != ctx.part:
+                arrive(memory.parts_read[ctx.worker], per="warp", cta=block, fenced=True)
+    return mine

@@ -1,0 +1,53 @@
+"""Integer arithmetic on task and thread-block numbers."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, op
+
+
+class Knob:
+    """Base of the plain immutable values (frozen dataclasses) that a template may have as knobs, beside numbers, strings and tile types."""
+
+
+@triton.jit
+def _ceil_div(a, b):
+    return (a + b - 1) // b
+
+
+@op
+def ceil_div(t: Trace, a: Any, b: Any) -> Any:
+    """⌈a / b⌉ for non-negative integers."""
+    return t.call(_ceil_div, a, b)
+
+
+@op
+def block_index(t: Trace, axis: Any = 0) -> Any:
+    """Index of this block in the launch grid."""
+    return t.call("program_id", axis)
+
+
+@op
+def block_count(t: Trace, axis: Any = 0) -> Any:
+    """Blocks in the launch grid."""
+    return t.call("num_programs", axis)
+
+
+@triton.jit
+def _unravel(index, extent):
+    return index // extent, index % extent
+
+
+@op
+def unravel(t: Trace, index: Any, extent: Any) -> Any:
+    """(index // extent, index % extent)."""
+    return t.call(_unravel, index, extent)
+
+
+@triton.jit
+def deal(block, blocks, steps):
+    """The first step of a block, where `steps` are dealt evenly."""
+    return block * (steps // blocks) + tl.minimum(block, steps % blocks)

@@ -1,0 +1,168 @@
+"""Raster orders: which tile of the output a task number is."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.schedule.index import Knob, _ceil_div, _unravel
+
+
+@dataclass(frozen=True)
+class Order(Knob):
+    """Base of the orders: which tile of a grid of tiles a task is."""
+
+
+@dataclass(frozen=True)
+class RowMajor(Order):
+    """Row by row."""
+
+
+@dataclass(frozen=True)
+class ColumnMajor(Order):
+    """Column by column."""
+
+
+@dataclass(frozen=True)
+class Supergroup(Order):
+    """In bands of `rows` rows, column by column within a band (TK's SUPER_M): see `supergroup`."""
+
+    rows: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, int) or self.rows < 1:
+            raise TileError(f"Supergroup(rows={self.rows!r}): must be at least 1")
+
+
+@dataclass(frozen=True)
+class LongestFirst(Order):
+    """The last row first, for work that grows with the row: see `longest_first`. With `rounds` of as few columns at a time as make a task for every block, and
+    at the end of as many as make that many: L2 then holds what the tasks of a column read, and with `Dynamic()` all blocks still end at nearly the same time.
+    """
+
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and (not isinstance(self.rounds, int) or self.rounds < 1):
+            raise TileError(f"LongestFirst(rounds={self.rounds!r}): must be at least 1, or None")
+
+
+@dataclass(frozen=True)
+class LongAndShort(Order):
+    """Pairs of a long and a short tile of one column, for work that grows with the row: see `long_and_short`."""
+
+
+@op
+def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
+    """(row, col) of task number `task` of a `rows` × `cols` grid of tiles, in an `Order`. Past the last task, row or col lies outside."""
+    order = unwrap(order)
+    if isinstance(order, Supergroup):
+        return t.call(_supergroup, task, rows, cols, order.rows)
+    if isinstance(order, RowMajor):
+        return t.call(_unravel, task, cols)
+    if isinstance(order, ColumnMajor):
+        return t.call(_column_major, task, rows)
+    if isinstance(order, LongestFirst):
+        if order.rounds is None:
+            return t.call(_longest_first, task, rows, cols)
+        return t.call(_longest_of_few, task, rows, cols, t.call("num_programs", 0), order.rounds)
+    if isinstance(order, LongAndShort):
+        return t.call(_long_and_short, task, rows, t.call("num_programs", 0))
+    raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()")
+
+
+@triton.jit
+def _column_major(task, rows):
+    return task % rows, task // rows
+
+
+@triton.jit
+def _supergroup(task, rows, cols, GROUP: tl.constexpr):
+    per_group = GROUP * cols
+    first = (task // per_group) * GROUP
+    size = tl.minimum(rows - first, GROUP)
+    size = tl.maximum(size, 1)  # past the last task
+    inside = task % per_group
+    return first + inside % size, inside // size
+
+
+@op
+def supergroup(t: Trace, task: Any, rows: Any, cols: Any, group: Any) -> Any:
+    """(row, col) of tile number `task` of a `rows` × `cols` grid, walked in bands of `group` rows, column by column within a band.
+
+    Blocks that run at the same time then share rows of A and columns of B in L2. Source: Triton matmul tutorial, "L2 cache optimizations".
+    """
+    return t.call(_supergroup, task, rows, cols, group)
+
+
+@triton.jit
+def _longest_first(task, tiles, others):
+    others = tl.maximum(others, 1)
+    return tiles - 1 - task // others, task % others
+
+
+@triton.jit
+def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
+    tiles = tl.maximum(tiles, 1)
+    each = tl.maximum(blocks // tiles, 1)  # others of a band
+    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each  # before the last, which has all that are left
+    band = tl.minimum(task // (tiles * each), bands)
+    inside = task - band * tiles * each
+    few = tl.maximum(tl.where(band < bands, each, others - bands * each), 1)
+    return tiles - 1 - inside // few, band * each + inside % few
+
+
+@op
+def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
+    """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
+
+    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks
+    end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
+    """
+    return t.call(_longest_first, task, tiles, others)
+
+
+@triton.jit
+def _long_and_short(task, tiles, blocks):
+    pairs = tl.maximum((tiles + 1) // 2, 1)
+    turn = task // blocks
+    unit = turn // 2 * blocks + task % blocks
+    nth = unit % pairs
+    short = tl.where(2 * nth + 1 == tiles, tiles, nth)  # the tile in the middle has no partner: one without work, past the last
+    return tl.where(turn % 2 == 0, tiles - 1 - nth, short), unit // pairs
+
+
+@op
+def long_and_short(t: Trace, task: Any, tiles: Any, blocks: Any) -> Any:
+    """(tile, other) of task number `task`, where the work of tile i of `tiles` grows evenly with i, as under a causal mask.
+
+    A block (of `blocks`, each taking every `blocks`-th task) does the longest tile and then the shortest of one `other` (head · batch), the second longest and
+    the second shortest, …: every pair is the same work, and blocks that run together share what an `other` reads. Where `tiles` is odd the middle one is
+    followed by tile number `tiles`, which does not exist. `pairs(tiles, others)` says how many pairs there are.
+    """
+    return t.call(_long_and_short, task, tiles, blocks)
+
+
+def pairs(tiles: int, others: int) -> int:
+    """Pairs of `long_and_short` (host side): two tasks each."""
+    return -(-tiles // 2) * others
+
+
+def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
+    """Row tiles a band of `supergroup` should have (host side): C is `rows` × `cols` in tiles of `tile`, A and B are `depth` deep.
+
+    A band reads B once, so bands should be few; its rows of A must stay in L2 with the column tile of B that passes, and half of L2 is left
+    to what streams through. Bands come out even. `itemsize` in bytes; `l2_bytes`: `tritonkittens.launch.l2_bytes(device)`. Raises
+    `ValueError` for numbers that are not positive.
+    """
+    if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
+        raise ValueError(f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive")
+    tiles = -(-rows // tile[0])
+    column, row = min(cols, tile[1]) * depth * itemsize, tile[0] * depth * itemsize
+    fit = max(1, min(tiles, (l2_bytes // 2 - column) // row))
+    return -(-tiles // -(-tiles // fit))

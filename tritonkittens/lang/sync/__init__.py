@@ -1,0 +1,1 @@
+"""Semaphores (mbarriers), pipelines, named barriers, clusters, warp roles."""

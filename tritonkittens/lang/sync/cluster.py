@@ -1,0 +1,62 @@
+"""Clusters of thread blocks, and programmatic dependent launch."""
+from __future__ import annotations
+
+from typing import Any
+
+from tritonkittens.inline_ptx import cluster as ptx_cluster
+from tritonkittens.inline_ptx import pdl
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL
+
+CLUSTER_OF_ROLES = (
+    "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., cluster_sync=True): all roles of all "
+    "blocks of the cluster then meet before they begin and before they end"
+)
+
+
+@op
+def cluster_sync(t: Trace) -> Any:
+    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after.
+
+    Only in kernels without roles: the barrier counts the warps of all roles, which are not there before `specialize` nor behind it. A kernel
+    with roles writes `tk.specialize(…, cluster_sync=True)`. Raises `TileError` beside and inside roles. Source: PTX ISA, barrier.cluster.
+    """
+    t.require_explicit("cluster_sync")
+    t.require("cluster_sync (barrier.cluster)", *HOPPER_AND_BLACKWELL)
+    if bill().roles:
+        raise TileError(f"cluster_sync {bill().roles} roles: {CLUSTER_OF_ROLES}")
+    bill().cluster_synced = True
+    t.call(ptx_cluster.arrive)
+    t.call(ptx_cluster.wait)
+
+
+@op
+def cluster_rank(t: Trace) -> Any:
+    """This block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA, %cluster_ctarank."""
+    t.require_explicit("cluster_rank")
+    t.require("cluster_rank (clusters)", *HOPPER_AND_BLACKWELL)
+    return t.call(ptx_cluster.ctarank)
+
+
+@op
+def dependents_launch(t: Trace) -> Any:
+    """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with
+    `launch_pdl=True`.
+
+    Source: PTX ISA, griddepcontrol.launch_dependents.
+    """
+    t.require("dependents_launch (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.call(pdl.launch_dependents)
+
+
+@op
+def dependency_wait(t: Trace) -> Any:
+    """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start
+    earlier.
+
+    Source: PTX ISA, griddepcontrol.wait.
+    """
+    t.require("dependency_wait (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.call(pdl.wait)

@@ -1,0 +1,32 @@
+"""Named barriers of a thread block. Source: PTX ISA, barrier.sync, barrier.arrive."""
+from __future__ import annotations
+
+from typing import Any
+
+from tritonkittens.inline_ptx import barrier as ptx_barrier
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+
+
+@op
+def named_sync(t: Trace, identifier: Any, threads: Any) -> Any:
+    """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX
+    ISA, barrier.sync."""
+    _check_named(identifier, threads)
+    t.call(ptx_barrier.sync, unwrap(identifier), unwrap(threads))
+
+
+@op
+def named_arrive(t: Trace, identifier: Any, threads: Any) -> Any:
+    """Arrive at a named barrier without waiting."""
+    _check_named(identifier, threads)
+    t.call(ptx_barrier.arrive, unwrap(identifier), unwrap(threads))
+
+
+def _check_named(identifier: Any, threads: Any) -> None:
+    identifier, threads = unwrap(identifier), unwrap(threads)
+    if isinstance(identifier, int) and not 8 <= identifier <= 15:
+        raise TileError(f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)")
+    if not isinstance(threads, int) or threads % 32 or not 32 <= threads <= 1024:
+        raise TileError(f"named barrier of {threads!r} threads: must be a multiple of 32 up to 1024")

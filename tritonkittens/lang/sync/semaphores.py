@@ -1,0 +1,259 @@
+"""Synchronisation: semaphores (mbarriers), the ring state of a pipeline, named barriers."""
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
+from tritonkittens.inline_ptx import timing
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import Trace, base_type, base_value, gl, hopper, mbarrier, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.resources import bill
+
+WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
+REPORT = "report"  # the debug mode in which waits say who is stuck
+WARP = 32
+HOPPER_AND_BLACKWELL = (90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
+
+
+class semaphore_type(base_type):
+    def __init__(self, number: int | None, piece: Any):
+        self.number, self.piece = number, piece
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, semaphore_type) and self.number == other.number and self.piece == other.piece
+
+    def __hash__(self) -> int:
+        return hash(self.mangle())
+
+    def __repr__(self) -> str:
+        return "semaphore" if self.number is None else f"{self.number} semaphores"
+
+    def mangle(self) -> str:
+        return f"B{self.number}_{self.piece.mangle()}B"
+
+    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+        self.piece._flatten_ir_types(builder, out)
+
+    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[semaphore, int]:
+        piece, cursor = self.piece._unflatten_ir(handles, cursor)
+        return semaphore(self.number, piece), cursor
+
+
+class semaphore(base_value):
+    """An mbarrier in shared memory, or an array of them: `arrived[slot]`. Made by `tk.semaphores`."""
+
+    def __init__(self, number: int | None, piece: Any, arrivals: int | None = None):
+        self.number, self.piece = number, piece
+        self.arrivals = arrivals  # that complete a phase, until they are made
+
+    @property
+    def type(self) -> semaphore_type:  # type: ignore[override]
+        return semaphore_type(self.number, self.piece.type)
+
+    @property
+    def __asm_operand__(self) -> Any:
+        return self.piece
+
+    def barrier(self, t: Trace) -> Any:
+        """The mbarrier itself; raises `TileError` for an array."""
+        if self.number is not None:
+            raise TileError(f"this is an array of {self.number} semaphores: take one, semaphores[i]")
+        return self.piece
+
+    def _flatten_ir(self, handles: list) -> None:
+        self.piece._flatten_ir(handles)
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        self.piece._set_name(builder, name)
+
+    def __getitem__(self, i: Any, _semantic: Any = None, _generator: Any = None) -> semaphore:
+        if self.number is None:
+            raise TileError("this is one semaphore, not an array")
+        index = unwrap(i)
+        if isinstance(index, int) and not 0 <= index < self.number:
+            raise TileError(f"semaphore {index} of {self.number}")
+        return semaphore(None, Trace(_semantic, _generator).call(self.piece.index, i))
+
+
+@op
+def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
+    """`number` mbarriers in shared memory, each completing its phase after `arrivals` arrivals (and the bytes it was told to expect).
+
+    Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
+    """
+    made = new_semaphores(t, number, arrivals)
+    make_semaphores(t, [made])
+    publish(t)
+    t.call(gl.barrier)
+    return made
+
+
+def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
+    """Their memory: for one `make_semaphores`, `publish` and barrier behind several."""
+    t.require_explicit("semaphores")
+    t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
+    number, arrivals = unwrap(number), unwrap(arrivals)
+    if not isinstance(number, int) or number < 1 or not isinstance(arrivals, int) or arrivals < 1:
+        raise TileError(f"semaphores({number!r}, arrivals={arrivals!r}): both must be positive compile-time integers")
+    bill().charge_shared(f"{number} semaphores", 8 * number)
+    piece = t.call(gl.allocate_shared_memory, tl.int64, [number, 1], mbarrier.MBarrierLayout())
+    return semaphore(number, piece, arrivals)
+
+
+def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
+    """Make mbarriers in the memory of `new_semaphores`, of all arrays of a kernel together."""
+    counts = [(sem.number, sem.arrivals) for sem in made]
+    t.call(asm, ptx_mbarrier.init_all_text(counts), ",".join("r" * len(counts)), [sem.piece for sem in made])
+
+
+@op
+def expect(t: Trace, sem: Any, what: Any) -> Any:
+    """Arrive once and make the current phase wait for bytes of TMA copies as well: a number of bytes, or tiles whose bytes add up."""
+    what = unwrap(what)
+    items = what if isinstance(what, (tuple, list, tl.tuple)) else [what]
+    nbytes = sum(unwrap(i) if isinstance(unwrap(i), int) else i.nbytes for i in items)
+    t.call(mbarrier.expect, _semaphore(sem, "expect").barrier(t), nbytes)
+
+
+def role_thread(t: Trace) -> Any:
+    """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler
+    believes of scalars.
+
+    A branch on it may contain what single threads do (instructions by shim, prints), but nothing for which the compiler adds a barrier.
+    """
+    if not t.explicit:
+        return t.call(asm, "mov.u32 $0, %tid.x;", "=r", [], tl.int32)
+    warps = t.num_warps
+    index = t.call(gl.arange, 0, WARP * warps, gl.BlockedLayout([1], [WARP], [warps], [0]))  # one element a thread
+    return t.call(asm, "mov.b32 $0, $1;", "=r,r", [index], tl.int32)
+
+
+@triton.jit
+def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
+    if thread == 0:
+        ptx_mbarrier.arrive_remote(bar, cta, COUNT, issuer="thread", scope=SCOPE)
+
+
+@op
+def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None, scope: Any = "cluster", fenced: Any = False) -> Any:
+    """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
+    any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
+
+    `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`. Where nothing
+    but tensor cores and TMA touched the memory in question, `scope="cta"` at both ends is enough and spares a fence of the whole GPU.
+    `fenced`: this role has called `fence_async` since it last read shared memory, so that the arrival need not fence those reads.
+    Source: PTX ISA, mbarrier.arrive, mapa.
+    """
+    per, count, cta = unwrap(per), unwrap(count), unwrap(cta)
+    if per not in ("role", "warp"):
+        raise TileError(f"arrive(per={per!r}): must be 'role' or 'warp'")
+    if not isinstance(count, int) or count < 1:
+        raise TileError(f"arrive(count={count!r}): must be a positive compile-time integer")
+    bar = _semaphore(sem, "arrive").barrier(t)
+    if bill().reads_shared and not unwrap(fenced):
+        # What this thread read of a slot must be read before TMA overwrites it: a read by the generic proxy and a write by the asynchronous one are ordered by
+        # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without it the H200 overwrote slots whose last ld.shared were still under way.
+        publish(t)
+    if cta is not None and per == "warp":
+        t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp", scope=unwrap(scope))
+    elif cta is not None:
+        t.call(gl.barrier)
+        t.call(_arrive_remote, bar, cta, tl.constexpr(count), tl.constexpr(unwrap(scope)), role_thread(t))
+    elif per == "warp":
+        t.call(ptx_mbarrier.arrive, bar, count, issuer="warp")
+    else:
+        t.call(mbarrier.arrive, bar, count=count)
+
+
+def _semaphore(sem: Any, what: str) -> semaphore:
+    if not isinstance(sem, semaphore):
+        raise TileError(f"{what}({unwrap(sem)!r}): needs a semaphore, made by tk.semaphores")
+    return sem
+
+
+@op
+def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
+    """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1
+    returns at once.
+
+    `scope` is "cluster" where threads of other blocks arrive. In debug mode a wait of more than two seconds ends the launch with an error
+    instead of hanging: silently with `debug=True` at launch, which leaves the rest of the code as it is, as a `careful_wait` with
+    `debug="report"`.
+    """
+    if t.builder.options.debug == REPORT:
+        _careful_wait(t, sem, phase, WAIT_LIMIT_NS, None, scope)
+    elif t.builder.options.debug:
+        t.call(ptx_mbarrier.wait_or_trap, _semaphore(sem, "wait").barrier(t), phase, WAIT_LIMIT_NS, unwrap(scope))
+    else:
+        t.call(ptx_mbarrier.wait, _semaphore(sem, "wait").barrier(t), phase, unwrap(scope))
+
+
+@op
+def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS, name: Any = None, scope: Any = "cta") -> Any:
+    """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the
+    place in the source if None), the phase, the block and the warps of the block that wait.
+
+    The print is a function call, at which ptxas lets no wgmma product stay under way: a kernel with it is slower and orders its products
+    differently.
+    """
+    _careful_wait(t, sem, phase, limit_ns, name, scope)
+
+
+@triton.jit
+def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread, EVEN: tl.constexpr, ODD: tl.constexpr):
+    done = ptx_mbarrier.try_wait(bar, phase, SCOPE)
+    if done == 0:
+        start = timing.globaltimer()
+        waited = start - start
+        while (done == 0) & (waited < LIMIT):
+            done = ptx_mbarrier.try_wait(bar, phase, SCOPE)
+            waited = timing.globaltimer() - start
+        if done == 0:
+            if thread % 32 == 0:  # one lane of every warp
+                warp = asm("mov.u32 $0, %tid.x;", "=r", [], tl.int32) // 32
+                if phase == 0:
+                    tl.device_print(EVEN, warp)
+                else:
+                    tl.device_print(ODD, warp)
+            for _ in range(20):
+                timing.nanosleep(1_000_000)  # the other warps and blocks report before the first trap ends them all
+            asm("trap;", "", [])
+
+
+def _careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any, name: Any, scope: Any) -> None:
+    limit, name, scope = unwrap(limit_ns), unwrap(name), unwrap(scope)
+    if not isinstance(limit, int) or limit < 1:
+        raise TileError(f"careful_wait(limit_ns={limit!r}): must be a positive compile-time number of nanoseconds")
+    if name is not None and not (isinstance(name, str) and name.isascii() and name.isprintable()):
+        raise TileError(f"careful_wait(name={name!r}): must be a string of printable ASCII characters")
+    label = f"stuck waiting for {name or 'a semaphore'} at {_place(t)}, phase "
+    arguments = (_semaphore(sem, "wait").barrier(t), t.scalar(phase), tl.constexpr(limit), tl.constexpr(scope), role_thread(t))
+    t.call(_wait_or_report, *arguments, tl.constexpr(label + "0, warp"), tl.constexpr(label + "1, warp"))
+
+
+def _place(t: Trace) -> str:
+    """file:line (function) of the call that is being traced."""
+    g = t.generator
+    line = g.begin_line + getattr(g.cur_node, "lineno", 0)
+    return ascii(f"{pathlib.Path(g.file_name or '').name}:{line} ({g.jit_fn.fn.__name__})")[1:-1]
+
+
+@op
+def sync(t: Trace) -> Any:
+    """Synchronise the threads of this role (of the whole block outside roles)."""
+    if t.explicit:
+        t.call(gl.barrier)
+    else:
+        t.call("debug_barrier")
+
+
+def publish(t: Trace) -> None:
+    """Make initialised semaphores visible to the asynchronous proxy before the roles start."""
+    t.call(hopper.fence_async_shared)

@@ -1,0 +1,128 @@
+"""Warp roles: parts of a block that run different code, and how many registers each may use."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx import cluster as ptx_cluster
+from tritonkittens.inline_ptx import registers as ptx_registers
+from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.resources import REGISTERS, WARP, bill, check_registers
+from tritonkittens.lang.sync.cluster import CLUSTER_OF_ROLES
+from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, publish
+from tritonkittens.lang.types.tiles import split
+
+MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
+
+
+def producer_registers(consumers: int) -> int:
+    """Registers a producer thread: 24, or 32 where three consumers leave a remainder."""
+    return 32 if consumers == 3 else 24
+
+
+def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
+    """Registers a thread of each consumer warpgroup, beside one producer warpgroup: 240 for one or two consumers, 160 for three, 120 for
+    four."""
+    warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers for a thread of one warpgroup if it were alone
+    return min(240, (warpgroups - producer_registers(consumers)) // consumers // 8 * 8)
+
+
+@op
+def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, cluster_sync: Any = False) -> Any:
+    """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
+
+    `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
+    warps of each role; the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers
+    between whole warpgroups. The kernel waits for all roles at the end. What was written to shared memory before, they see.
+
+    With `cluster_sync` all roles of all blocks of the cluster (`cluster_size=` at launch) meet before any begins, so that the other blocks'
+    semaphores are there, and before any ends, so that their shared memory still is. It takes the place of `tk.cluster_sync`, which waits for
+    the warps of roles too and is refused beside them. Raises `TileError` where the register file cannot hold the roles.
+    """
+    t.require_explicit("specialize")
+    publish(t)
+    start_roles(t, roles, warps, registers, bool(unwrap(cluster_sync)))
+
+
+@triton.jit
+def _meet():
+    ptx_cluster.arrive()
+    ptx_cluster.wait()
+
+
+@triton.jit
+def _bystander():
+    """Warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
+
+
+class _InCluster:
+    """A code generator that lets the cluster meet before and behind each role's function."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def call_JitFunction(self, fn: Any, args: Any, kwargs: dict, **context: Any) -> Any:
+        self.generator.call_JitFunction(_meet, [], {}, **context)
+        result = self.generator.call_JitFunction(fn, args, kwargs, **context)
+        self.generator.call_JitFunction(_meet, [], {}, **context)
+        return result
+
+
+def start_roles(t: Trace, roles: Any, warps: Any, registers: Any, cluster_sync: bool = False) -> None:
+    """`specialize` of explicit tiles where nothing was written since a fence."""
+    t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    warps, registers = unwrap(warps), unwrap(registers)
+    pairs = [(pair[0], pair[1]) for pair in roles]
+    if len(warps) != len(pairs) or (registers is not None and len(registers) != len(pairs)):
+        raise TileError(f"specialize: {len(pairs)} roles need as many warps and registers, got warps={warps}, registers={registers}")
+    if warps[0] != t.num_warps:
+        raise TileError(f"specialize(warps={warps}): the first role runs on the kernel's own {t.num_warps} warps")
+    if bill().cluster_synced and len(pairs) > 1:
+        raise TileError(f"cluster_sync before roles: {CLUSTER_OF_ROLES}")
+    if cluster_sync:
+        idle = split(-sum(warps[1:]) % 4)  # a role has a power of two of warps
+        pairs += [(_bystander, ())] * len(idle)
+        warps = (*warps, *idle)
+        registers = (*registers, *registers[-1:] * len(idle)) if registers is not None else None
+    if len(pairs) - 1 > MAX_WORKERS:
+        raise TileError(f"specialize: {len(pairs)} roles; at most {MAX_WORKERS + 1} are possible")
+    total = warps[0] + -(-sum(warps[1:]) // 4) * 4
+    if total > 32:
+        raise TileError(f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32")
+    if registers is not None:
+        check_registers(warps, registers)
+    functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
+    generator = _InCluster(t.generator) if cluster_sync else t.generator
+    bill().roles = "inside"
+    Trace(t.semantic, generator).call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
+    bill().roles = "behind"
+
+
+@op
+def increase_registers(t: Trace, count: Any) -> Any:
+    """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by
+    itself."""
+    t.require("increase_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    _check_count(count)
+    t.call(ptx_registers.inc, unwrap(count))
+
+
+@op
+def decrease_registers(t: Trace, count: Any) -> Any:
+    """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
+    t.require("decrease_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    _check_count(count)
+    t.call(ptx_registers.dec, unwrap(count))
+
+
+def _check_count(count: Any) -> None:
+    count = unwrap(count)
+    if not isinstance(count, int) or count % 8 or not 24 <= count <= 256:
+        raise TileError(f"registers: {count!r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
+
+
+__all__ = ["REGISTERS", "WARP", "consumer_registers", "decrease_registers", "increase_registers", "producer_registers", "specialize"]

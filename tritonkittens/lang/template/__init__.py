@@ -1,0 +1,1 @@
+"""The load / compute / finish templates."""

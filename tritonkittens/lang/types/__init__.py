@@ -1,0 +1,1 @@
+"""Tile types: register, shared, tensor-memory and global tiles, and swizzles."""

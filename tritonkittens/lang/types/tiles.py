@@ -1,0 +1,358 @@
+"""The types of tiles: what a tile holds and where it lives. Plain frozen host objects, usable on the host and inside kernels.
+
+A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a template declares them in its `layout`. Constructing a type
+checks it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import triton.language as tl
+from triton.language.core import base_value, constexpr_type
+
+from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS, unwrap
+from tritonkittens.lang.core.dtypes import ELEMENT_TYPES, base_columns, itemsize, name_of, names_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.types import swizzle as swizzling
+
+SWIZZLES = (32, 64, 128)
+SWIZZLE_LINE = SWIZZLES[-1]  # bytes of a row that lie together: wider tiles lie line by line
+TMEM_LANES = 128
+ACCESSES = ("row", "column", "ldmatrix")
+
+
+def split(extent: int) -> tuple[int, ...]:
+    """The powers of two, in descending order, that make up `extent`: 176 → (128, 32, 16)."""
+    return tuple(1 << b for b in range(extent.bit_length() - 1, -1, -1) if extent >> b & 1)
+
+
+class TileType(base_value):
+    """Base of the tile types. It behaves as a compile-time constant inside kernels."""
+
+    __triton_builtin__ = True  # lets kernel code call the constructor
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, f.name, unwrap(getattr(self, f.name)))
+        self.check()
+
+    def check(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def type(self) -> constexpr_type:  # type: ignore[override]
+        return constexpr_type(self)
+
+    def _flatten_ir(self, handles: list) -> None:
+        pass
+
+    def _set_name(self, builder: Any, name: str) -> None:
+        pass
+
+    def mangle(self) -> str:
+        values = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+        return type(self).__name__ + "_" + "_".join(v.mangle() if isinstance(v, TileType) else str(v) for v in values)
+
+
+def _element_type(tile: TileType, dtype: Any) -> None:
+    if dtype not in ELEMENT_TYPES:
+        raise TileError(f"{tile!r}: {dtype!r} is no element type of a tile; use {names_of(ELEMENT_TYPES)}")
+
+
+def _positive_multiple(what: str, value: Any, step: int, why: str) -> None:
+    if not isinstance(value, int) or value <= 0 or value % step:
+        raise TileError(f"{what}: {value!r} must be a positive multiple of {step} ({why})")
+
+
+@dataclass(frozen=True, repr=False)
+class rt(TileType):
+    """Register tile, spread over the warps that own it. `rows` and `cols` are any multiples of 16 (columns of 32 for one-byte types).
+
+    `layout` says how an explicit kernel spreads it: "mma" (tensor-core accumulator, the default), "row" (one row a thread, what
+    tensor memory loads give) or "memory" (16-byte pieces of rows, for coalesced global access). Plain Triton kernels choose themselves.
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+    layout: str = "mma"
+
+    def __repr__(self) -> str:
+        tail = "" if self.layout == "mma" else f", layout={self.layout!r}"
+        return f"rt({name_of(self.dtype)}, {self.rows}, {self.cols}{tail})"
+
+    def check(self) -> None:
+        _element_type(self, self.dtype)
+        step = base_columns(self.dtype)
+        base = f"the base tile of {name_of(self.dtype)} is 16×{step}"
+        _positive_multiple(f"{self!r}: rows", self.rows, 16, base)
+        _positive_multiple(f"{self!r}: cols", self.cols, step, base)
+        if self.layout not in ("mma", "row", "memory"):
+            raise TileError(f"{self!r}: layout {self.layout!r} must be 'mma', 'row' or 'memory'")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+
+@dataclass(frozen=True, repr=False)
+class rv(TileType):
+    """Register vector of `length` elements (a multiple of 16), a plain distributed array. `col_vec` and `row_vec` are vectors tied to a
+    tile.
+    """
+
+    dtype: tl.dtype
+    length: int
+
+    def __repr__(self) -> str:
+        return f"rv({name_of(self.dtype)}, {self.length})"
+
+    def check(self) -> None:
+        _element_type(self, self.dtype)
+        _positive_multiple(f"{self!r}: length", self.length, 16, "a register vector covers whole 16-element pieces")
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+
+@dataclass(frozen=True, repr=False)
+class _tile_vector(TileType):
+    """A register vector that lies with a tile: every thread holds the values of the tile's lines that it holds, so that combining them
+    moves nothing.
+    """
+
+    tile: rt
+    dtype: Any = None
+    axis: ClassVar[int]  # the axis of the tile along which the vector runs: 0 for one value per row
+
+    def __repr__(self) -> str:
+        tail = "" if self.dtype == self.tile.dtype else f", {name_of(self.dtype)}"
+        return f"{type(self).__name__}({self.tile!r}{tail})"
+
+    def check(self) -> None:
+        if not isinstance(self.tile, rt):
+            raise TileError(f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; "
+                            "give tk.rt(dtype, rows, cols), or use rv")
+        if self.dtype is None:
+            object.__setattr__(self, "dtype", self.tile.dtype)
+        _element_type(self, self.dtype)
+
+    @property
+    def length(self) -> int:
+        return self.tile.shape[self.axis]
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+
+@dataclass(frozen=True, repr=False)
+class col_vec(_tile_vector):
+    """Column vector of a register tile type: one value per row (`tile.rows`), of the tile's element type or `dtype`.
+
+    What `row_max` and the other row reductions of such a tile return, e.g. `tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))`. In an
+    explicit kernel it has the tile's own layout without the column axis.
+    """
+
+    axis = 0
+
+
+@dataclass(frozen=True, repr=False)
+class row_vec(_tile_vector):
+    """Row vector of a register tile type: one value per column (`tile.cols`), of the tile's element type or `dtype`; see `col_vec`."""
+
+    axis = 1
+
+
+@dataclass(frozen=True, repr=False)
+class st(TileType):
+    """Shared tile of `rows` × `cols`, swizzled so that TMA and the tensor cores agree on it.
+
+    `swizzle` is the span in bytes that is permuted: 32, 64 or 128, or "auto" for the widest that the row bytes allow. Rows are multiples
+    of 16, columns of 16 (32 for one-byte types). Extents that are not powers of two are made of power-of-two pieces behind one tile.
+    With `contiguous` these lie one behind the other, so that one wgmma reads them as its B: stored N × K, where K is one swizzle line (128 bytes of columns
+    unless `swizzle` says less), or K × N, where N are whole lines of 128 bytes. Such a tile is filled by TMA and read by products only. Elsewhere than on
+    Hopper it means nothing.
+    Source: PTX ISA, "Swizzling modes" (tensor copies) and "Shared memory matrix layout" (wgmma).
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+    swizzle: int | str = "auto"
+    contiguous: bool = False
+
+    def __repr__(self) -> str:
+        tail = "" if self.swizzle == "auto" else f", swizzle={self.swizzle}"
+        return f"st({name_of(self.dtype)}, {self.rows}, {self.cols}{tail}{', contiguous' if self.contiguous else ''})"
+
+    def check(self) -> None:
+        _element_type(self, self.dtype)
+        step = base_columns(self.dtype)
+        row_bytes = self.cols * itemsize(self.dtype) if isinstance(self.cols, int) else 0
+        if isinstance(self.cols, int) and self.cols % step:
+            raise TileError(
+                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {name_of(self.dtype)} tile needs a multiple of {step} columns "
+                f"({step * itemsize(self.dtype)} bytes)")
+        _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {name_of(self.dtype)} is 16×{step}")
+        _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {name_of(self.dtype)} is 16×{step}")
+        if self.contiguous and not (self._is_one_line(row_bytes) if self.rows_in_pieces else self._is_lines(row_bytes)):
+            raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
+                            f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of {SWIZZLE_LINE} bytes")
+        if self.swizzle != "auto":
+            if self.swizzle not in SWIZZLES:
+                raise TileError(f"{self!r}: swizzle {self.swizzle!r} must be 'auto', 32, 64 or 128 bytes")
+            for piece in split(self.cols):
+                if piece * itemsize(self.dtype) % self.swizzle:
+                    raise TileError(
+                        f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; "
+                        f"{piece} columns are {piece * itemsize(self.dtype)} bytes")
+
+    def _is_one_line(self, row_bytes: int) -> bool:
+        return row_bytes in SWIZZLES and self.swizzle in ("auto", row_bytes)
+
+    def _is_lines(self, row_bytes: int) -> bool:
+        return len(split(self.cols)) > 1 and row_bytes % SWIZZLE_LINE == 0 and self.swizzle in ("auto", SWIZZLE_LINE)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.cols * itemsize(self.dtype)
+
+    @property
+    def rows_in_pieces(self) -> bool:
+        """Are the rows no power of two? Those of a contiguous tile are N (stored N × K); else its columns are (K × N)."""
+        return len(split(self.rows)) > 1
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Rows and columns of a contiguous tile that lie together: those of its smallest piece, or all of a swizzle line."""
+        return (split(self.rows)[-1], self.cols) if self.rows_in_pieces else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
+
+    def piece_swizzle(self, cols: int) -> int:
+        """Swizzle span in bytes of a power-of-two piece of `cols` columns."""
+        if self.swizzle != "auto":
+            return int(self.swizzle)
+        row_bytes = cols * itemsize(self.dtype)
+        return next(s for s in (128, 64, 32) if row_bytes % s == 0)
+
+    def pieces(self) -> list[tuple[int, int, int, int]]:
+        """(row offset, column offset, rows, cols) of every power-of-two piece, row-major."""
+        out, r0 = [], 0
+        for r in split(self.rows):
+            c0 = 0
+            for c in split(self.cols):
+                out.append((r0, c0, r, c))
+                c0 += c
+            r0 += r
+        return out
+
+    def picture(self) -> str:
+        """Where the first 8 rows lie in shared memory: for every 16-byte chunk of a row the first of the four banks (of 32) that hold it.
+
+        A bar separates the pieces of a tile whose columns are not a power of two. Chunks below each other with different banks are what
+        makes `ldmatrix` and the tensor cores read 8 rows in one wavefront. Source: PTX ISA, "Swizzling modes".
+        """
+        size = itemsize(self.dtype)
+        heads, lines = [], [""] * min(8, self.rows)
+        for r0, c0, rows, cols in self.pieces():
+            if r0:
+                break
+            span = self.piece_swizzle(cols)
+            heads.append(f"{rows}×{cols} at column {c0}, swizzle {span} bytes")
+            for i, banks in enumerate(swizzling.picture_rows(rows, cols * size, span)):
+                lines[i] += (" |" if c0 else "") + "".join(f"{b:3d}" for b in banks)
+        title = f"{self!r}: first bank of every {swizzling.CHUNK}-byte chunk; {'; '.join(heads)}"
+        return "\n".join([title, *(f"row {i}:{line}" for i, line in enumerate(lines))])
+
+    def bank_conflicts(self, access: str = "row") -> int:
+        """Extra shared-memory wavefronts of the worst warp access (0 is ideal), from the swizzle alone.
+
+        `access` is "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is shorter), as 16-byte loads
+        and stores do; "ldmatrix": eight lanes read one 16-byte chunk of eight neighbouring rows, as ldmatrix, stmatrix and the tensor cores
+        do; "column": 32 lanes (16 in a tile of 16 rows) read one element of as many neighbouring rows. Raises `TileError` for another
+        access. Source: PTX ISA, "Swizzling modes".
+        """
+        if access not in ACCESSES:
+            raise TileError(f"{self!r}.bank_conflicts({access!r}): access must be {', '.join(map(repr, ACCESSES))}")
+        size, chunk, worst = itemsize(self.dtype), swizzling.CHUNK, 0
+        for _, _, rows, cols in self.pieces():
+            row_bytes, span = cols * size, self.piece_swizzle(cols)
+
+            def at(row: int, byte: int, rows: int = rows, span: int = span) -> int:
+                return swizzling.offset(row, byte, rows, span)
+
+            if access == "row":
+                line = min(swizzling.LINE, row_bytes)
+                lanes = [[at(r, c + i) for i in range(0, line, chunk)] for r in range(8) for c in range(0, row_bytes, line)]
+            elif access == "ldmatrix":
+                lanes = [[at(r + i, c) for i in range(8)] for r in range(0, rows, 8) for c in range(0, row_bytes, chunk)]
+            else:
+                together = min(32, rows)
+                lanes = [[at(r + i, c) for i in range(together)] for r in range(0, rows, together) for c in range(0, row_bytes, size)]
+            width = size if access == "column" else chunk
+            worst = max(worst, *(swizzling.wavefronts(offsets, width) - 1 for offsets in lanes))
+        return worst
+
+
+@dataclass(frozen=True, repr=False)
+class sv(TileType):
+    """Shared vector of `length` elements (a multiple of 16), a plain array without swizzle."""
+
+    dtype: tl.dtype
+    length: int
+
+    def __repr__(self) -> str:
+        return f"sv({name_of(self.dtype)}, {self.length})"
+
+    def check(self) -> None:
+        _element_type(self, self.dtype)
+        _positive_multiple(f"{self!r}: length", self.length, 16, "a shared vector is moved in whole 16-element pieces")
+        if self.length * itemsize(self.dtype) % 16:
+            raise TileError(f"{self!r}: {self.length * itemsize(self.dtype)} bytes; bulk copies move multiples of 16 bytes")
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class tt(TileType):
+    """Tensor-memory tile (Blackwell): 64 or 128 lanes by 32-bit columns. A tile of `cols` elements of 4 bytes takes `cols` columns, of 2
+    bytes half.
+
+    Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least 32 columns.
+    """
+
+    dtype: tl.dtype
+    rows: int
+    cols: int
+
+    def __repr__(self) -> str:
+        return f"tt({name_of(self.dtype)}, {self.rows}, {self.cols})"
+
+    def check(self) -> None:
+        _element_type(self, self.dtype)
+        if self.rows not in (64, 128):
+            raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
+        _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
+        if self.columns > MAX_TMEM_COLUMNS:
+            raise TileError(f"{self!r}: {self.columns} columns of 32 bits; tensor memory has {MAX_TMEM_COLUMNS}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows, self.cols)
+
+    @property
+    def columns(self) -> int:
+        """32-bit tensor-memory columns that the pieces of this tile take, each rounded up to the allocation unit of 32."""
+        return sum(max(32, c * itemsize(self.dtype) // 4) for c in split(self.cols))
