@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
+from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
@@ -16,8 +17,6 @@ from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode
 from tritonkittens.kernels.gemm import unaligned
 from tritonkittens.kernels.gemm.unaligned import NO_OPERANDS
-from tritonkittens.lang.core.resources import SHARED_LIMIT
-from tritonkittens.lang.template.smem_plan import SYSTEM
 
 KERNELS = registry()
 HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")
@@ -68,7 +67,7 @@ def test_contract_on_hopper(name):
     assert report.mma.get("QGMMA" if "fp8" in name else "HGMMA", 0) > 0 and report.wgmma_serialized is False
     assert not report.remarks, "ptxas makes no product wait for another, nor for registers"
     assert name in MOST_SPILLS or report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
-    assert report.shared_bytes <= SHARED_LIMIT[90]
+    assert report.shared_bytes <= CHIPS[90].shared_per_block
     stores = "UBLKRED" if name.endswith("_parts") else "UTMASTG"  # sums leave as bytes
     assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get(stores, 0) > 0, "tiles move by TMA"
     assert report.loops
@@ -123,7 +122,7 @@ def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_onc
     types = dict(O=torch.float32 if kernel.partial else torch.bfloat16, L=torch.float32, lengths=torch.int32, pages=torch.int32)
     tensors = [torch.empty(shapes[n], dtype=types.get(n, torch.bfloat16), device="meta") for n in kernel.tensors]
     compiled = kernel.compile(*tensors, scale=1.0, queries=1)
-    assert (compiled.metadata.shared + SYSTEM) * kernel.blocks_per_sm <= SHARED_LIMIT[90] + SYSTEM
+    assert (compiled.metadata.shared + SHARED_RESERVED) * kernel.blocks_per_sm <= CHIPS[90].shared_per_multiprocessor
 
 
 class Modest(AttentionDecode):
@@ -149,7 +148,7 @@ def test_contract_on_blackwell(name):
     print(report.table())
     assert report.mma.get("UTCHMMA", 0) > 0 and "HMMA" not in report.mma, "the fifth-generation tensor cores and no older ones"
     assert report.spill_instructions == 0
-    assert report.shared_bytes <= SHARED_LIMIT[100] and 0 < report.tensor_columns <= 512
+    assert report.shared_bytes <= CHIPS[100].shared_per_block and 0 < report.tensor_columns <= 512
     assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
 
 

@@ -1,6 +1,16 @@
-"""Architectures: their names, wherever one is taken, and what a function raises that needs another."""
+"""Chips: what each architecture has, its limits, and the names it goes by. Nothing else in the library compares with a capability or writes a limit.
 
-ARCHITECTURES = {"sm_80": 80, "sm_86": 86, "sm_89": 89, "sm_90a": 90, "sm_100a": 100, "sm_103a": 103, "sm_120a": 120}  # name: compute capability
+Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; PTX ISA, "Target ISA Notes" of each instruction; data sheets (`GPUS`).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+KIB = 1024
+WARP = 32  # threads
+REGISTERS = 64 * KIB  # 32-bit registers of a multiprocessor, on every chip
+SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system takes of a multiprocessor for each resident thread block
+TENSOR_LANES, TENSOR_COLUMNS = 128, 512  # of tensor memory, where a chip has it; 4 bytes in a lane's column
 
 
 class ArchitectureError(RuntimeError):
@@ -11,6 +21,61 @@ class UnknownArchitectureError(ArchitectureError, ValueError):
     """A name that is none of `ARCHITECTURES`."""
 
 
+@dataclass(frozen=True)
+class Chip:
+    """One architecture.
+
+    Args:
+        name: as PTX calls it ("sm_90a").
+        capability: compute capability as an integer (90).
+        family: "Hopper".
+        shared_per_block: bytes of shared memory that a thread block may use at most.
+        multiprocessors: of its largest GPU.
+        warps, blocks: that are resident on a multiprocessor at most.
+        tensor_flops: dense 16-bit FLOP of a multiprocessor's tensor cores in a clock; 0 where the cost model does not know it.
+        narrowest: fewest bits of an operand at which halving the bits still doubles `tensor_flops`.
+        tma: TMA, bulk copies, clusters and warp roles with registers of their own (setmaxnreg), as explicit tiles need them together.
+        wgmma, tcgen05, tcgen05_int8, tcgen05_load_max: the instructions of that name.
+    """
+
+    name: str
+    capability: int
+    family: str = ""
+    shared_per_block: int = 99 * KIB
+    multiprocessors: int = 0
+    warps: int = 64
+    blocks: int = 32
+    tensor_flops: float = 0.0
+    narrowest: int = 16
+    tma: bool = False
+    wgmma: bool = False
+    tcgen05: bool = False
+    tcgen05_int8: bool = False
+    tcgen05_load_max: bool = False
+
+    @property
+    def shared_per_multiprocessor(self) -> int:
+        """Bytes of shared memory, with what the system takes."""
+        return self.shared_per_block + SHARED_RESERVED
+
+    def shared_for(self, blocks: int) -> int:
+        """Bytes of shared memory that each of so many thread blocks on a multiprocessor may use."""
+        return self.shared_per_multiprocessor // blocks - SHARED_RESERVED
+
+
+_BLACKWELL = Chip("sm_100a", 100, "Blackwell data centre", 227 * KIB, 148, tensor_flops=8192.0, narrowest=4, tma=True, tcgen05=True, tcgen05_int8=True)
+CHIPS: dict[int, Chip] = {chip.capability: chip for chip in (
+    Chip("sm_80", 80, "Ampere", 163 * KIB, 108),
+    Chip("sm_86", 86, "Ampere", 99 * KIB, 84, warps=48, blocks=24),
+    Chip("sm_89", 89, "Ada", 99 * KIB, 128, warps=48, blocks=24),
+    Chip("sm_90a", 90, "Hopper", 227 * KIB, 132, tensor_flops=4096.0, narrowest=8, tma=True, wgmma=True),
+    _BLACKWELL,
+    replace(_BLACKWELL, name="sm_103a", capability=103, tcgen05_int8=False, tcgen05_load_max=True),
+    Chip("sm_120a", 120, "Blackwell", 99 * KIB, 170, warps=48, blocks=24),
+)}  # fmt: skip
+ARCHITECTURES: dict[str, int] = {chip.name: chip.capability for chip in CHIPS.values()}
+
+
 def capability_of(arch: str | int) -> int:
     """The compute capability of an architecture: 90 of "sm_90a", which may also be given as 90.
 
@@ -18,6 +83,40 @@ def capability_of(arch: str | int) -> int:
     """
     if isinstance(arch, str) and arch in ARCHITECTURES:
         return ARCHITECTURES[arch]
-    if isinstance(arch, int) and arch in ARCHITECTURES.values():
+    if isinstance(arch, int) and arch in CHIPS:
         return arch
     raise UnknownArchitectureError(f"arch={arch!r}: must be one of {', '.join(ARCHITECTURES)}")
+
+
+def chip_of(capability: int | tuple[int, int]) -> Chip:
+    """The chip of a compute capability, 90 or (9, 0). One that is not listed has none of the newer instructions."""
+    if isinstance(capability, tuple):
+        capability = 10 * capability[0] + capability[1]
+    return CHIPS.get(capability) or Chip(f"sm_{capability}", capability)
+
+
+def names_of_chips_with(feature: str) -> str:
+    """The chips that have a feature (a field of `Chip`), as messages list them: "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)"."""
+    families: dict[str, list[str]] = {}
+    for chip in CHIPS.values():
+        if getattr(chip, feature):
+            families.setdefault(chip.family, []).append(chip.name)
+    return ", ".join(f"{' or '.join(names)} ({family})" for family, names in families.items())
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A product: its full name, chip, multiprocessors, bytes of L2, and bytes per second of HBM."""
+
+    name: str
+    chip: Chip
+    multiprocessors: int
+    l2_bytes: int
+    hbm_bytes_per_second: float
+
+
+GPUS: dict[str, Gpu] = {
+    "H100": Gpu("NVIDIA H100 80GB HBM3", CHIPS[90], 132, 50 << 20, 3.35e12),
+    "H200": Gpu("NVIDIA H200", CHIPS[90], 132, 60 << 20, 4.8e12),
+    "B200": Gpu("NVIDIA B200", CHIPS[100], 148, 126 << 20, 8.0e12),
+}

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
+from tritonkittens.arch import CHIPS, TENSOR_COLUMNS
 from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
 from tritonkittens.kernels.gemm.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.gemm.template import is_one_product
-from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS
 from tritonkittens.lang.schedule.raster import supergroup_rows
-from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE, SYSTEM
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE
 from tritonkittens.lang.template.template import cluster_slots
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
@@ -26,7 +26,7 @@ UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
 SPLIT = ("split_k", "cluster_split_k")  # those whose parts `splits` counts
 ORDERS = ("supergroup", "row_major", "column_major")
 MAX_SPLITS = 16
-TENSOR_MEMORY = (10, 0)  # capability from which on sums lie there
+HOPPER = CHIPS[90]  # whose shared memory data centre Blackwell has, too
 PANEL_BYTES = 128  # of a row of results that are staged in panels: a swizzled line
 TALL_COLS = ((176, 16), (192, 32))  # columns, and those of a panel, of tiles of 192 rows: four slots fit
 WHOLE_COLS = (96, 112, 144, 160, 176, 192, 224)  # no powers of two: where a wave of multiprocessors would be left half empty
@@ -340,7 +340,7 @@ def _fits(problem: Problem, config: Config, least: bool = False) -> bool:
 
 
 def _limit(config: Config) -> int:
-    return ((227 << 10) + SYSTEM) // config.blocks_per_sm - SYSTEM - RESERVE
+    return HOPPER.shared_for(config.blocks_per_sm) - RESERVE
 
 
 def _padded(rows: int, cols: int, itemsize: int) -> int:
@@ -366,7 +366,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 and HBM by all together. What several blocks of a GPC
     read at the same time they get from L2 once (measured: docs/notes/gemm.md). Infinite where sums lie in tensor memory and it has no room for them.
     """
-    if device.capability >= TENSOR_MEMORY and config.consumers * config.cols > MAX_TMEM_COLUMNS:
+    if device.chip.tcgen05 and config.consumers * config.cols > TENSOR_COLUMNS:
         return tune.Cost(tensor=math.inf)
     size, out = _itemsize(problem.dtype), _itemsize(problem.out)
     depth = config.depth_of(size)

@@ -12,16 +12,16 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from tritonkittens.arch import capability_of
+from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang.core.backend import ExplicitSource, GluonJITFunction, InterpretedFunction, JITFunction, library_hash
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.dtypes import from_torch
 from tritonkittens.lang.core.errors import REFUSALS, ArchitectureError, TileError
-from tritonkittens.lang.core.resources import SHARED_LIMIT, Bill, billing, shared_over_budget
+from tritonkittens.lang.core.resources import Bill, billing, shared_over_budget
 from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, REPORT
+from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
 from tritonkittens.launch.arguments import ArgType, argument_types, name_at, names_inside, signature_of
@@ -154,7 +154,7 @@ class Kernel:
         while True:
             (constants, static), options = key
             compiled, bill = self._compile_once(key, types, arch)
-            excess = compiled.metadata.shared - SHARED_LIMIT.get(arch, 0)
+            excess = compiled.metadata.shared - chip_of(arch).shared_per_block
             if excess <= 0:
                 return compiled
             configuration = _configuration(constants)
@@ -194,7 +194,7 @@ class Kernel:
             settings["ptx_options"] = " ".join([*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"])
         cluster = settings.pop("cluster_size", 1)
         if cluster > 1 and not 90 <= arch < 120:
-            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {HOPPER_AND_BLACKWELL[2]}; this kernel is "
+            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
                                     f"compiled for sm_{arch}")
         source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nested._internal.nested_tensor import NestedTensor
 
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
@@ -15,12 +16,10 @@ from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.reference import activated
 from tritonkittens.launch import device_facts, is_reachable
 
-KERNEL_CAPABILITIES = (9, 10)  # majors of the compute capabilities whose tensor cores the kernels are written for
-
 
 @torch.compiler.assume_constant_result  # a device does not change between a trace and its runs
 def _has_kernels(device: torch.device) -> bool:
-    return is_reachable(device) and device_facts(device).capability[0] in KERNEL_CAPABILITIES
+    return is_reachable(device) and chip_of(device_facts(device).capability).tma
 
 
 def _known(activation: str | None) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
-from tritonkittens.arch import capability_of
+from tritonkittens.arch import REGISTERS, capability_of, chip_of
 from tritonkittens.launch import simulator
 from tritonkittens.launch.arguments import argument_types
 from tritonkittens.launch.device import Device as Facts
@@ -23,19 +23,18 @@ from .memory import Global
 from .program import Program
 from .report import Finding, SimulationError
 from .schedule import Schedule, nth
-from .simulation import SHARED_LIMITS, STEP_LIMIT, Simulation
+from .simulation import STEP_LIMIT, Simulation
 from .tuning import tuning_for_simulation
 from .values import TensorMap
-
-MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 103: 148, 120: 170}
 
 
 def facts(capability: int, multiprocessors: int | None = None) -> Facts:
     """What a kernel's configuration may ask of the device that is simulated."""
-    block = SHARED_LIMITS[capability]
+    chip = chip_of(capability)
     return Facts(
-        index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or MULTIPROCESSORS[capability],
-        shared_memory_per_block=block, shared_memory_per_multiprocessor=block + 1024, registers_per_multiprocessor=65536,
+        index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or chip.multiprocessors,
+        shared_memory_per_block=chip.shared_per_block, shared_memory_per_multiprocessor=chip.shared_per_multiprocessor,
+        registers_per_multiprocessor=REGISTERS,
         l2_bytes=50 << 20, memory_bytes=80 << 30,
     )  # fmt: skip
 

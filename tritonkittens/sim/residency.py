@@ -4,13 +4,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from .program import Program
+from tritonkittens.arch import REGISTERS, SHARED_RESERVED, TENSOR_COLUMNS, chip_of
 
-SHARED_LIMITS = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}  # bytes, of a block
-SHARED_RESERVED = 1024  # bytes for each block beside its own; a multiprocessor has room for these of one block more than SHARED_LIMITS
-SMALL = (86, 89, 120, 121)  # with 48 warps and 24 blocks a multiprocessor; the others have 64 and 32
-REGISTERS = 65536
-TENSOR_COLUMNS = 512
+from .program import Program
 
 
 @dataclass(frozen=True)
@@ -28,12 +24,12 @@ class Residency:
         """At most; that of registers is known only where the compiler fixed their number, and clusters may fit worse than their CTAs. None: no limit."""
         if multiprocessors is None:
             return Residency(sys.maxsize)
-        warps, small = program.total_warps, program.arch in SMALL
+        warps, chip = program.total_warps, chip_of(program.arch)
         shared = program.shared_bytes + SHARED_RESERVED
         limits = {
-            f"{program.shared_bytes} bytes of shared memory": (SHARED_LIMITS.get(program.arch, 232448) + SHARED_RESERVED) // shared,
-            f"{warps} warps": (48 if small else 64) // warps,
-            "the blocks of a multiprocessor": 24 if small else 32,
+            f"{program.shared_bytes} bytes of shared memory": chip.shared_per_multiprocessor // shared,
+            f"{warps} warps": chip.warps // warps,
+            "the blocks of a multiprocessor": chip.blocks,
         }
         registers = program.module.attributes.get("ttg.maxnreg")
         if isinstance(registers, int) and registers > 0:

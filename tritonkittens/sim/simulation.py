@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tritonkittens.arch import TENSOR_COLUMNS, chip_of
 from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
 from tritonkittens.launch import hardware_box
 
@@ -17,7 +18,7 @@ from .memory import Global
 from .operations import EFFECTS
 from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
-from .residency import SHARED_LIMITS, TENSOR_COLUMNS, Residency
+from .residency import Residency
 from .schedule import Schedule
 from .spinning import Rest, resting, turned
 from .ttgir import Op, Pointer, Tensor
@@ -119,7 +120,7 @@ class Simulation:
         def over(message: str) -> None:
             self.found(Finding("budget", message, (Place(program.name, "kernel", op.location),)))
 
-        limit = SHARED_LIMITS.get(program.arch, 232448)
+        limit = chip_of(program.arch).shared_per_block
         if program.shared_bytes > limit:
             over(f"{program.shared_bytes} bytes of shared memory; a block on sm_{program.arch} has {limit}")
         if program.tensor_columns > TENSOR_COLUMNS:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tritonkittens.arch import GPUS, Chip, chip_of
 from tritonkittens.launch import Device as Facts
 from tritonkittens.launch import device_facts
 
@@ -48,16 +49,7 @@ class Cost:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-# capability's major -> 16-bit FLOP of a multiprocessor's tensor cores in a clock, and the fewest bits at which halving the bits doubles that
-_TENSOR = {9: (4096.0, 8), 10: (8192.0, 4)}
 _UNITS_OF_BITS = (4, 8, 16, 32)
-# What a machine without the GPU, or a driver that does not tell clocks, has to go by: data sheets (HBM), cudaDeviceProp (the rest).
-_NAMED = {
-    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 50 << 20, 3.35e12),
-    "H200": ("NVIDIA H200", (9, 0), 132, 60 << 20, 4.8e12),
-    "B200": ("NVIDIA B200", (10, 0), 148, 126 << 20, 8.0e12),
-}
-_SHARED_PER_BLOCK = 227 << 10  # of compute capabilities 9.0 and 10.x (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
 
 
 @dataclass(frozen=True)
@@ -89,16 +81,22 @@ class Device:
     special_per_second: float
     launch_seconds: float = 2e-6
 
+    @property
+    def chip(self) -> Chip:
+        """Its architecture."""
+        return chip_of(self.capability)
+
     def tensor_flops(self, bits: int) -> float:
         """Dense FLOP/s of the tensor cores with operands of so many bits (32: tf32).
 
         Raises:
             ValueError: the tensor cores do not take such operands.
         """
-        rate, fewest = _TENSOR[self.capability[0]]
-        if bits not in _UNITS_OF_BITS or bits < fewest:
-            raise ValueError(f"tensor_flops(bits={bits}): the tensor cores of {self.name} take {', '.join(str(b) for b in _UNITS_OF_BITS if b >= fewest)} bits")
-        return rate * 16 / bits * self.multiprocessors * self.clock_hz
+        chip = self.chip
+        if bits not in _UNITS_OF_BITS or bits < chip.narrowest:
+            taken = ", ".join(str(b) for b in _UNITS_OF_BITS if b >= chip.narrowest)
+            raise ValueError(f"tensor_flops(bits={bits}): the tensor cores of {self.name} take {taken} bits")
+        return chip.tensor_flops * 16 / bits * self.multiprocessors * self.clock_hz
 
     def seconds(self, cycles: float) -> float:
         """Seconds that clock cycles take."""
@@ -120,10 +118,11 @@ class Device:
         Raises:
             ValueError: an unknown name.
         """
-        if name.upper() not in _NAMED:
-            raise ValueError(f"Device.named({name!r}): known are {', '.join(_NAMED)}")
-        full, capability, multiprocessors, l2_bytes, hbm = _NAMED[name.upper()]
-        return _device(full, capability, multiprocessors, l2_bytes, _SHARED_PER_BLOCK, None, hbm)
+        if name.upper() not in GPUS:
+            raise ValueError(f"Device.named({name!r}): known are {', '.join(GPUS)}")
+        gpu = GPUS[name.upper()]
+        capability = divmod(gpu.chip.capability, 10)
+        return _device(gpu.name, capability, gpu.multiprocessors, gpu.l2_bytes, gpu.chip.shared_per_block, None, gpu.hbm_bytes_per_second)
 
     @staticmethod
     def from_facts(facts: Facts) -> Device:
@@ -147,8 +146,8 @@ def memory_bandwidth(index: int | torch.device | None = None) -> float:
 
 def _bandwidth(facts: Facts) -> float | None:
     _, told = _told(facts.index)
-    known = {full: bandwidth for full, *_, bandwidth in _NAMED.values()}
-    of_capability = {capability[0]: bandwidth for _, capability, *_, bandwidth in _NAMED.values()}
+    known = {gpu.name: gpu.hbm_bytes_per_second for gpu in GPUS.values()}
+    of_capability = {gpu.chip.capability // 10: gpu.hbm_bytes_per_second for gpu in GPUS.values()}
     return told or known.get(facts.name, of_capability.get(facts.capability[0]))
 
 
@@ -170,7 +169,7 @@ def _told(index: int) -> tuple[float | None, float | None]:
 def _device(
     name: str, capability: tuple[int, int], multiprocessors: int, l2_bytes: int, shared_per_block: int, highest_clock: float | None, hbm: float | None
 ) -> Device:
-    if capability[0] not in _TENSOR or hbm is None:
+    if not chip_of(capability).tensor_flops or hbm is None:
         raise ValueError(_unknown(name, capability))
     from tritonkittens.sim import costs  # the simulator is not loaded where an answer is known without the model
 

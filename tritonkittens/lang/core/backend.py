@@ -27,6 +27,7 @@ from triton.language.core import base_type, base_value
 from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
+from tritonkittens.arch import Chip, chip_of, names_of_chips_with
 from tritonkittens.lang.core import interpreter as _interpreter
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import ArchitectureError, TileError
@@ -96,6 +97,11 @@ class Trace:
         return int(match[1])
 
     @property
+    def chip(self) -> Chip:
+        """What the target has."""
+        return chip_of(self.arch)
+
+    @property
     def num_warps(self) -> int:
         """Warps that execute here: the kernel's, or those of the role."""
         return unwrap(self.semantic.num_warps(self.generator)) if self.explicit else self.builder.options.num_warps
@@ -163,10 +169,15 @@ class Trace:
             return self.method(self.call("full", shape, value, tl.float32), "to", dtype)
         return self.call("full", shape, value, dtype)
 
-    def require(self, feature: str, low: int, high: int, names: str) -> None:
-        """Refuse a target whose capability is outside [low, high]; `names` are the architectures that have the feature."""
-        if not low <= self.arch <= high:
-            raise ArchitectureError(f"{feature} needs {names}; this kernel is compiled for sm_{self.arch}")
+    def require(self, what: str, feature: str) -> None:
+        """Refuse a target whose chip lacks a feature, a field of `arch.Chip`."""
+        if not getattr(self.chip, feature):
+            raise ArchitectureError(f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{self.arch}")
+
+    def require_capability(self, what: str, lowest: int) -> None:
+        """Refuse a target older than sm_`lowest`."""
+        if self.arch < lowest:
+            raise ArchitectureError(f"{what} needs sm_{lowest} or newer; this kernel is compiled for sm_{self.arch}")
 
     def require_explicit(self, name: str) -> None:
         if not self.explicit:

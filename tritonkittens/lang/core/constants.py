@@ -13,7 +13,6 @@ GROUP = WARPS * 32  # its threads
 BULK = 16  # bytes: unit and alignment of bulk copies
 
 
-MAX_TMEM_COLUMNS = 512
 
 
 def unwrap(x: Any) -> Any:

@@ -7,15 +7,8 @@ import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS
+from tritonkittens.arch import REGISTERS, TENSOR_COLUMNS, WARP, chip_of
 from tritonkittens.lang.core.errors import BudgetError, TileError
-
-KIB = 1024
-# Bytes of shared memory a block may use ("opt-in" maximum). CUDA C++ Programming Guide, table "Technical specifications per compute
-# capability".
-SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB, 120: 99 * KIB}
-REGISTERS = 64 * KIB  # 32-bit registers a multiprocessor
-WARP = 32
 
 
 @dataclass
@@ -43,7 +36,7 @@ class Bill:
     def charge_shared(self, what: str, nbytes: int) -> None:
         """Add an allocation; refuse it with the whole bill where the block's shared memory is exceeded."""
         self.shared.append((what, nbytes))
-        total, limit = sum(n for _, n in self.shared), SHARED_LIMIT.get(self.arch, 99 * KIB)
+        total, limit = sum(n for _, n in self.shared), chip_of(self.arch).shared_per_block
         if total > limit:
             raise BudgetError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
 
@@ -51,14 +44,14 @@ class Bill:
         """Add a tensor-memory allocation; refuse it with the whole bill where the 512 columns are exceeded."""
         self.tmem.append((what, columns))
         total = sum(n for _, n in self.tmem)
-        if total > MAX_TMEM_COLUMNS:
-            raise BudgetError(f"tensor memory over budget: {total} columns of {MAX_TMEM_COLUMNS}: " + _items(self.tmem, "columns"))
+        if total > TENSOR_COLUMNS:
+            raise BudgetError(f"tensor memory over budget: {total} columns of {TENSOR_COLUMNS}: " + _items(self.tmem, "columns"))
 
 
 def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
     """The error of a compiled kernel that takes `used` bytes of shared memory: `asked` of them for tiles and semaphores, the rest for the compiler."""
     items = _items(asked, "bytes") or "no tiles"
-    return BudgetError(f"{name}: shared memory over budget: {used} bytes of {SHARED_LIMIT.get(arch, 0)} on sm_{arch}: {items}; "
+    return BudgetError(f"{name}: shared memory over budget: {used} bytes of {chip_of(arch).shared_per_block} on sm_{arch}: {items}; "
                        f"the rest is scratch of the compiler for layout conversions{advice}")
 
 

@@ -14,7 +14,7 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.memory.tma import _starts
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, role_thread, semaphore
+from tritonkittens.lang.sync.semaphores import role_thread, semaphore
 
 BULK_SUMS = {tl.float32: "f32", tl.bfloat16: "bf16", tl.float16: "f16"}  # PTX ISA, cp.reduce.async.bulk
 
@@ -40,7 +40,7 @@ def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
 def bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
     """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
-    t.require(f"{name} (cp.async.bulk)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{name} (cp.async.bulk)", "tma")
     if not isinstance(vector, shared) or len(vector.axes) != 1:
         have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
         raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: "

@@ -15,7 +15,7 @@ from tritonkittens.lang.core.dtypes import from_torch, name_of
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import shared
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, semaphore
+from tritonkittens.lang.sync.semaphores import semaphore
 from tritonkittens.lang.types.global_layout import check_global, gl, rank_of
 from tritonkittens.lang.types.tiles import st
 from tritonkittens.launch import Im2colSpec, check_im2col
@@ -104,7 +104,7 @@ def load_im2col_async(t: Trace, dst: Any, src: Any, coord: Any, offsets: Any, ar
     """
     name = "load_im2col_async"
     t.require_explicit(name)
-    t.require(f"{name} (TMA)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{name} (TMA)", "tma")
     if not isinstance(dst, shared):
         raise TileError(f"{name}: the destination must be a shared tile, got {unwrap(dst)!r}")
     if dst.stages is not None:

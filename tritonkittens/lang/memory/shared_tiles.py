@@ -160,7 +160,7 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
             rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
             pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
         return shared(spec, (sizes,), stages, tuple(pieces))
-    if spec.contiguous and t.arch == 90:
+    if spec.contiguous and t.chip.wgmma:
         home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.unit[1]), 2)
         buffer = t.call(gl.allocate_shared_memory, spec.dtype, [(stages or 1) * _units(spec), *spec.unit], home)
         pieces_of_one = (buffer,) if stages is not None else _pieces_at(t, spec, buffer, 0)

@@ -12,8 +12,6 @@ from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.types.tiles import split, tt
 
-BLACKWELL = (100, 119, "sm_100a or sm_103a (Blackwell data centre)")
-
 
 class tensor_tile_type(type_of_members):
     def __init__(self, spec: tt, pieces: tuple[Any, ...]):
@@ -78,7 +76,7 @@ def tensor_allocator(t: Trace, spec: Any) -> Any:
     if not isinstance(spec, tt):
         raise TileError(f"tensor_allocator({spec!r}): tensor memory holds tt types")
     t.require_explicit("tensor_allocator")
-    t.require("tensor memory (tcgen05)", *BLACKWELL)
+    t.require("tensor memory (tcgen05)", "tcgen05")
     bill().charge_tmem(repr(spec), spec.columns)
     shapes = [[spec.rows, c] for c in split(spec.cols)]
     pieces = tuple(t.call(allocate_tensor_memory, spec.dtype, s, TensorMemoryLayout(s, col_stride=1)) for s in shapes)
@@ -121,5 +119,5 @@ def load_max(t: Trace, src: Any) -> Any:
     """A tensor-memory tile and its row maxima in one instruction (tcgen05.ld.red): (tile, column vector)."""
     if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
         raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")
-    t.require("tcgen05.ld.red", 103, 103, "sm_103a")
+    t.require("tcgen05.ld.red", "tcgen05_load_max")
     return tl.tuple(list(t.call(src.pieces[0].load_max)))

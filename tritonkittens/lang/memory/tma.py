@@ -8,17 +8,18 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.arch import WARP
 from tritonkittens.inline_ptx import memory as ptx_memory
 from tritonkittens.lang.core.backend import Trace, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.core.constants import BULK, unwrap
 from tritonkittens.lang.core.dtypes import itemsize, names_of
 from tritonkittens.lang.core.errors import TileError
-from tritonkittens.lang.core.resources import WARP, bill
+from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.global_access import _access, _base, _both, _coordinates, _frame, _load_into, _same_type, _start, _tile_pointers
 from tritonkittens.lang.memory.multicast import load_by_address, load_slice, prefetch_boxes
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.register.construction import _column, _row, memory_layout
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, semaphore
+from tritonkittens.lang.sync.semaphores import semaphore
 from tritonkittens.lang.types.global_layout import check_global, extents_of, is_even, rank_of, strides_of
 from tritonkittens.lang.types.tiles import TileType, split, st
 from tritonkittens.lang.types.varlen import check_sequence, dimensions, ragged_place, split_sequence
@@ -41,7 +42,7 @@ def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
     """
     t.require_explicit("prefetch")
     check_global(src, "prefetch")
-    t.require("prefetch", 80, 999, "sm_80 or newer")
+    t.require_capability("prefetch", 80)
     what = unwrap(what)
     if not isinstance(what, TileType):
         raise TileError(f"prefetch({what!r}): give the type of the tile that will be loaded")
@@ -113,7 +114,7 @@ def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
 
 def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[tuple[Any, list[Any], Any]]:
     """(descriptor, element coordinates, shared piece) of each copy that moves a shared tile."""
-    t.require(f"{what} (TMA)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{what} (TMA)", "tma")
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     check_global(g, what)
@@ -203,7 +204,7 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
 
 def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
     t.require_explicit("load_async")
-    t.require("load_async without a semaphore (cp.async)", 80, 999, "sm_80 or newer")
+    t.require_capability("load_async without a semaphore (cp.async)", 80)
     what = f"load_async of {dst.spec!r} without a semaphore"
     check_global(src, "load_async")
     coord = _coordinates(t, src, coord, "load_async")
@@ -222,7 +223,7 @@ def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
 def load_async_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` of the role's cp.async tiles are under way, then synchronise the role's threads."""
     t.require_explicit("load_async_wait")
-    t.require("load_async_wait (cp.async)", 80, 999, "sm_80 or newer")
+    t.require_capability("load_async_wait (cp.async)", 80)
     t.call(async_copy.wait_group, unwrap(outstanding))
     t.call(gl.barrier)
 
@@ -279,7 +280,7 @@ def store_max_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
 def store_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` stores of this role are incomplete: their data is in global memory."""
     t.require_explicit("store_wait")
-    t.require("store_wait (cp.async.bulk.wait_group)", *HOPPER_AND_BLACKWELL)
+    t.require("store_wait (cp.async.bulk.wait_group)", "tma")
     t.call(tma.store_wait, unwrap(outstanding), read_only=False)
 
 
@@ -287,7 +288,7 @@ def store_wait(t: Trace, outstanding: Any = 0) -> Any:
 def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
     """Wait until at most `outstanding` stores still read their shared tiles, for the whole role: the others' memory may be overwritten."""
     t.require_explicit("store_read_wait")
-    t.require("store_read_wait (cp.async.bulk.wait_group)", *HOPPER_AND_BLACKWELL)
+    t.require("store_read_wait (cp.async.bulk.wait_group)", "tma")
     t.call(tma.store_wait, unwrap(outstanding), read_only=True)
     t.call(gl.barrier)  # one thread issued the stores and waits for them; the barrier lets the others know
 
@@ -297,5 +298,5 @@ def fence_async(t: Trace) -> Any:
     """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before
     Hopper, where neither reads shared memory."""
     t.require_explicit("fence_async")
-    if t.arch >= 90:
+    if t.chip.tma:
         t.call(hopper.fence_async_shared)

@@ -22,7 +22,7 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, composite, pieces_of, shape_of, type_of_members
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import shared
-from tritonkittens.lang.memory.tensor_memory import BLACKWELL, tensor_tile
+from tritonkittens.lang.memory.tensor_memory import tensor_tile
 from tritonkittens.lang.mma import wgmma_descriptors as raw_wgmma
 from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
 from tritonkittens.lang.register.construction import accumulator_layout, transpose, warp_layout, zero
@@ -143,7 +143,7 @@ def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bo
             _check_depth(name, a_stored, b_stored, transposed, "tcgen05")
         return _tcgen05(t, name, a, b, acc, wait, sem, add)
     if t.arch < 80:
-        t.require(f"{name} (mma.sync)", 80, 999, "sm_80 or newer")
+        t.require_capability(f"{name} (mma.sync)", 80)
     m, n = _extents(a)[0], _extents(b)[1]
     if _warpgroup(t, acc, m, n):
         return _wgmma(t, name, a, b, acc, a_stored, b_stored, transposed, wait, add)
@@ -205,7 +205,7 @@ def _for_operands(layout: Any, bits: int) -> Any:
 
 def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool,
            add: bool) -> Any:
-    t.require(f"{name} on warpgroup tiles (wgmma)", 90, 90, "sm_90a (Hopper)")
+    t.require(f"{name} on warpgroup tiles (wgmma)", "wgmma")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
     bits = _dtype(a).primitive_bitwidth
@@ -289,7 +289,7 @@ def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
 
 
 def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
-    t.require("mma.sync of 8-bit floats", 89, 999, "sm_89 or newer") if _dtype(a) in FP8 else None
+    t.require_capability("mma.sync of 8-bit floats", 89) if _dtype(a) in FP8 else None
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
     gc = _grid(acc) if acc is not None else None
@@ -315,13 +315,13 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
 
 
 def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any, add: bool) -> tensor_tile:
-    t.require(f"{name} into tensor memory (tcgen05)", *BLACKWELL)
+    t.require(f"{name} into tensor memory (tcgen05)", "tcgen05")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):
         raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
     if _dtype(a) == tl.int8:
-        t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", 100, 100, "sm_100a")
+        t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", "tcgen05_int8")
     done = sem.barrier(t) if sem is not None else None
     ga, gb = _grid(a), _grid(b)
     last = len(acc.pieces) * len(ga[0]) - 1

@@ -20,7 +20,7 @@ MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
 
 def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
     """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
-    if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.arch == 90:
+    if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.chip.wgmma:
         warps_m = min(t.num_warps, rows // 16)
         instruction = [16, min(cols, MAX_WGMMA_COLUMNS), 16]
         return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction)

@@ -8,7 +8,6 @@ from tritonkittens.inline_ptx import pdl
 from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL
 
 CLUSTER_OF_ROLES = (
     "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., cluster_sync=True): all roles of all "
@@ -24,7 +23,7 @@ def cluster_sync(t: Trace) -> Any:
     with roles writes `tk.specialize(…, cluster_sync=True)`. Raises `TileError` beside and inside roles. Source: PTX ISA, barrier.cluster.
     """
     t.require_explicit("cluster_sync")
-    t.require("cluster_sync (barrier.cluster)", *HOPPER_AND_BLACKWELL)
+    t.require("cluster_sync (barrier.cluster)", "tma")
     if bill().roles:
         raise TileError(f"cluster_sync {bill().roles} roles: {CLUSTER_OF_ROLES}")
     bill().cluster_synced = True
@@ -36,7 +35,7 @@ def cluster_sync(t: Trace) -> Any:
 def cluster_rank(t: Trace) -> Any:
     """This block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA, %cluster_ctarank."""
     t.require_explicit("cluster_rank")
-    t.require("cluster_rank (clusters)", *HOPPER_AND_BLACKWELL)
+    t.require("cluster_rank (clusters)", "tma")
     return t.call(ptx_cluster.ctarank)
 
 
@@ -47,7 +46,7 @@ def dependents_launch(t: Trace) -> Any:
 
     Source: PTX ISA, griddepcontrol.launch_dependents.
     """
-    t.require("dependents_launch (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.require("dependents_launch (programmatic dependent launch)", "tma")
     t.call(pdl.launch_dependents)
 
 
@@ -58,5 +57,5 @@ def dependency_wait(t: Trace) -> Any:
 
     Source: PTX ISA, griddepcontrol.wait.
     """
-    t.require("dependency_wait (programmatic dependent launch)", *HOPPER_AND_BLACKWELL)
+    t.require("dependency_wait (programmatic dependent launch)", "tma")
     t.call(pdl.wait)

@@ -16,7 +16,7 @@ from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, WAIT_LIMIT_NS, role_thread, sync
+from tritonkittens.lang.sync.semaphores import WAIT_LIMIT_NS, role_thread, sync
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _wait_or_trap(counter, number, LIMIT: tl.constexpr):
 def check_counter(t: Trace, name: str, counter: Any) -> None:
     """Refuse what is no pointer to int32, and architectures without proxies."""
     t.require_explicit(name)
-    t.require(f"{name} (fence.proxy.async)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{name} (fence.proxy.async)", "tma")
     kind = getattr(unwrap(counter), "type", unwrap(counter))
     if kind != tl.pointer_type(tl.int32):
         raise TileError(f"{name} of {kind}: a counter is a pointer to int32 in global memory")

@@ -8,6 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.arch import WARP
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.inline_ptx import timing
 from tritonkittens.inline_ptx._asm import asm
@@ -18,8 +19,6 @@ from tritonkittens.lang.core.resources import bill
 
 WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
 REPORT = "report"  # the debug mode in which waits say who is stuck
-WARP = 32
-HOPPER_AND_BLACKWELL = (90, 119, "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)")
 
 
 class semaphore_type(base_type):
@@ -98,7 +97,7 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
 def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
     """Their memory: for one `make_semaphores`, `publish` and barrier behind several."""
     t.require_explicit("semaphores")
-    t.require("semaphores (mbarrier)", *HOPPER_AND_BLACKWELL)
+    t.require("semaphores (mbarrier)", "tma")
     number, arrivals = unwrap(number), unwrap(arrivals)
     if not isinstance(number, int) or number < 1 or not isinstance(arrivals, int) or arrivals < 1:
         raise TileError(f"semaphores({number!r}, arrivals={arrivals!r}): both must be positive compile-time integers")

@@ -6,14 +6,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.arch import REGISTERS, WARP
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import registers as ptx_registers
 from tritonkittens.lang.core.backend import Trace, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
-from tritonkittens.lang.core.resources import REGISTERS, WARP, bill, check_registers
+from tritonkittens.lang.core.resources import bill, check_registers
 from tritonkittens.lang.sync.cluster import CLUSTER_OF_ROLES
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, publish
+from tritonkittens.lang.sync.semaphores import publish
 from tritonkittens.lang.types.tiles import split
 
 MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
@@ -74,7 +75,7 @@ class _InCluster:
 
 def start_roles(t: Trace, roles: Any, warps: Any, registers: Any, cluster_sync: bool = False) -> None:
     """`specialize` of explicit tiles where nothing was written since a fence."""
-    t.require("warp roles (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    t.require("warp roles (setmaxnreg)", "tma")
     warps, registers = unwrap(warps), unwrap(registers)
     pairs = [(pair[0], pair[1]) for pair in roles]
     if len(warps) != len(pairs) or (registers is not None and len(registers) != len(pairs)):
@@ -106,7 +107,7 @@ def start_roles(t: Trace, roles: Any, warps: Any, registers: Any, cluster_sync: 
 def increase_registers(t: Trace, count: Any) -> Any:
     """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by
     itself."""
-    t.require("increase_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    t.require("increase_registers (setmaxnreg)", "tma")
     _check_count(count)
     t.call(ptx_registers.inc, unwrap(count))
 
@@ -114,7 +115,7 @@ def increase_registers(t: Trace, count: Any) -> Any:
 @op
 def decrease_registers(t: Trace, count: Any) -> Any:
     """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
-    t.require("decrease_registers (setmaxnreg)", *HOPPER_AND_BLACKWELL)
+    t.require("decrease_registers (setmaxnreg)", "tma")
     _check_count(count)
     t.call(ptx_registers.dec, unwrap(count))
 

@@ -11,11 +11,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tritonkittens.arch import WARP
 from tritonkittens.lang.core.backend import Trace, async_copy, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
-from tritonkittens.lang.core.resources import WARP
 from tritonkittens.lang.memory.global_access import load_scalar
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces
 from tritonkittens.lang.memory.tma import load_async_wait

@@ -21,7 +21,7 @@ from tritonkittens.lang.memory.tma import fence_async, store_read_wait, store_wa
 from tritonkittens.lang.register.construction import scheduling_barrier
 from tritonkittens.lang.schedule.dynamic_scheduler import TALLIES, draw, draw_no_more, hear, hear_first, numbered, tell, tell_first
 from tritonkittens.lang.schedule.tile_scheduler import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
-from tritonkittens.lang.sync.semaphores import HOPPER_AND_BLACKWELL, arrive, wait
+from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.sync.warp_specialize import start_roles
 from tritonkittens.lang.template.calls import (
     addressed_anew,
@@ -137,7 +137,7 @@ def _leave(memory, phases, T: tl.constexpr):
 @op
 def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
     """Fetch the tensor maps while the semaphores are made: the first copy would wait for them."""
-    t.require(f"{type(unwrap(T)).__name__} (TMA, warp roles)", *HOPPER_AND_BLACKWELL)
+    t.require(f"{type(unwrap(T)).__name__} (TMA, warp roles)", "tma")
     for g in G:
         for number in range(len(g.maps)):
             t.call(prefetch_tensormap, t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))), issuer="cta")

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tritonkittens.arch import chip_of
 from tritonkittens.lang.core.errors import TileError
-from tritonkittens.lang.core.resources import SHARED_LIMIT
 from tritonkittens.lang.types.tiles import rt, rv, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
 RESERVE = 1024  # bytes for semaphores, what the compiler keeps for itself, and the few of a block's first task and of entries
-SYSTEM = 1024  # bytes that the system takes of every block beside what it may use. CUDA C++ Programming Guide, "Compute Capability 9.0"
 SEMAPHORES = {"arrived": "the semaphore that the tiles arrive on", "finished": "the semaphore that gives them back", "phase": "the phase of their semaphore",
               "group": "what they are tiles of",
               "filled": "the semaphore that `finish` fills tiles on"}
@@ -181,7 +180,7 @@ def place(
     A `pipelined` computation holds the slot before while it waits for the next: it needs two stages. `may_overlap`: may the finish tiles lie
     over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
     """
-    limit = (SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())) + SYSTEM) // blocks_per_sm - SYSTEM - RESERVE - plan.spare
+    limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare
     stage, finish = _padded(plan.ring), consumers * _padded(plan.finish)
     scratch = consumers * _padded(plan.scratch) + _padded(plan.common) + _padded(plan.deferred)
     work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others

@@ -20,7 +20,6 @@ from tritonkittens.lang.template.reduce_warp import sending_semaphores
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
 from tritonkittens.lang.types.tiles import tt
 
-TENSOR_MEMORY = 100  # architecture from which on accumulators lie there
 KEPT = ("common", "deferred")  # tiles that all consumers of a task share, in the order in which they need them
 
 
@@ -88,7 +87,7 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields |= sending_semaphores(t, T)
     if placed.over_ring is not None:
         fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps + T.trailing_producer)
-    if t.arch >= TENSOR_MEMORY:
+    if t.chip.tcgen05:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
                 fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))

@@ -15,13 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import triton.language as tl
 
-from tritonkittens.arch import capability_of
+from tritonkittens.arch import REGISTERS, capability_of, chip_of
 from tritonkittens.lang.core.backend import InterpretedFunction, JITFunction, library_hash
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.interning import Interned
-from tritonkittens.lang.core.resources import REGISTERS
 from tritonkittens.lang.kernel import CLUSTER_SIZES, prepare
 from tritonkittens.lang.memory.multicast import slices_of
 from tritonkittens.lang.schedule.cluster_split_k import received_bytes
@@ -34,7 +33,6 @@ from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
-from tritonkittens.lang.template.storage import TENSOR_MEMORY
 from tritonkittens.lang.types.global_layout import gl, map_specs
 from tritonkittens.lang.types.tiles import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
@@ -436,7 +434,7 @@ class lcf(Configuration, Interned):
             plan = self._plan
             together = not (self.independent or self.splits or self.cluster_size > 1 or plan.preload or plan.refill or plan.output or plan.packed)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
-            scratch = self.consumers * CUTTING if self.received and arch >= TENSOR_MEMORY else 0
+            scratch = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded,

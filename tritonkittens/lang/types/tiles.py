@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import triton.language as tl
 from triton.language.core import base_value, constexpr_type
 
-from tritonkittens.lang.core.constants import MAX_TMEM_COLUMNS, unwrap
+from tritonkittens.arch import TENSOR_COLUMNS
+from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import ELEMENT_TYPES, base_columns, itemsize, name_of, names_of
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.types import swizzle as swizzling
@@ -345,8 +346,8 @@ class tt(TileType):
         if self.rows not in (64, 128):
             raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
         _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
-        if self.columns > MAX_TMEM_COLUMNS:
-            raise TileError(f"{self!r}: {self.columns} columns of 32 bits; tensor memory has {MAX_TMEM_COLUMNS}")
+        if self.columns > TENSOR_COLUMNS:
+            raise TileError(f"{self!r}: {self.columns} columns of 32 bits; tensor memory has {TENSOR_COLUMNS}")
 
     @property
     def shape(self) -> tuple[int, int]:
