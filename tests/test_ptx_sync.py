@@ -27,6 +27,7 @@ from tritonkittens.inline_ptx import (
     tma,
 )
 from tritonkittens.inline_ptx._asm import asm, is_explicit, issued, refusal
+from tritonkittens.launch import encoding
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 
@@ -642,7 +643,7 @@ class RecordingDriver:
 
 def test_encode_tiled_hands_the_driver_its_own_terms(monkeypatch):
     fake = RecordingDriver()
-    monkeypatch.setattr(tensormap, "driver", lambda: fake)
+    monkeypatch.setattr(encoding, "driver", lambda: fake)
     assert tma.encode_tiled(**GOOD, fill="nan", l2_promotion=256) == b"\xa5" * 128
     assert fake.calls == [(9, 3, 0x7F00_0000_0000, (256, 100, 8), (512, 51200), (64, 64, 1), (1, 1, 1), 0, 3, 3, 1)]
     fake.status = 1
@@ -655,8 +656,8 @@ def test_without_a_driver_the_error_says_so(monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    tensormap.driver.cache_clear()
-    monkeypatch.setattr(tensormap.ctypes, "CDLL", missing)
+    encoding.driver.cache_clear()
+    monkeypatch.setattr(encoding.ctypes, "CDLL", missing)
     with pytest.raises(RuntimeError, match="encode_tiled needs NVIDIA's driver library libcuda.so.1"):
         tma.encode_tiled(**GOOD)
-    tensormap.driver.cache_clear()
+    encoding.driver.cache_clear()

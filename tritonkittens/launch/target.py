@@ -20,7 +20,7 @@ class Simulator(Protocol):
         """Run one launch of a `Launcher` to its end."""
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
-        """The bytes of a tensor map, dimensions from the fastest (`inline_ptx.tensormap.encode_tiled`)."""
+        """The bytes of a tensor map, dimensions from the fastest (`launch.encoding.encode_tiled`)."""
 
 
 simulator: ContextVar[Simulator | None] = ContextVar("simulator", default=None)

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from tritonkittens.inline_ptx.tensormap import correct_small_tensor
-
 from .clock_cache import ClockCache
 from .device import device_facts
+from .encoding import correct_small_tensor
 from .im2col import Im2colSpec, check_im2col
 from .libcuda import CudaDriver, cuda_driver
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .layouts import bases, registers
+from .shared_access import access_cost, tensor_and_memory
 from .ttgir import MemDesc, Op, Tensor, Type
 
 CLOCK_GHZ = 1.7  # under load; turns cycles into the microseconds of a trace
@@ -202,8 +203,6 @@ def operation_cost(op: Op, warps: int) -> Cost:
 
 def _shared(op: Op, warps: int) -> Cost:
     """As many cycles as wavefronts, bank conflicts included."""
-    from .bank_conflicts import access_cost, tensor_and_memory
-
     found = tensor_and_memory(op)
     assert found is not None, op.name
     cost = access_cost(op, warps)
