@@ -41,6 +41,7 @@ bench: $(BENCH_READY)
 lint: $(READY)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
+	@$(RUN) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
 # Without build isolation an up-to-date environment is confirmed without a network.
 $(VENV)/ready: pyproject.toml

@@ -1,9 +1,9 @@
-"""Roles of blocks that wait for each other, as the engine has them (`lang/engine.py`), without what they compute: nobody waits in a circle.
+"""Roles of blocks that wait for each other, as the engine has them (`lang/template/`), without what they compute: nobody waits in a circle.
 
 A template with `send`, `follow` and `tally` has a producer, consumers, senders and a follower in every block, which hear of the same tasks. Here each is a
 generator that yields when it has done something (True) or waits (False), at random speeds that differ by four orders of magnitude. The simulator runs the
 engine itself, but hardly meets a block that sleeps through several rounds of all others. Tasks are drawn, and of units, as in `GatheringBackward`; the first
-that comes to the sums of an iteration of its unit stores them, the others wait for that (`lang/claims.py`).
+that comes to the sums of an iteration of its unit stores them, the others wait for that (`lang/memory/first_store_reduce.py`).
 """
 
 import random

@@ -22,7 +22,7 @@ from .spinning import only_looks
 from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
-BETWEEN_ROLES = "tritonkittens/lang/roles.py"  # code from there is in every role
+BETWEEN_ROLES = "tritonkittens/lang/sync/warp_specialize.py"  # code from there is in every role
 CONTROL = {
     "cf.br", "cf.cond_br", "cf.switch", "tt.return", "tt.call", "ttg.warp_specialize", "ttg.warp_yield", "ttg.warp_return", "ub.poison",
 }  # fmt: skip

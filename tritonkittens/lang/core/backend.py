@@ -50,9 +50,14 @@ def library_hash() -> str:
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(str(root).encode())
-    for path in sorted([*root.glob("lang/**/*.py"), *root.glob("inline_ptx/**/*.py")]):
+    for path in key_sources(root):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def key_sources(root: pathlib.Path) -> list[pathlib.Path]:
+    """The source files under the package's folder that decide what a kernel is compiled to."""
+    return sorted([root / "arch.py", *root.glob("lang/**/*.py"), *root.glob("inline_ptx/**/*.py")])
 
 
 class ExplicitSource(GluonASTSource):

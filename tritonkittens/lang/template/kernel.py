@@ -1,8 +1,8 @@
-"""What a template runs: the roles, the ring and its semaphores, the loop over the work of a block. The hooks are called from here.
+"""What a template runs: the roles, their pipelines, and the loop over the tiles of a thread block. The hooks are called from here.
 
-A block (a cluster) walks over units of work (`lang/work.py`). For each, the producer fills ring slots in the order of the iterations, the consumers that share
-the unit compute on them and finish it; consumers that work on units of their own (`independent`) skip the slots of the others' units. Senders move what
-consumers give them, and a follower does what belongs to a unit and is in nobody's way.
+A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills pipeline stages in the order of the
+iterations, and the consumers that share the tile compute on them and finish it. Consumers that work on tiles of their own (`independent`) skip the stages of
+the others' tiles. Senders move what consumers give them, and a follower does what belongs to a tile and is in nobody's way.
 """
 from __future__ import annotations
 
