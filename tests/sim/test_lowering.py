@@ -10,7 +10,7 @@ import tritonkittens.lang as tk
 from tests import cases_explicit
 from tests.util import poison
 from tritonkittens import sim
-from tritonkittens.kernels.gemm import inspectable
+from tritonkittens.kernels.gemm.inspection import inspectable
 from tritonkittens.sim import ttgir
 from tritonkittens.sim.layouts import registers, shared_offsets, tensor_offsets
 from tritonkittens.sim.lowering import load_ttgir

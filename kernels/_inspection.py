@@ -1,0 +1,55 @@
+"""Kernels for `python -m tritonkittens inspect` by the operators that launch them: what is compiled is what a call would launch on an H200."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tritonkittens import tune
+from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import RecordedLaunch, recorded
+
+REGISTERS = 1 << 16  # of a multiprocessor
+RESERVED = 1 << 10  # bytes of shared memory that the system takes of a block
+
+
+@functools.cache
+def h200() -> Device:
+    """The device whose kernels are shown."""
+    known = tune.Device.named("H200")
+    block = known.shared_memory_per_block
+    return Device(index=-1, name=known.name, capability=known.capability, multiprocessors=known.multiprocessors, shared_memory_per_block=block,
+                  shared_memory_per_multiprocessor=block + RESERVED, registers_per_multiprocessor=REGISTERS, l2_bytes=known.l2_bytes,
+                  memory_bytes=141 * 10**9)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Inspectable:
+    """Launch `number` of the `count` launches that `call()` does with CPU tensors. Called with an architecture, it compiles that launch's kernel."""
+
+    call: Callable[[], Any]
+    number: int
+    count: int
+
+    def launch(self) -> RecordedLaunch:
+        """The launch. Raises RuntimeError where the call does another number of launches."""
+        recorded(self.call, h200())  # the first call of a kind may launch kernels to plan those that follow
+        launches = recorded(self.call, h200())
+        if len(launches) != self.count:
+            raise RuntimeError(f"{self.call}: {len(launches)} kernel launches; {self.count} are named")
+        return launches[self.number]
+
+    @property
+    def template(self) -> Any:
+        """The template of the launch; None where its kernel is a plain one."""
+        key = self.launch().key
+        return key[0][0][0] if isinstance(key, tuple) else None
+
+    def __call__(self, arch: str) -> Any:
+        return self.launch().compile(arch)
+
+
+def launches_of(call: Callable[[], Any], *names: str | None) -> dict[str, Inspectable]:
+    """The kernels that `call()` launches, by their names in the order of the launches; None for one that another call shows."""
+    return {name: Inspectable(call, number, len(names)) for number, name in enumerate(names) if name}

@@ -1,0 +1,154 @@
+"""The kernels of `gemm` for `python -m tritonkittens inspect`: every schedule, kind of tile, epilogue, scale mode and dtype."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, WHOLE_COLS, Config
+from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.product import FP8, gemm
+from tritonkittens.kernels.gemm.reference import BLOCK
+
+Kind = dict[str, Any]  # arguments of `_product`
+SIDE = 4096
+E4M3, E5M2 = FP8
+
+
+def _matrix(rows: int, cols: int, names: str, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
+    """(…, rows, cols), of which `names` lists the dimensions as they are stored: the reverse of "mk" or "kn" is a transposed matrix."""
+    return torch.empty(*batch, cols, rows, dtype=dtype).mT if names in ("km", "nk") else torch.empty(*batch, rows, cols, dtype=dtype)
+
+
+def _vector(place: str | None, m: int, n: int, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor | None:
+    """An operand of the epilogue with a value for each of what `place` says (see `Operand`)."""
+    shapes = {"scalar": (1,), "row": (m, 1), "col": (n,), "tile": (*batch, m, n)}
+    return None if place is None else torch.empty(shapes[place], dtype=dtype)
+
+
+def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Tensor | None]:
+    blocks = -(-k // BLOCK)
+    shapes = {"tensor": ((1,), (1,)), "row": ((m, 1), (1, n)), "block": ((m, blocks), (blocks, -(-n // BLOCK)))}
+    return (None, None) if kind is None else (torch.empty(shapes[kind][0]), torch.empty(shapes[kind][1]))
+
+
+def _product(
+    m: int = SIDE, n: int = SIDE, k: int = SIDE, a: str = "mk", b: str = "kn", dtype: torch.dtype = torch.bfloat16, b_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, batch: tuple[int, ...] = (), scales: str | None = None, bias: str | None = None, gate: str | None = None,
+    residual: bool = False, activation: str | None = None, accumulate: str = "fp32", chosen: bool = False, **knobs: Any,
+) -> Tensor:  # fmt: skip
+    """`gemm` of uninitialised operands with `Config(**knobs)`, or with the one that it chooses."""
+    b = "nk" if dtype in FP8 else b
+    result = out_dtype or (torch.bfloat16 if dtype in FP8 else dtype)
+    vectors = torch.bfloat16 if dtype in FP8 else dtype
+    scale_a, scale_b = _scales(scales, m, n, k)
+    return gemm(
+        _matrix(m, k, a, dtype, batch), _matrix(k, n, b, b_dtype or dtype, batch), bias=_vector(bias, m, n, vectors),
+        gate=_vector(gate, m, n, vectors, batch), residual=torch.empty(*batch, m, n, dtype=result) if residual else None, scale_a=scale_a, scale_b=scale_b,
+        activation=activation, out_dtype=out_dtype, accumulate=accumulate, config=None if chosen else Config(**knobs),
+    )  # fmt: skip
+
+
+EPILOGUES: dict[str, Kind] = {
+    "bias": dict(bias="col"),
+    "scalar_bias": dict(bias="scalar"),
+    **{f"{place}_gate": dict(gate=place) for place in ("scalar", "tile")},
+    "residual": dict(residual=True),
+    "gate_residual": dict(gate="col", residual=True),
+    **{f"bias_{name}": dict(bias="col", activation=name) for name in ACTIVATIONS if name},
+}
+NK: Kind = dict(b="nk")
+SMALL: Kind = dict(m=1024, n=1024)  # few enough tiles to be split
+PANEL: Kind = dict(panel=64)
+PACKED: Kind = dict(panel=64, packed=True)
+TURNS: Kind = dict(rows=128, cols=128, independent=True, panel=32)
+BY_BLOCK: Kind = dict(dtype=E4M3, scales="block", depth=BLOCK)
+FEW_ROWS: Kind = dict(m=16, swapped=True, cols=16, depth=128)
+
+TILES: dict[str, Kind] = {
+    "": {},
+    "transposed": NK,
+    "a_transposed": dict(a="km"),
+    "both_transposed": dict(a="km", b="nk"),
+    **{schedule: dict(schedule=schedule, splits=2 if schedule in SPLIT else 1, **SMALL) for schedule in SCHEDULES if schedule != "persistent"},
+    **{order: dict(order=order) for order in ORDERS if order != "supergroup"},
+    "cluster": dict(cluster=2),
+    "three_consumers": dict(consumers=3, cols=176, panel=16, **NK),
+    "four_consumers": dict(consumers=4, cols=112, **NK),
+    "two_blocks": dict(blocks_per_sm=2, consumers=1, cols=64),
+    **{f"cols_{cols}": dict(cols=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
+    "cols_144_in_pieces": dict(cols=144, consumers=1, cluster=4),
+    "swapped": dict(swapped=True, cols=128),
+    "panel": PANEL,
+    "streamed": dict(streamed=True, **PANEL),
+    "packed": PACKED,
+    "packed_cluster": dict(cluster=2, **PACKED),
+    "packed_split_tail": dict(schedule="split_tail", **PACKED),
+    "turns": TURNS,
+    "turns_split_tail": dict(schedule="split_tail", **TURNS),
+    "turns_swapped": dict(swapped=True, streamed=True, **TURNS),
+    "few_rows": FEW_ROWS,
+    "few_rows_cluster_split_k": dict(schedule="cluster_split_k", splits=4, **FEW_ROWS | dict(cols=64)),
+    "batched": dict(batch=(2,), m=1024),
+}
+DTYPES: dict[str, Kind] = {
+    "fp16": dict(dtype=torch.float16),
+    "fp16_sums": dict(dtype=torch.float16, accumulate="fp16"),
+    "fp8": dict(dtype=E4M3, **PANEL),
+    "fp8_mixed": dict(dtype=E5M2, b_dtype=E4M3),
+    "fp8_turns": dict(dtype=E4M3, streamed=True, **TURNS),
+    "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, panel=128, packed=True),
+    "fp8_tensor_scales": dict(dtype=E4M3, scales="tensor"),
+    "fp8_row_scales": dict(dtype=E4M3, scales="row"),
+    "fp8_row_scales_swapped_packed_bias_silu": dict(dtype=E4M3, scales="row", swapped=True, bias="col", activation="silu", **PACKED),
+    "fp8_block_scales": dict(cols=128, consumers=1, **BY_BLOCK),
+    "fp8_block_scales_two_consumers": dict(cols=256, **BY_BLOCK),
+    "fp8_block_scales_cluster": dict(cols=128, cluster=2, **BY_BLOCK),
+    "fp8_block_scales_panel_bias_silu": dict(cols=256, bias="col", activation="silu", **PANEL, **BY_BLOCK),
+    "fp8_block_scales_residual": dict(cols=128, residual=True, **BY_BLOCK),
+}
+FINISHED: dict[str, Kind] = {
+    **EPILOGUES,
+    "panel_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **PANEL),
+    **{f"packed_{name}": EPILOGUES[name] | PACKED
+       for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")},
+    "packed_silu_fp16": dict(dtype=torch.float16, activation="silu", **PACKED),
+    "packed_residual_one_by_one": dict(residual=True, consumers=1, cols=128, **PACKED),
+    "packed_swapped_silu": dict(swapped=True, activation="silu", **PACKED),
+    "packed_swapped_gate_residual": dict(swapped=True, gate="col", residual=True, **PACKED),
+    "fp32_result_gelu": dict(out_dtype=torch.float32, activation="gelu"),
+    "swapped_residual": dict(swapped=True, cols=128, residual=True),
+    "turns_bias_silu": dict(bias="col", activation="silu", **TURNS),
+    "turns_gate_residual": dict(gate="col", residual=True, **TURNS),
+    "split_tail_gate_residual": dict(schedule="split_tail", gate="col", residual=True, **SMALL),
+    "batched_gate_residual": dict(batch=(2,), m=1024, gate="tile", residual=True),
+}
+UNALIGNED: dict[str, Kind] = {
+    **{f"one_row_{b}": dict(m=1, b=b) for b in ("kn", "nk")},
+    "one_row_fp16_fp32_result": dict(m=1, dtype=torch.float16, out_dtype=torch.float32),
+    **{f"16_rows_{b}": dict(m=16, b=b) for b in ("kn", "nk")},
+    "32_rows": dict(m=32),
+    "small": dict(m=255, n=1023, k=1023),
+    "medium": dict(m=1023, n=1023, k=1001),
+    "16_rows_scaled_bias_silu_gate_residual": dict(m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"),
+    "16_rows_gelu": dict(m=16, activation="gelu"),
+}
+COPIED: Kind = dict(m=3000, n=5001, k=2001, chosen=True)
+
+
+def _named(table: dict[str, Kind], prefix: str = "gemm", **options: Any) -> dict[str, Inspectable]:
+    found: dict[str, Inspectable] = {}
+    for name, kind in table.items():
+        found |= launches_of(functools.partial(_product, **options | kind), "_".join(filter(None, (prefix, name))))
+    return found
+
+
+inspectable: dict[str, Inspectable] = {
+    **_named(TILES | DTYPES | FINISHED),
+    **_named(UNALIGNED, "gemm_unaligned", n=4095, k=4097, chosen=True),
+    **launches_of(functools.partial(_product, **COPIED), "copy_rows", None, "gemm_copied", None),
+    **launches_of(functools.partial(_product, **COPIED | dict(dtype=E4M3)), "copy_rows_fp8", None, None, None),
+}
