@@ -17,7 +17,7 @@ import tritonkittens.lang as tk
 from tests.cases_split import Walk
 from tests.util import poison
 from tritonkittens import sim
-from tritonkittens.lang.schedule.policies import MOST_REST_PARTS, MOST_TAIL_PARTS
+from tritonkittens.lang.schedule.split import MOST_REST_PARTS, MOST_TAIL_PARTS
 
 # Every schedule in one kernel: row i of `out` is (supergroup, longest first, stream-K) of task i.
 PROGRAM = """

@@ -57,7 +57,7 @@ class AttentionDecode(AttentionForward):
     @property
     def tells_tasks(self) -> bool:  # type: ignore[override]
         """A sequence's length is read once for all roles, where a block does not draw its tasks."""
-        return self.lengths and not isinstance(self.schedule, tk.Dynamic)
+        return self.lengths and not self.schedule.draws
 
     @property
     def cache_policy(self) -> str | None:

@@ -139,7 +139,7 @@ class Gemm(tk.lcf):
 
     def blocks(self, slots: int, *shapes: Any) -> int:
         """A short product is bound by memory, which all multiprocessors together reach faster than even rounds."""
-        short = shapes[0][-2 if self.a_stored_km else -1] < EVEN_ROUNDS_DEPTH and isinstance(self.schedule, tk.Persistent)
+        short = shapes[0][-2 if self.a_stored_km else -1] < EVEN_ROUNDS_DEPTH and self.schedule == tk.Persistent()
         return min(self.tasks(*shapes), slots) if short else super().blocks(slots, *shapes)
 
     @triton.jit

@@ -8,7 +8,7 @@ from tests.cases_split import Extremes, Product
 from tests.streaming import integers
 from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, synchronize
 from tritonkittens import sim
-from tritonkittens.lang.schedule.policies import MOST_REST_PARTS
+from tritonkittens.lang.schedule.split import MOST_REST_PARTS
 from tritonkittens.launch import workspace as make_workspace
 from tritonkittens.testing import has_gpu
 

@@ -154,8 +154,9 @@ from tritonkittens.lang.register.reductions import (
     sum,
 )
 from tritonkittens.lang.register.warp_vote import rescale_row, warp_exceeds
+from tritonkittens.lang.schedule.cluster_split_k import ClusterSplitK
+from tritonkittens.lang.schedule.dynamic_scheduler import Dynamic
 from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
-from tritonkittens.lang.schedule.policies import ClusterSplitK, Dynamic, OnePerBlock, Persistent, Schedule, SplitK, SplitRest, SplitTail, StreamK, stream_k
 from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
     LongAndShort,
@@ -170,7 +171,8 @@ from tritonkittens.lang.schedule.raster import (
     supergroup_rows,
     tile_at,
 )
-from tritonkittens.lang.schedule.tile_scheduler import task
+from tritonkittens.lang.schedule.split import SplitK, SplitRest, SplitTail, StreamK, stream_k
+from tritonkittens.lang.schedule.tile_scheduler import OnePerBlock, Persistent, Schedule, task
 from tritonkittens.lang.sync.cluster import cluster_rank, cluster_sync, dependency_wait, dependents_launch
 from tritonkittens.lang.sync.global_counter import count_up, wait_count
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync

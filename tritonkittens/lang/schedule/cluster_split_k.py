@@ -7,7 +7,8 @@ time, so that the thread of the same number reads what belongs to its own, whate
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -22,13 +23,47 @@ from tritonkittens.lang.memory.shared_tiles import allocate_pieces
 from tritonkittens.lang.register.broadcast import add_row
 from tritonkittens.lang.register.construction import split_cols, zero
 from tritonkittens.lang.register.reductions import row_max
+from tritonkittens.lang.schedule.split import iterations_of
 from tritonkittens.lang.schedule.split_k import joined, own_part
+from tritonkittens.lang.schedule.tile_scheduler import Schedule, setup
 from tritonkittens.lang.sync.semaphores import arrive, expect, new_semaphores, role_thread, wait
 from tritonkittens.lang.types.tiles import rt, sv
 
 QUAD = 16  # bytes that a thread moves at a time
 STEP = ptx_cluster.QUAD_STEP  # those of a consumer
 SPREAD = 16  # columns that a vector's values are sent in: the fewest of a tile, of which every thread has some, whatever the layout
+
+
+@dataclass(frozen=True)
+class ClusterSplitK(Schedule):
+    """Every task's iterations in `parts` equal parts, one for each block of a cluster. Behind them each block sends the others their share of the columns of
+    its accumulators, through distributed shared memory, and finishes its own: `finish` gets those of number `ctx.part` of `ctx.config.sharers` only. With hooks
+    `part` and `merge` it is what they make of the state, rather than sums of accumulators.
+
+    For few tasks of many iterations. Unlike `SplitK` it needs no memory, no counters and no second pass through L2. The sum is always taken in the same order.
+    """
+
+    whole_tasks: ClassVar[bool] = False
+
+    parts: int = 2
+
+    def __post_init__(self) -> None:
+        if self.parts not in (2, 4, 8):
+            raise TileError(f"ClusterSplitK(parts={self.parts!r}): must be 2, 4 or 8, the blocks of a cluster")
+
+    @property
+    def cluster_parts(self) -> int:  # type: ignore[override]
+        return self.parts
+
+    def conflict(self, cluster: int, independent: bool) -> str | None:
+        if cluster == 1 and not independent:
+            return None
+        return "the blocks of a cluster share a task's iterations and all their consumers its rows; that needs cluster=1 and independent=False"
+
+    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
+        info = setup(t, ctx, unit)
+        begin, count = t.call(iterations_of, ctx.part, t.scalar(self.parts), info.iterations)
+        return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
 
 
 def slice_bytes(plan: Any, sharers: int) -> int:

@@ -13,7 +13,8 @@ dynamic persistent tile scheduler.
 """
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -25,6 +26,7 @@ from tritonkittens.lang.core.constants import WARPS
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces
+from tritonkittens.lang.schedule.tile_scheduler import Schedule
 from tritonkittens.lang.sync.semaphores import arrive, new_semaphores, wait
 from tritonkittens.lang.types.tiles import sv
 
@@ -33,6 +35,24 @@ TALLIES = tl.constexpr(SLOTS.value + 1)  # of so many tasks senders may have sai
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
+
+
+@dataclass(frozen=True)
+class Dynamic(Schedule):
+    """As many blocks as run at once, each taking the next task when it needs one: for tasks of unequal length, the longest first, so that all blocks end at
+    nearly the same time. What a task ends with overlaps with the loads of the next. Which block does a task, and so when, changes from run to run.
+    """
+
+    draws: ClassVar[bool] = True
+    may_be_single: ClassVar[bool] = False
+
+    def blocks(self, units: int, slots: int) -> int:
+        return min(units, slots)
+
+    def conflict(self, cluster: int, independent: bool) -> str | None:
+        if cluster == 1 and not independent:
+            return None
+        return "a block draws its tasks alone, one for all its consumers; that needs cluster=1 and independent=False"
 
 
 def new_numbers(t: Trace, T: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _join(t: Trace, ctx: Any, state: Any, theirs: Any) -> Any:
 @triton.jit
 def _slot_of(ctx, part):
     """Stream-K: a block's first shared task is in its slot 0, its last in slot 1; the first block of a task may have begun it late. Split-K: late is 0."""
-    STEP: tl.constexpr = ctx.config.slots_per_part
+    STEP: tl.constexpr = ctx.config.schedule.slots_per_part
     return ctx.slot + STEP * part + tl.where(part == 0, ctx.late, 0)
 
 
@@ -157,7 +157,7 @@ def join_parts(ctx, state):
         counter = ctx.counters + (ctx.task * CLUSTER + ctx.rank) * TEAM + ctx.consumer
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
-            PARTS: tl.constexpr = ctx.config.fixed_parts
+            PARTS: tl.constexpr = ctx.config.schedule.fixed_parts
             if PARTS == 2 and not ctx.config.merges:  # of two summands the order says nothing: mine need not be read again
                 state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:

@@ -1,7 +1,12 @@
-"""The units of work that a block of a template walks over: whole tasks, or parts of them where the schedule splits tasks between blocks."""
+"""Tile schedulers: which task, or which part of one, a thread block (or cluster) computes next.
+
+A scheduler is a small value that a template takes as a knob: `Gemm(schedule=tk.StreamK())`. On the host it says how many work tiles and thread blocks a launch
+has, and what they share in global memory; on the device, while a kernel is traced, which work tile a block begins with, which comes next, and what it is.
+"""
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import triton
 import triton.language as tl
@@ -11,8 +16,7 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
 from tritonkittens.lang.register.compiler_hints import opaque_zero
-from tritonkittens.lang.schedule.index import deal
-from tritonkittens.lang.schedule.policies import ClusterSplitK, SplitK, SplitTail, StreamK
+from tritonkittens.lang.schedule.index import Knob
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
@@ -39,7 +43,77 @@ def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coord
     return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars)
 
 
-def _setup(t: Trace, ctx: Any, index: Any) -> Any:
+class SplitPlan(NamedTuple):
+    """How a launch splits its tasks: numbers for the kernel, and partial sums (of one consumer's accumulators) that are in global memory at most."""
+
+    numbers: tuple[int, ...]
+    parts: int
+
+
+@dataclass(frozen=True)
+class Schedule(Knob):
+    """Base of the tile schedulers, with what a persistent one does."""
+
+    splits: ClassVar[bool] = False  # are parts of a task joined through global memory?
+    draws: ClassVar[bool] = False  # do thread blocks fetch a task when they need one?
+    whole_tasks: ClassVar[bool] = True  # does one thread block compute all of a task?
+    may_be_single: ClassVar[bool] = True  # may a launch have a thread block for every work tile?
+    single: ClassVar[bool] = False  # does it always?
+    cluster_parts: ClassVar[int] = 1  # thread blocks of a cluster that share a task's iterations
+    fixed_parts: ClassVar[int] = 0  # parts of every task, where that is a constant
+    slots_per_part: ClassVar[int] = 1  # partial sums that a part may be found in
+    sums_per_block: ClassVar[int] = 0  # partial sums of each thread block, where their number follows from the grid
+
+    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+        """How many work tiles there are where `slots` thread blocks (clusters) run at once."""
+        return tasks
+
+    def blocks(self, units: int, slots: int) -> int:
+        """How many thread blocks (clusters) a launch has: only as many as keep the number of rounds, so that every round is equally full."""
+        rounds = max(1, -(-units // slots))
+        return -(-units // rounds)
+
+    def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
+        """How `tasks` are split, of schedulers that do."""
+        raise NotImplementedError
+
+    def conflict(self, cluster: int, independent: bool) -> str | None:
+        """Why a template cannot have this scheduler with these knobs, if it cannot."""
+        return None
+
+    # ------------------------------------------------------------ on the device
+
+    def first(self, t: Trace, ctx: Any, A: Any) -> Any:
+        """The number of this block's first work tile."""
+        return t.call(_block, unwrap(ctx.config).cluster_size)
+
+    def next(self, t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+        """The number of the work tile behind `unit`, whose `work` says how much of a task it was."""
+        return t.method(unit, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
+
+    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
+        """Work tile number `unit`: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
+        info = setup(t, ctx, unit)
+        return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})
+
+
+@dataclass(frozen=True)
+class OnePerBlock(Schedule):
+    """A thread block for every task: the hardware schedules them, and a block's end overlaps with nothing of its own."""
+
+    single: ClassVar[bool] = True
+
+    def blocks(self, units: int, slots: int) -> int:
+        return units
+
+
+@dataclass(frozen=True)
+class Persistent(Schedule):
+    """As many thread blocks as run at once, each taking every so-many-th task: what one task ends with overlaps with the loads of the next."""
+
+
+def setup(t: Trace, ctx: Any, index: Any) -> struct:
+    """What hook `setup` says of task number `index`."""
     info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
         raise TileError(f"{type(unwrap(ctx.config)).__name__}.setup must return tk.task(iterations, …)")
@@ -62,72 +136,6 @@ def _blocks(CLUSTER: tl.constexpr):
     return tl.num_programs(0) // CLUSTER
 
 
-@triton.jit
-def _holder(step, blocks, steps):
-    """The block that has a step."""
-    each = steps // blocks
-    edge = steps % blocks * (each + 1)
-    return tl.where(step < edge, step // (each + 1), steps % blocks + (step - edge) // tl.maximum(each, 1))
-
-
-@triton.jit
-def _stream_first(block, blocks, whole, steps):
-    return tl.where(block < whole, block, whole + deal(block, blocks, steps))
-
-
-@triton.jit
-def _stream_next(unit, count, block, blocks, whole, steps):
-    behind = unit + blocks
-    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + deal(block, blocks, steps)), unit + tl.maximum(count, 1))
-
-
-@triton.jit
-def _stream_part(unit, block, blocks, whole, tasks, iterations, steps):
-    """(task, begin, count, valid, parts, part, slot, late) of a unit: a whole task below `whole`, above it `whole` plus a step of the rest."""
-    depth = tl.maximum(iterations, 1)
-    is_part = unit >= whole
-    step = unit - whole
-    tile = step // depth
-    start = tile * depth
-    end = deal(block + 1, blocks, steps)
-    begin = tl.where(is_part, step - start, 0)
-    count = tl.where(is_part, tl.minimum(iterations - begin, end - step), iterations)
-    valid = tl.where(is_part, step < end, unit < tasks)
-    first = _holder(start, blocks, steps)
-    parts = tl.where(is_part, _holder(start + depth - 1, blocks, steps) - first + 1, 1)
-    late = tl.where(deal(first, blocks, steps) < start, 1, 0)
-    return tl.where(is_part, whole + tile, unit), begin, count, valid, parts, block - first, 2 * first, late
-
-
-@triton.jit
-def _iterations_of(part, parts, iterations):
-    """(first, number) of the iterations of a part. The block of a whole task does not divide (see `_tail_part`)."""
-    begin, count = 0, iterations
-    if parts > 1:
-        begin = part * iterations // parts
-        count = (part + 1) * iterations // parts - begin
-    return begin, count
-
-
-@triton.jit
-def _steps(tasks, whole, iterations):
-    return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too: somebody must finish it
-
-
-@triton.jit
-def _tail_part(unit, whole, tasks, parts):
-    """(task, parts, part, first slot, valid) of a unit: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
-    by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
-    is a whole one, nothing."""
-    task, shared, part, slot = unit, 1, 0, 0
-    if unit >= whole:
-        tail, split = unit - whole, tl.maximum(tasks - whole, 1)
-        part = tail // split
-        nth = tail - part * split
-        task, shared, slot = whole + nth, parts, nth * parts
-    return task, shared, part, slot, part < parts
-
-
 @op
 def nothing_of(t: Trace, work: Any) -> Any:
     """Zero, made of all numbers of the work of a unit: who has it has computed them."""
@@ -139,58 +147,23 @@ def nothing_of(t: Trace, work: Any) -> Any:
     return t.method(mixed, "__and__", found)
 
 
-def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
-    """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
-    cluster = unwrap(ctx.config).cluster_size
-    whole, tasks = extra(ctx.config, A)[2:4]
-    iterations = _setup(t, ctx, t.scalar(0)).iterations
-    steps = t.call(_steps, tasks, whole, iterations)
-    return t.call(_block, cluster), t.call(_blocks, cluster), whole, tasks, iterations, steps
-
-
 @op
 def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
-    """The number of the first unit of this block."""
-    config = unwrap(ctx.config)
-    if isinstance(config.schedule, StreamK):
-        block, blocks, whole, _, _, steps = _stream(t, ctx, A)
-        return t.call(_stream_first, block, blocks, whole, steps)
-    return t.call(_block, config.cluster_size)
+    """The number of the first work tile of this block."""
+    return unwrap(ctx.config).schedule.first(t, ctx, A)
 
 
 @op
 def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
-    """The number of this block's unit behind `unit`, whose `work` says how much of a shared task it was."""
+    """The number of this block's work tile behind `unit`."""
     config = unwrap(ctx.config)
-    if config.single:
-        return unit
-    if isinstance(config.schedule, StreamK):
-        block, blocks, whole, _, _, steps = _stream(t, ctx, A)
-        return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
-    return t.method(unit, "__add__", t.call(_blocks, config.cluster_size))
+    return unit if config.single else config.schedule.next(t, ctx, A, unit, work)
 
 
 @op
 def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
-    """What unit number `unit` is: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
-    schedule = unwrap(ctx.config).schedule
-    if isinstance(schedule, StreamK):
-        index, begin, count, valid, parts, part, slot, late = t.call(_stream_part, unit, *_stream(t, ctx, A))
-        info = _setup(t, ctx, index)
-        shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
-        return struct(**{**info.fields, "valid": valid, "task": index, **shared})
-    if isinstance(schedule, (SplitK, SplitTail)):
-        whole, tasks, *each = extra(ctx.config, A)[2:]
-        index, parts, part, slot, valid = t.call(_tail_part, unit, whole, tasks, t.scalar(schedule.parts) if isinstance(schedule, SplitK) else each[0])
-        info = _setup(t, ctx, index)
-        begin, count = t.call(_iterations_of, part, parts, info.iterations)
-        shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
-        return struct(**{**info.fields, "valid": t.method(info.valid, "__and__", valid), "task": index, **shared})
-    info = _setup(t, ctx, unit)
-    begin, count = t.scalar(0), info.iterations
-    if isinstance(schedule, ClusterSplitK):
-        begin, count = t.call(_iterations_of, ctx.part, t.scalar(schedule.parts), info.iterations)
-    return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
+    """Work tile number `unit`, see `Schedule.tile`."""
+    return unwrap(ctx.config).schedule.tile(t, ctx, A, unit)
 
 
 @op

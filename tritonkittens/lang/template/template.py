@@ -26,9 +26,9 @@ from tritonkittens.lang.memory.multicast import slices_of
 from tritonkittens.lang.schedule.cluster_split_k import received_bytes
 from tritonkittens.lang.schedule.dynamic_scheduler import BYTES, COUNTERS
 from tritonkittens.lang.schedule.index import Knob
-from tritonkittens.lang.schedule.policies import ClusterSplitK, Dynamic, OnePerBlock, Persistent, Schedule, SplitK, SplitTail, StreamK
 from tritonkittens.lang.schedule.raster import Order, RowMajor
 from tritonkittens.lang.schedule.split_k import elements
+from tritonkittens.lang.schedule.tile_scheduler import Persistent, Schedule
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer_registers
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
@@ -198,17 +198,14 @@ class lcf(Configuration, Interned):
             setattr(self, name, value)
         self._check_knobs()
         self.pipelined = _check_hooks(type(self))
-        self.single = self.single or isinstance(self.schedule, OnePerBlock)
+        self.single = self.single or self.schedule.single
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
-        self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
-        self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
+        self.splits, self.draws = self.schedule.splits, self.schedule.draws
         self.tallies = hasattr(type(self), "tally")
         self.follows = self.tallies or hasattr(type(self), "follow")  # then blocks draw their first task, too: who waits knows that smaller numbers run
         self.sends = hasattr(type(self), "send")
         self.senders = self.consumers if self.sends else 0  # a warp each
-        self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
-        self.fixed_parts = self.schedule.parts if isinstance(self.schedule, SplitK) else 0
-        self.sharers = self.schedule.parts if isinstance(self.schedule, ClusterSplitK) else 1  # blocks of a cluster that share a task's iterations
+        self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
         self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
         self._check_plan()
@@ -275,21 +272,17 @@ class lcf(Configuration, Interned):
         for name, kind in (("schedule", Schedule), ("order", Order)):
             if not isinstance(getattr(self, name), kind):
                 raise self._error(f"({name}={getattr(self, name)!r}): must be a tk.{kind.__name__}")
-        if isinstance(self.schedule, ClusterSplitK) and (self.cluster > 1 or self.independent):
-            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): the blocks of a cluster share a task's "
-                              "iterations and all their consumers its rows; that needs cluster=1 and independent=False")
-        if isinstance(self.schedule, Dynamic) and (self.cluster > 1 or self.independent):
-            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): a block draws its tasks alone, one for "
-                              "all its consumers; that needs cluster=1 and independent=False")
-        if self.single and (self.independent or isinstance(self.schedule, (Dynamic, StreamK))):
+        if conflict := self.schedule.conflict(self.cluster, self.independent):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): {conflict}")
+        if self.single and (self.independent or not self.schedule.may_be_single):
             raise self._error(f"(single=True, schedule={self.schedule!r}, independent={self.independent}): a block of one task neither draws it nor "
                               "enters it in the middle, and its consumers share it; that needs another schedule and independent=False")
         if following := [name for name in ("follow", "tally") if hasattr(type(self), name)]:
-            if not isinstance(self.schedule, Dynamic):
+            if not self.schedule.draws:
                 raise self._error(f"(schedule={self.schedule!r}): hook {following[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
         if hasattr(type(self), "tally") and not hasattr(type(self), "send"):
             raise self._error("hook 'tally' counts tasks whose tiles senders have sent; that needs hook 'send'")
-        if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or isinstance(self.schedule, (StreamK, SplitTail, SplitK, ClusterSplitK))):
+        if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or not self.schedule.whole_tasks):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
                               "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
         if self.staggered and self.ordered:
@@ -377,19 +370,8 @@ class lcf(Configuration, Interned):
         return UNKNOWN_TASKS
 
     def blocks(self, slots: int, *shapes: Any) -> int:
-        """How many blocks (clusters) of the device's `slots` a launch takes: only as many as keep the number of rounds, so that every round is equally full.
-
-        On a power-limited card that is faster than a full start and a half-empty end (1 % for a GEMM of 512 tasks on 132 multiprocessors of the H200).
-        """
-        units = self.units(slots, *shapes)
-        if isinstance(self.schedule, OnePerBlock):
-            return units
-        if isinstance(self.schedule, StreamK):
-            return slots if units % slots else min(units, slots)
-        if isinstance(self.schedule, (Dynamic, SplitTail)):
-            return min(units, slots)
-        rounds = max(1, -(-units // slots))
-        return -(-units // rounds)
+        """How many blocks (clusters) of the device's `slots` a launch takes."""
+        return self.schedule.blocks(self.units(slots, *shapes), slots)
 
     def units(self, slots: int, *shapes: Any) -> int:
         """How many tasks, or parts of tasks where the schedule fixes these, tensors of these shapes make for so many `slots`."""
@@ -577,9 +559,9 @@ class lcsf(lcf):
         super()._check_knobs()
         if not isinstance(self.output_stages, int) or not 1 <= self.output_stages <= 32:
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
-        if isinstance(self.schedule, (SplitK, ClusterSplitK, SplitTail, StreamK)):
+        if not self.schedule.whole_tasks:
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
-        if isinstance(self.schedule, Dynamic):
+        if self.schedule.draws:
             raise self._error(f"(schedule={self.schedule!r}): only an lcf template draws its tasks")
 
 
@@ -609,8 +591,8 @@ class Call:
         shapes = [t.shape for t in tensors]
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
-        if (template.single or isinstance(template.schedule, (SplitK, ClusterSplitK, SplitTail, StreamK))) and template.tasks(*shapes) == UNKNOWN_TASKS:
-            single = "single=True, " if template.single and not isinstance(template.schedule, OnePerBlock) else ""
+        if (template.single or not template.schedule.whole_tasks) and template.tasks(*shapes) == UNKNOWN_TASKS:
+            single = "single=True, " if template.single and not template.schedule.single else ""
             raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         self.grid = (template.blocks(slots, *shapes),)
         self.fewest = template.units(slots, *shapes) if template.single and on_device else 0
@@ -618,20 +600,9 @@ class Call:
         self._check_blocks(self.grid[0])
         if self.splits:
             tasks, copies = template.tasks(*shapes), template.cluster * template.team
-            if isinstance(template.schedule, SplitK):
-                self.numbers = (0, tasks)
-                parts = template.schedule.parts * tasks
-            elif isinstance(template.schedule, SplitTail):
-                whole, each = template.schedule.split(tasks, slots, template.blocks_per_sm)
-                self.numbers = (whole, tasks, each)
-                parts = (tasks - whole) * each
-            else:  # as many whole rounds as leave between one and two rounds to be dealt out evenly
-                blocks = max(1, self.grid[0])
-                whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
-                self.numbers = (whole, tasks)
-                parts = 2 * blocks
+            self.numbers, parts = template.schedule.plan(tasks, self.grid[0], slots, template.blocks_per_sm)
             self.room = parts * copies * elements(plan), tasks * copies
-            self.room_of_block = 2 * copies * elements(plan) if isinstance(template.schedule, StreamK) else 0
+            self.room_of_block = template.schedule.sums_per_block * copies * elements(plan)
 
     def _check_blocks(self, blocks: int) -> None:
         if blocks < self.fewest:
