@@ -19,24 +19,24 @@ from tritonkittens.testing import has_gpu
 
 
 @triton.jit
-def fetch(ring, k, v, arrived, K, V, batch, head):
-    """Start the copies of block number `ring.count` into slot `ring.index`."""
-    tk.producer_commit(ring, arrived, (k[ring.index], v[ring.index]))
-    tk.load_async(k[ring.index], K, (batch, head, ring.count, 0), arrived[ring.index])
-    tk.load_async(v[ring.index], V, (batch, head, ring.count, 0), arrived[ring.index])
-    return tk.advance(ring)
+def fetch(pipe, ahead, k, v, K, V, batch, head):
+    """Start the copies of block number `ahead.count` into stage `ahead.index`."""
+    tk.producer_commit(pipe, ahead, (k[ahead.index], v[ahead.index]))
+    tk.load_async(k[ahead.index], K, (batch, head, ahead.count, 0), pipe.full[ahead.index])
+    tk.load_async(v[ahead.index], V, (batch, head, ahead.count, 0), pipe.full[ahead.index])
+    return tk.advance(ahead)
 
 
 @triton.jit
-def attend(ring, state, q, k, v, arrived, length, scale):
-    """One block of keys: wait for it, fold it into the running softmax, and leave its slot free for the whole warpgroup."""
-    tk.consumer_wait(ring, arrived)
-    s = tk.mm_ABt(q, k[ring.index])
-    s = tk.right_fill(s, length - ring.count * s.shape[1], float("-inf"))
+def attend(pipe, stage, state, q, k, v, length, scale):
+    """One block of keys: wait for it, fold it into the running softmax, and leave its stage free for the whole warpgroup."""
+    tk.consumer_wait(pipe, stage)
+    s = tk.mm_ABt(q, k[stage.index])
+    s = tk.right_fill(s, length - stage.count * s.shape[1], float("-inf"))
     p, m, total, alpha = tk.softmax_step(s, state.m, state.total, scale)
-    o = tk.mma_AB(tk.cast(p, v.dtype), v[ring.index], tk.mul_row(state.o, alpha))
-    tk.sync()  # every warp is done with the slot
-    return tk.advance(ring), state.replace(o=o, m=m, total=total)
+    o = tk.mma_AB(tk.cast(p, v.dtype), v[stage.index], tk.mul_row(state.o, alpha))
+    tk.sync()  # every warp is done with the stage
+    return tk.advance(stage), state.replace(o=o, m=m, total=total)
 
 
 @tk.kernel
@@ -45,31 +45,29 @@ def attention_kernel(Q, K, V, O, scale, DTYPE: tl.constexpr, ROWS: tl.constexpr,
     q = tk.allocate(tk.st(DTYPE, ROWS, DIM))
     k = tk.allocate(tk.st(DTYPE, COLS, DIM), STAGES)
     v = tk.allocate(tk.st(DTYPE, COLS, DIM), STAGES)
-    q_arrived = tk.semaphores(1)
-    arrived = tk.semaphores(STAGES)
-    tk.fence_async()  # the copy engine must see the initialised barriers
-    tk.sync()
+    q_full = tk.semaphores(1)
+    pipe = tk.pipeline(STAGES, empty_arrivals=0)  # the warps that use a stage fill it again
 
     batch, head = tk.unravel(tk.block_index(1), tk.extent(Q, 1))
     row = tk.block_index(0)
     length = tk.extent(K, 2)
     blocks = tk.ceil_div(length, COLS)
-    tk.expect(q_arrived[0], q)
-    tk.load_async(q, Q, (batch, head, row, 0), q_arrived[0])
+    tk.expect(q_full[0], q)
+    tk.load_async(q, Q, (batch, head, row, 0), q_full[0])
 
-    ahead = tk.pipeline(STAGES)
+    ahead = tk.pipeline_state(pipe)
     for _ in range(tl.minimum(STAGES, blocks)):
-        ahead = fetch(ahead, k, v, arrived, K, V, batch, head)
+        ahead = fetch(pipe, ahead, k, v, K, V, batch, head)
 
     scores = tk.rt(tk.fp32, ROWS, COLS)
     state = tk.struct(o=tk.zero(tk.rt(tk.fp32, ROWS, DIM)), m=tk.neg_infty(tk.col_vec(scores)), total=tk.zero(tk.col_vec(scores)))
-    ring = tk.pipeline(STAGES)
-    tk.wait(q_arrived[0], 0)
+    stage = tk.pipeline_state(pipe)
+    tk.wait(q_full[0], 0)
     for _ in range(blocks - tl.minimum(STAGES, blocks)):  # steady state
-        ring, state = attend(ring, state, q, k, v, arrived, length, scale)
-        ahead = fetch(ahead, k, v, arrived, K, V, batch, head)
+        stage, state = attend(pipe, stage, state, q, k, v, length, scale)
+        ahead = fetch(pipe, ahead, k, v, K, V, batch, head)
     for _ in range(tl.minimum(STAGES, blocks)):  # drain
-        ring, state = attend(ring, state, q, k, v, arrived, length, scale)
+        stage, state = attend(pipe, stage, state, q, k, v, length, scale)
 
     tk.store(q, tk.div_row(state.o, state.total))
     tk.fence_async()

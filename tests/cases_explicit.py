@@ -425,25 +425,25 @@ def begun_at_zero(A, B, C, ROWS: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def ring_producer(A, B, a, b, arrived, finished, STAGES: tl.constexpr):
-    ring = tk.pipeline(STAGES)
+def ring_producer(A, B, a, b, pipe):
+    state = tk.pipeline_state(pipe)
     for i in range(tk.ceil_div(tk.extent(A, 1), 64)):
-        tk.producer_acquire(ring, finished)
-        tk.producer_commit(ring, arrived, (a, b))
-        tk.load_async(a[ring.index], A, (tk.block_index(0), i), arrived[ring.index])
-        tk.load_async(b[ring.index], B, (i, tk.block_index(1)), arrived[ring.index])
-        ring = tk.advance(ring)
+        tk.producer_acquire(pipe, state)
+        tk.producer_commit(pipe, state, (a, b))
+        tk.load_async(a[state.index], A, (tk.block_index(0), i), pipe.full[state.index])
+        tk.load_async(b[state.index], B, (i, tk.block_index(1)), pipe.full[state.index])
+        state = tk.advance(state)
 
 
 @triton.jit
-def ring_consumer(A, C, a, b, c, arrived, finished, COLS: tl.constexpr, STAGES: tl.constexpr, PER: tl.constexpr):
-    ring = tk.pipeline(STAGES)
+def ring_consumer(A, C, a, b, c, pipe, COLS: tl.constexpr, PER: tl.constexpr):
+    state = tk.pipeline_state(pipe)
     acc = tk.zero(tk.rt(tk.fp32, 64, COLS))
     for _ in range(tk.ceil_div(tk.extent(A, 1), 64)):
-        tk.consumer_wait(ring, arrived)
-        acc = tk.mma_AB(a[ring.index], b[ring.index], acc)
-        tk.consumer_release(ring, finished, per=PER)
-        ring = tk.advance(ring)
+        tk.consumer_wait(pipe, state)
+        acc = tk.mma_AB(a[state.index], b[state.index], acc)
+        tk.consumer_release(pipe, state, per=PER)
+        state = tk.advance(state)
     tk.store(c, acc)
     tk.fence_async()
     tk.sync()
@@ -457,9 +457,9 @@ def ring_gemm(A, B, C, COLS: tl.constexpr, STAGES: tl.constexpr, PER: tl.constex
     """C = A·B with one producer warp and one consumer warpgroup over a ring of STAGES slots."""
     a, b = tk.allocate(tk.st(tk.bf16, 64, 64), stages=STAGES), tk.allocate(tk.st(tk.bf16, 64, COLS), stages=STAGES)
     c = tk.allocate(tk.st(tk.bf16, 64, COLS))
-    arrived, finished = tk.semaphores(STAGES), tk.semaphores(STAGES, arrivals=4 if PER == "warp" else 1)
+    pipe = tk.pipeline(STAGES, empty_arrivals=4 if PER == "warp" else 1)
     tk.specialize(
-        ((ring_consumer, (A, C, a, b, c, arrived, finished, COLS, STAGES, PER)), (ring_producer, (A, B, a, b, arrived, finished, STAGES))),
+        ((ring_consumer, (A, C, a, b, c, pipe, COLS, PER)), (ring_producer, (A, B, a, b, pipe))),
         warps=(4, 1),
         registers=REGISTERS,
     )

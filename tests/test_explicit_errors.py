@@ -563,3 +563,32 @@ def test_tensors_on_the_wrong_device_and_nothing_launched(fake, monkeypatch):
     with pytest.raises(ValueError, match=re.escape("its extent along x must lie in 0 to 2147483647")):
         cases.through_registers[(-1,)](tk.gl(x), tk.gl(x), tk.rt(tk.fp32, 16, 16), 2, 0.0)
     assert fake.num_launches == before
+
+
+@tk.kernel
+@triton.jit
+def wrong_pipeline(Y, WHAT: tl.constexpr):
+    pipe = tk.pipeline(2, empty_arrivals=0) if WHAT == "no empty barriers" else tk.pipeline(0 if WHAT == "no stages" else 2)
+    state = tk.pipeline_state(pipe)
+    if WHAT == "a state first":
+        tk.producer_acquire(state, pipe.empty)
+    elif WHAT == "semaphores":
+        tk.consumer_wait(pipe.full, state)
+    elif WHAT == "a pipeline for a state":
+        tk.producer_commit(pipe, pipe, 16)
+    else:
+        tk.consumer_release(pipe, state)
+
+
+PIPELINES = {
+    "no stages": "pipeline(0): a ring has at least one stage",
+    "no empty barriers": "consumer_release: this pipeline has no empty barriers (empty_arrivals=0)",
+    "a state first": "producer_acquire takes a pipeline (tk.pipeline) and a state of it (tk.pipeline_state)",
+    "semaphores": "consumer_wait takes a pipeline (tk.pipeline) and a state of it (tk.pipeline_state)",
+    "a pipeline for a state": "producer_commit takes a pipeline (tk.pipeline) and a state of it (tk.pipeline_state)",
+}
+
+
+@pytest.mark.parametrize("what", PIPELINES)
+def test_misused_pipelines_are_refused(what):
+    assert refusal(wrong_pipeline, tk.gl(meta(16)), what).startswith(PIPELINES[what])

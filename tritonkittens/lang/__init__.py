@@ -176,7 +176,7 @@ from tritonkittens.lang.schedule.tile_scheduler import OnePerBlock, Persistent, 
 from tritonkittens.lang.sync.cluster import cluster_rank, cluster_sync, dependency_wait, dependents_launch
 from tritonkittens.lang.sync.global_counter import count_up, wait_count
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
-from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer_wait, pipeline, producer_acquire, producer_commit
+from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer_wait, pipeline, pipeline_state, producer_acquire, producer_commit
 from tritonkittens.lang.sync.semaphores import arrive, careful_wait, expect, semaphores, sync, wait
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
 from tritonkittens.lang.template.calls import release, wait_for
@@ -203,6 +203,7 @@ __all__ = [
     "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt",
     "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "my_turn", "named_arrive", "named_sync", "ne",
     "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "pairs", "pass_turn", "Persistent", "pin", "pipeline",
+    "pipeline_state",
     "pointer_to", "pos_infty", "prefetch", "print", "prod", "producer_acquire", "producer_commit", "producer_registers", "publish", "reciprocal", "release",
     "relu", "rescale_row", "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",
     "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scatter_rows", "Schedule", "scheduling_barrier", "semaphores", "sequence",
