@@ -21,8 +21,9 @@ from bench.harness import in_parts
 from bench.peers import Product
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, tune_gemm
-from tritonkittens.kernels.gemm.product import described, result_dtype
-from tritonkittens.kernels.gemm.unaligned import takes
+from tritonkittens.kernels.gemm.call_plan import described
+from tritonkittens.kernels.gemm.checks import result_dtype
+from tritonkittens.kernels.gemm.device.unaligned import takes
 
 TRIES = 16
 

@@ -8,8 +8,8 @@ from tritonkittens import sim
 from tritonkittens.kernels.attention.backward import statistics
 from tritonkittens.kernels.attention.config import Config as AttentionConfig
 from tritonkittens.kernels.attention.product import forward
+from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.product import described
 from tritonkittens.launch import GlobalArg, Launcher
 from tritonkittens.launch.arguments import leaves
 

@@ -16,10 +16,10 @@ import tritonkittens.lang as tk
 from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
 from tritonkittens import sim, tune
 from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
-from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.config import alike, candidates, cost
-from tritonkittens.kernels.gemm.epilogue import Epilogue, Operand
-from tritonkittens.kernels.gemm.product import described
+from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.device.epilogue import Epilogue, Operand
 
 
 def empty(*shape, dtype=BF16):

@@ -10,10 +10,10 @@ from tritonkittens import kernels
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels._inspection import Inspectable, h200, launches_of
 from tritonkittens.kernels.gemm import BlockwiseGemm, Config, Gemm, gemm
+from tritonkittens.kernels.gemm.checks import FP8, RESULTS
+from tritonkittens.kernels.gemm.checks import OPERANDS as GEMM_TYPES
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES
-from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, OPERANDS
-from tritonkittens.kernels.gemm.product import FP8, RESULTS
-from tritonkittens.kernels.gemm.product import OPERANDS as GEMM_TYPES
+from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS, OPERANDS
 from tritonkittens.launch import PlainKernel, simulator
 from tritonkittens.launch.arguments import argument_types
 

@@ -15,8 +15,8 @@ from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
 from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.decode import AttentionDecode
-from tritonkittens.kernels.gemm import unaligned
-from tritonkittens.kernels.gemm.unaligned import NO_OPERANDS
+from tritonkittens.kernels.gemm.device import unaligned
+from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")

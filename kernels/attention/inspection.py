@@ -27,7 +27,7 @@ def _operands(
     """Uninitialised Q, K and V."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value_dim or dim)
-    q, k, v = (torch.empty(shape, dtype=dtype, **grad) for shape in shapes)
+    q, k, v = (torch.empty(shape, dtype=dtype, device="cpu", **grad) for shape in shapes)
     return q, k, v
 
 
@@ -55,8 +55,8 @@ def _rows(dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 1
     """(Q, K and V of the sequences of a batch, end to end, and where those begin; the longest)."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch * queries, heads, dim), (batch * keys, kv_heads, dim), (batch * keys, kv_heads, value_dim or dim)
-    starts = torch.empty(batch + 1, dtype=torch.int32)
-    rows = [torch.empty(shape, dtype=torch.bfloat16, **grad) for shape in shapes]
+    starts = torch.empty(batch + 1, dtype=torch.int32, device="cpu")
+    rows = [torch.empty(shape, dtype=torch.bfloat16, device="cpu", **grad) for shape in shapes]
     return [*rows, starts, starts if keys == queries else starts.clone()], dict(max_seqlen_q=queries, max_seqlen_k=keys)
 
 
@@ -79,9 +79,10 @@ def _decode(
 ) -> Any:  # fmt: skip
     """`attention_decode` of so many sequences of so many keys."""
     pool = (batch, kv_heads, keys) if page_size is None else (batch * keys // page_size, kv_heads, page_size)
-    q, k, v = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)))
-    numbers = torch.empty(batch, dtype=torch.int32)
-    pages = None if page_size is None else torch.empty(batch, keys // page_size, dtype=torch.int32)
+    shapes = (batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)
+    q, k, v = (torch.empty(*shape, dtype=torch.bfloat16, device="cpu") for shape in shapes)
+    numbers = torch.empty(batch, dtype=torch.int32, device="cpu")
+    pages = None if page_size is None else torch.empty(batch, keys // page_size, dtype=torch.int32, device="cpu")
     given: Kind = dict(lengths=numbers if lengths or page_size else None, starts=numbers if starts else None, pages=pages)
     return attention_decode(q, k, v, softcap=softcap, parts=parts, return_lse=lse, **given)
 

@@ -13,9 +13,9 @@ import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.arch import CHIPS, TENSOR_COLUMNS
 from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
-from tritonkittens.kernels.gemm.epilogue import turned_bytes
+from tritonkittens.kernels.gemm.device.epilogue import turned_bytes
+from tritonkittens.kernels.gemm.device.gemm import is_one_product
 from tritonkittens.kernels.gemm.reference import BLOCK
-from tritonkittens.kernels.gemm.template import is_one_product
 from tritonkittens.lang.schedule.raster import supergroup_rows
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE
 from tritonkittens.lang.template.template import cluster_slots

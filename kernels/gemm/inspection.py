@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.gemm.checks import FP8
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, WHOLE_COLS, Config
-from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
-from tritonkittens.kernels.gemm.product import FP8, gemm
+from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.interface import gemm
 from tritonkittens.kernels.gemm.reference import BLOCK
 
 Kind = dict[str, Any]  # arguments of `_product`
@@ -20,19 +21,24 @@ E4M3, E5M2 = FP8
 
 def _matrix(rows: int, cols: int, names: str, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
     """(…, rows, cols), of which `names` lists the dimensions as they are stored: the reverse of "mk" or "kn" is a transposed matrix."""
-    return torch.empty(*batch, cols, rows, dtype=dtype).mT if names in ("km", "nk") else torch.empty(*batch, rows, cols, dtype=dtype)
+    is_transposed = names in ("km", "nk")
+    stored = torch.empty(*batch, *((cols, rows) if is_transposed else (rows, cols)), dtype=dtype, device="cpu")
+    return stored.mT if is_transposed else stored
 
 
 def _vector(place: str | None, m: int, n: int, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor | None:
     """An operand of the epilogue with a value for each of what `place` says (see `Operand`)."""
     shapes = {"scalar": (1,), "row": (m, 1), "col": (n,), "tile": (*batch, m, n)}
-    return None if place is None else torch.empty(shapes[place], dtype=dtype)
+    return None if place is None else torch.empty(shapes[place], dtype=dtype, device="cpu")
 
 
 def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Tensor | None]:
     blocks = -(-k // BLOCK)
     shapes = {"tensor": ((1,), (1,)), "row": ((m, 1), (1, n)), "block": ((m, blocks), (blocks, -(-n // BLOCK)))}
-    return (None, None) if kind is None else (torch.empty(shapes[kind][0]), torch.empty(shapes[kind][1]))
+    if kind is None:
+        return None, None
+    scale_a, scale_b = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes[kind])
+    return scale_a, scale_b
 
 
 def _product(
@@ -47,7 +53,8 @@ def _product(
     scale_a, scale_b = _scales(scales, m, n, k)
     return gemm(
         _matrix(m, k, a, dtype, batch), _matrix(k, n, b, b_dtype or dtype, batch), bias=_vector(bias, m, n, vectors),
-        gate=_vector(gate, m, n, vectors, batch), residual=torch.empty(*batch, m, n, dtype=result) if residual else None, scale_a=scale_a, scale_b=scale_b,
+        gate=_vector(gate, m, n, vectors, batch), residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
+        scale_a=scale_a, scale_b=scale_b,
         activation=activation, out_dtype=out_dtype, accumulate=accumulate, config=None if chosen else Config(**knobs),
     )  # fmt: skip
 

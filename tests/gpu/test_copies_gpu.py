@@ -8,7 +8,8 @@ from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens.kernels import _copies
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._tensors import CACHE_LINE, LONG_ROW, TMA_BYTES, addressable, addressable_pitch
-from tritonkittens.kernels.gemm import gemm, product, unaligned
+from tritonkittens.kernels.gemm import call_plan, gemm
+from tritonkittens.kernels.gemm.device import unaligned
 from tritonkittens.launch.launcher import GRID_LIMITS
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -83,12 +84,12 @@ def copies(monkeypatch):
         made.append(tuple(x.shape))
         return copied(x, out)
 
-    for module in (_copies, product):
+    for module in (_copies, call_plan):
         monkeypatch.setattr(module, "copied", recorded)
     monkeypatch.setattr(unaligned, "is_faster_unaligned", lambda *_: False)
-    product._plans.clear()
+    call_plan._plans.clear()
     yield made
-    product._plans.clear()
+    call_plan._plans.clear()
 
 
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])

@@ -113,9 +113,9 @@ def test_nothing_depends_on_the_default_dtype_or_device(name, default, rng):
     tensors = of.make()
     if name == "attention_fp8" and default == "device":
         tensors = [x.clone() for x in tensors]
-    from tritonkittens.kernels.gemm import product
+    from tritonkittens.kernels.gemm import call_plan
 
-    product._plans.clear()
+    call_plan._plans.clear()
     try:
         if default == "device":
             torch.set_default_device("cuda" if DEVICE == "cuda" else "meta")
@@ -126,7 +126,7 @@ def test_nothing_depends_on_the_default_dtype_or_device(name, default, rng):
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    product._plans.clear()
+    call_plan._plans.clear()
     assert same(out, of.run(*tensors))
     for x, y in zip(found, backward(of, tensors) if of.gradient else [], strict=True):
         assert same(x, y)

@@ -8,7 +8,7 @@ import torch
 from tests.cases_gemm import BF16, E4M3, FP16, FP32, HALF_ULP, KINDS, matrix, randn, rounded_before
 from tests.util import DEVICE
 from tritonkittens.kernels.gemm import family, gemm
-from tritonkittens.kernels.gemm.product import described
+from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.reference import epilogue
 
 pytestmark = pytest.mark.gpu

@@ -6,9 +6,10 @@ import torch
 from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, randn, scales
 from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens import sim
-from tritonkittens.kernels.gemm import gemm, gemm_torch, unaligned
-from tritonkittens.kernels.gemm.product import _places
-from tritonkittens.kernels.gemm.unaligned import NO_OPERANDS, Tiles, Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm import gemm, gemm_torch
+from tritonkittens.kernels.gemm.device import unaligned
+from tritonkittens.kernels.gemm.checks import places_of
+from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS, Tiles, Unaligned, needs_copies, takes
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -45,7 +46,7 @@ def multiply(a, b, tiles=None, out=None, activation=None, out_dtype=None, **oper
     """The product by ordinary loads, whatever the rule says, checked; `tiles`: a kernel instead of the chosen one."""
     dtype = out_dtype or a.dtype
     given = tuple(operands.get(name) for name in ("bias", "gate", "residual", "scale_a", "scale_b"))
-    plan = Unaligned(a, b, given, activation, dtype, _places(a, b, given), out, tiles)
+    plan = Unaligned(a, b, given, activation, dtype, places_of(a, b, given), out, tiles)
     result = plan(a, b, given, out)
     check(result, a, b, f"{plan.tiles}", activation=activation, **operands)
     return result

@@ -9,7 +9,7 @@ from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scal
 from tests.util import poison, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, gemm
-from tritonkittens.kernels.gemm.unaligned import Tiles, Unaligned
+from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned
 
 SCHEDULES = 12
 CASES = {

@@ -12,7 +12,7 @@ from tritonkittens.arch import chip_of
 from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
-from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.reference import activated
 from tritonkittens.launch import device_facts, is_reachable
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import activate, add_residual, combine, finish_tile, gate_and_add, of_columns
+from tritonkittens.kernels.gemm.device.epilogue import activate, add_residual, combine, finish_tile, gate_and_add, of_columns
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:

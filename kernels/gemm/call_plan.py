@@ -1,4 +1,4 @@
-"""`gemm`: the matrix product with its epilogue for PyTorch tensors. Checks and plans once for every kind of call; later calls only launch."""
+"""How a call of `gemm` runs: checked and planned once for every kind of call, so that later calls only launch."""
 from __future__ import annotations
 
 import functools
@@ -12,107 +12,47 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import (
-    announce_write,
     call,
-    check_tensors,
-    check_written,
     have_memory,
-    is_compiling,
-    is_forward_mode,
-    is_plain,
     is_same_view,
     overlaps,
     overlaps_within,
     reaches,
-    requires_grad,
-    write,
 )
 from tritonkittens.kernels._tensors import (
     addressable,
     allocator,
-    check_tensor,
     padded_empty,
     remember,
     signature,
     storable,
 )
-from tritonkittens.kernels.gemm.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.checks import (
+    FP8,
+    OPERANDS,
+    RESULTS,
+    Operands,
+    check,
+    check_accumulation,
+    check_activation,
+    check_config,
+    check_kinds,
+    places_of,
+    result_dtype,
+    result_shape,
+)
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
-from tritonkittens.kernels.gemm.epilogue import ACTIVATIONS, Epilogue, Operand
-from tritonkittens.kernels.gemm.reference import BLOCK, epilogue, gemm_torch
-from tritonkittens.kernels.gemm.template import Gemm
-from tritonkittens.kernels.gemm.unaligned import Unaligned, takes
+from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.device.epilogue import Epilogue, Operand
+from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.kernels.gemm.device.unaligned import Unaligned, takes
+from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.launch import l2_bytes
 from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-OPERANDS = (torch.bfloat16, torch.float16, *FP8)
-RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
-VECTORS = (torch.bfloat16, torch.float16, torch.float32)
 
-
-def gemm(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, out: Tensor | None = None,
-    config: Config | None = None, accumulate: str = "fp32",
-) -> Tensor:  # fmt: skip
-    """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
-
-    a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in `torch.matmul`. Any strides; without
-    a copy where one of the last two strides is 1 and the other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth
-    contiguous in both (`b = w.T` of a contiguous w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last; but not where
-    `config` is None and two 16-bit matrices have few rows or columns, or a small product: there a kernel of its own reads and writes any strides.
-
-    bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the result's shape. residual: the result's
-    shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
-    (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices; both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest
-    finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of fp16 operands (not
-    split, and without block scales).
-
-    Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
-    128 of K. Rounded once, but where results wait in registers (`Config.packed`, chosen for large products): there a residual is added to rounded results of 16
-    bits, and an activation with nothing behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
-    residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32. torch.compile, make_fx and vmap see the
-    operator `tritonkittens::gemm`. `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
-    Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
-    """
-    if not is_plain(a, b, bias, gate, residual, scale_a, scale_b, out):
-        return write("gemm", _dispatched(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate), out)
-    if requires_grad(a, b, bias, gate, residual, scale_a, scale_b):
-        _check_config(config)
-        operands = (bias, gate, residual, scale_a, scale_b)
-        if not have_memory(a, b, *operands):
-            return write("gemm", _by_operator(a, b, operands, activation, out_dtype, config, accumulate), out)
-        result = autograd_function().apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
-        return write("gemm", result, out)
-    if out is None:
-        return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
-    if requires_grad(out):
-        return write("gemm", computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate), out)
-    announce_write(out)
-    return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate, out)
-
-
-def _dispatched(
-    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
-) -> Tensor:  # fmt: skip
-    """`gemm` for operands that torch has to see: by the operator, which torch traces and batches, or with tangents by torch's own operations."""
-    bias, gate, residual, scale_a, scale_b = operands
-    _check_kinds(a, b, operands, None)
-    _check_config(config)
-    if is_forward_mode():
-        if not is_compiling():
-            check(a, b, operands, activation, out_dtype, None)
-            _check_accumulation(a, accumulate, config)
-            _places(a, b, operands)
-        with torch.autocast(a.device.type, enabled=False):
-            total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
-        return rounded(total, result_dtype(a, out_dtype))
-    return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
-
-
-def _by_operator(
+def by_operator(
     a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
 ) -> Tensor:  # fmt: skip
     bias, gate, residual, scale_a, scale_b = operands
@@ -135,10 +75,10 @@ def computed(
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         if not have_memory(a, b, *operands) and out is None:
-            return _by_operator(a, b, operands, activation, out_dtype, config, accumulate)
-        _check_kinds(a, b, operands, out)
-        _check_config(config)
-        _check_activation(activation)
+            return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
+        check_kinds(a, b, operands, out)
+        check_config(config)
+        check_activation(activation)
         raise
     if known is None:
         plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
@@ -151,126 +91,9 @@ def computed(
     return plan(a, b, operands, out)
 
 
-def tune_gemm(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, tries: int | None = None,
-) -> Config:  # fmt: skip
-    """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm` of the kind, and return it.
-
-    Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Raises what `gemm` raises.
-    """
-    product = described(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
-    return family.tune(product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries)
-
-
-@functools.cache
-def autograd_function() -> type[torch.autograd.Function]:
-    from tritonkittens.kernels.gemm.operator import GemmFunction  # which is made of this module
-
-    return GemmFunction
-
-
-Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple, tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
 EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> None:
-    bias, gate, residual, scale_a, scale_b = operands
-    check_tensors("gemm", a=a, b=b)
-    check_tensors("gemm", optional=True, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
-
-
-def _check_config(config: object) -> None:
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"gemm(config={config!r}): must be a Config")
-
-
-def _check_activation(activation: object) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
-
-
-def _check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:
-    if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
-        raise ValueError(f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16")
-    if accumulate == "fp16" and config is not None and config.schedule not in UNSPLIT:
-        raise ValueError(f"gemm(accumulate='fp16', config={config}): tasks that are split are summed up in fp32")
-
-
-def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
-
-
-def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """The result's shape. Raises ValueError for operands that do not multiply."""
-    for name, x in (("a", a), ("b", b)):
-        if x.ndim < 2:
-            raise ValueError(f"gemm: {name} has shape {tuple(x.shape)}; it must have at least 2 dimensions")
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; they must be (…, M, K) and (…, K, N)")
-    try:
-        return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    except RuntimeError:
-        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast") from None
-
-
-def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
-    """Devices, dtypes and shapes that fit together; errors name the argument."""
-    bias, gate, residual, scale_a, scale_b = operands
-    _check_kinds(a, b, operands, out)
-    for name, x in (("a", a), ("b", b)):
-        check_tensor("gemm", name, x, OPERANDS, "a", a)
-    if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
-        raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
-    shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
-    _check_activation(activation)
-    if dtype not in RESULTS:
-        raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
-    for name, x, kinds in (("bias", bias, VECTORS), ("gate", gate, VECTORS), ("scale_a", scale_a, (torch.float32,)), ("scale_b", scale_b, (torch.float32,)),
-                           ("residual", residual, (dtype,)), ("out", out, (dtype,))):  # fmt: skip
-        if x is not None:
-            check_tensor("gemm", name, x, kinds, "a", a)
-            if name in ("residual", "out") and tuple(x.shape) != shape:
-                raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be {shape}")
-    if out is not None:
-        check_written("gemm", out)
-
-
-def _places(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
-    """Where the values of each epilogue operand lie in C: "scalar", "row", "col", "tile", or "block" for block scales."""
-    bias, gate, _, scale_a, scale_b = operands
-    shape = result_shape(a, b)
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    blocks = -(-k // BLOCK)
-    rows, cols = ((m, 1),), ((n,), (1, n))
-    allowed: dict[str, tuple[Tensor | None, dict[str, tuple]]] = {
-        "bias": (bias, {"col": cols}),
-        "gate": (gate, {"col": cols, "row": rows, "tile": (shape,)}),
-        "scale_a": (scale_a, {"row": ((m,), *rows), "block": ((m, blocks),)}),
-        "scale_b": (scale_b, {"col": cols, "block": ((blocks, -(-n // BLOCK)),)}),
-    }
-    found = {}
-    for name, (x, kinds) in allowed.items():
-        if x is None:
-            continue
-        place = "scalar" if x.numel() == 1 and x.ndim <= 2 else next((p for p, shapes in kinds.items() if tuple(x.shape) in shapes), None)
-        if place is None:
-            known = ", ".join(str(s) for shapes in kinds.values() for s in shapes)
-            raise ValueError(f"gemm: {name} is {tuple(x.shape)}; it must be one number or {known}")
-        found[name] = place
-    if "block" in found.values():
-        have = [None if s is None else tuple(s.shape) for s in (scale_a, scale_b)]
-        want = [(m, blocks), (blocks, -(-n // BLOCK))]
-        if a.ndim != 2 or b.ndim != 2 or a.dtype not in FP8 or have != want:
-            raise ValueError(f"gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for two fp8 matrices and come together, {want[0]} and "
-                             f"{want[1]} here")
-        found["scale_a"] = found["scale_b"] = "block"
-    return found
 
 
 # ---------------------------------------------------------------- plans
@@ -281,25 +104,25 @@ def _plan(
 ) -> Plan:  # fmt: skip
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
-    _check_config(config)
-    _check_accumulation(a, accumulate, config)
-    dtype, places = result_dtype(a, out_dtype), _places(a, b, operands)
+    check_config(config)
+    check_accumulation(a, accumulate, config)
+    dtype, places = result_dtype(a, out_dtype), places_of(a, b, operands)
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
         return Unaligned(a, b, operands, activation, dtype, places, out)
-    product = _Product(a, b, operands, activation, dtype, places, config, accumulate)
+    product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
 
 
 def described(
     a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
     scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
-) -> _Product:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     """The plan of a product: its `problem`, and how its operands become the kernel's."""
     operands = (bias, gate, residual, scale_a, scale_b)
     check(a, b, operands, activation, out_dtype, None)
-    return _Product(a, b, operands, activation, result_dtype(a, out_dtype), _places(a, b, operands), None)
+    return CallPlan(a, b, operands, activation, result_dtype(a, out_dtype), places_of(a, b, operands), None)
 
 
 def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: str | None) -> Tensor:
@@ -347,7 +170,7 @@ def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
 
-class _Product:
+class CallPlan:
     """The plan of a product: how its operands become what the kernel takes, and the kernel."""
 
     def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: str | None, dtype: torch.dtype, places: dict[str, str], config: Config | None,

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors
+from tritonkittens.kernels.gemm.device.epilogue import Epilogue, fetch_values, load_vectors
+from tritonkittens.kernels.gemm.device.result import load_residual, result_tiles, store_result
 from tritonkittens.kernels.gemm.reference import BLOCK
-from tritonkittens.kernels.gemm.result import load_residual, result_tiles, store_result
 
 SCALES = 16  # of B, along K, that a slot holds: the smallest vector
 

@@ -1,4 +1,4 @@
-"""`gemm` for torch.compile and for gradients: an operator of torch.library, and a plain autograd function, which costs an eager call less."""
+"""`gemm` as torch sees it: an operator of torch.library, a plain autograd function, which costs an eager call less, and which of both a call takes."""
 from __future__ import annotations
 
 from typing import Any
@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import have_memory, is_plain, register, vmap_by_loop
+from tritonkittens.kernels._dispatch import have_memory, is_compiling, is_forward_mode, is_plain, register, requires_grad, vmap_by_loop
 from tritonkittens.kernels._tensors import addressable
+from tritonkittens.kernels.gemm.call_plan import as_matrix, by_operator, computed, rounded
+from tritonkittens.kernels.gemm.checks import FP8, Operands, check, check_accumulation, check_config, check_kinds, places_of, result_dtype, result_shape
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.product import FP8, as_matrix, computed, gemm, result_dtype, result_shape
-from tritonkittens.kernels.gemm.reference import activated, activation_gradient
-from tritonkittens.kernels.gemm.unaligned import takes
+from tritonkittens.kernels.gemm.device.unaligned import takes
+from tritonkittens.kernels.gemm.reference import activated, activation_gradient, gemm_torch
 
 
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
@@ -45,7 +46,7 @@ def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
 def _laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter does, and copies another. (The weight of
     a `Linear` is multiplied transposed.)"""
-    return gemm(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else gemm(left, right)
+    return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
 
 
 def _copied_once(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     d_total = grad if gate is None else grad * gate
     d_gate = None
     if ctx.activation is not None or (gate is not None and needs[4]):
-        total = gemm(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+        total = product(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
         d_gate = grad * activated(total, ctx.activation) if gate is not None and needs[4] else None
         if ctx.activation is not None:
             d_total = activation_gradient(d_total.float(), total, ctx.activation)
@@ -142,3 +143,41 @@ class GemmFunction(torch.autograd.Function):
         return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
 
     backward = staticmethod(_backward)
+
+
+# ---------------------------------------------------------------- dispatch
+
+
+def product(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, config: Config | None = None,
+    accumulate: str = "fp32",
+) -> Tensor:  # fmt: skip
+    """`gemm` without `out`: differentiable any number of times, and seen by torch where it has to be."""
+    operands = (bias, gate, residual, scale_a, scale_b)
+    if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
+        return _dispatched(a, b, operands, activation, out_dtype, config, accumulate)
+    if requires_grad(a, b, bias, gate, residual, scale_a, scale_b):
+        check_config(config)
+        if not have_memory(a, b, *operands):
+            return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
+        return GemmFunction.apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
+    return computed(a, b, operands, activation, out_dtype, config, accumulate)
+
+
+def _dispatched(
+    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+) -> Tensor:  # fmt: skip
+    """`gemm` for operands that torch has to see: by the operator, which torch traces and batches, or with tangents by torch's own operations."""
+    bias, gate, residual, scale_a, scale_b = operands
+    check_kinds(a, b, operands, None)
+    check_config(config)
+    if is_forward_mode():
+        if not is_compiling():
+            check(a, b, operands, activation, out_dtype, None)
+            check_accumulation(a, accumulate, config)
+            places_of(a, b, operands)
+        with torch.autocast(a.device.type, enabled=False):
+            total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
+        return rounded(total, result_dtype(a, out_dtype))
+    return by_operator(a, b, operands, activation, out_dtype, config, accumulate)

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
-from tritonkittens.kernels.gemm.result import (
+from tritonkittens.kernels.gemm.device.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.device.result import (
     ask_residual,
     finish_packed_panel,
     load_residual,

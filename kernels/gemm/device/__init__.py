@@ -1,0 +1,1 @@
+"""The kernels of `gemm`, and the epilogue that they share."""
