@@ -7,8 +7,8 @@ from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, randn, scales
 from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import gemm, gemm_torch
-from tritonkittens.kernels.gemm.device import unaligned
 from tritonkittens.kernels.gemm.checks import places_of
+from tritonkittens.kernels.gemm.device import unaligned
 from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS, Tiles, Unaligned, needs_copies, takes
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
