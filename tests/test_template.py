@@ -679,7 +679,7 @@ def _odd_order(ctx):
 
 
 def test_an_order_that_is_none():
-    with refused("tile_at(order=1): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()"):
+    with refused("tile_at(order=1): must be RowMajor(), ColumnMajor(), Supergroup(rows) or LongestFirst()"):
         type("Wrong", (Copy,), {"setup": _odd_order})().compile(*tensors())
 
 

@@ -90,7 +90,8 @@ class SinglePass(Passes):
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         device, summed = q.get_device(), fused.summed
         tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
-        parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+        # A causal mask leaves half of a task on average
+        parts = parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
             parts_for(device, group, tiles * batch * kv_heads))
         units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
         gathers = units > lag and worth_following(fused.head_dim, keys, fused.causal or fused.window)

@@ -21,7 +21,7 @@ from tritonkittens.lang.template import template
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(ordered=True), dict(causal=True), id="causal, in turns"),
-    pytest.param((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongAndShort()), dict(causal=True), id="causal, in pairs"),
+    pytest.param((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
     pytest.param((300, 100, 64, 64), Config(cols=64, consumers=3, ordered=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
     pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
