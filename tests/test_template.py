@@ -152,7 +152,7 @@ def test_first_without_drain():
 
 def test_unknown_knobs():
     known = "blocks_per_sm, cluster, consumer_registers, consumers, following_stages, independent, order, ordered, " \
-            "producer_registers, producer_warps, schedule"
+            "producer_registers, schedule"
     with refused(f"Copy(consumer=2): no such knob; it has {known}, single, stages"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
@@ -170,12 +170,6 @@ def test_impossible_consumers(consumers):
 def test_impossible_blocks_per_sm(blocks):
     with refused(f"Copy(blocks_per_sm={blocks!r}): must be at least 1"):
         Copy(blocks_per_sm=blocks)
-
-
-@pytest.mark.parametrize("warps", [0, 5, 2.0, None])
-def test_impossible_producer_warps(warps):
-    with refused(f"Copy(producer_warps={warps!r}): must be "):
-        Copy(producer_warps=warps)
 
 
 @pytest.mark.parametrize("knobs", [dict(trailing_producer=1), dict(trailing_producer=None), dict(trailing_producer=True, cluster=2)])
@@ -206,8 +200,6 @@ def test_entries_and_their_hook_go_together():
         ListedStream(entries=0)
     with refused("TrailingStream: its layout has entries, but hook 'entry' is missing"):
         type("TrailingStream", (TrailingStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=1)})()
-    with refused("ListedStream(producer_warps=2): a producer of one warp reads entries ahead"):
-        ListedStream(producer_warps=2)
 
 
 def test_entries_are_explained():
@@ -230,11 +222,6 @@ def test_an_entry_that_is_no_pointer_for_each_number(hook):
     x, e, s, y = (meta(*shape, dtype=torch.float32) for shape in ((2, 192, 64), (2, 192, 64), (128, 64), (128, 64)))
     with refused("Wrong.entry must return pointers to int32, one for each of its numbers, got "):
         type("Wrong", (ListedStream,), {"entry": hook})(consumers=1).compile(x, e, s, y, meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32), tasks=2)
-
-
-def test_a_role_has_a_power_of_two_of_warps():
-    with refused("Copy(producer_warps=3): must be 1, 2 or 4 warps"):
-        Copy(producer_warps=3)
 
 
 @pytest.mark.parametrize("cluster", [0, 3, 16, "2", None])

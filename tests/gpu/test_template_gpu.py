@@ -203,7 +203,7 @@ FEATURES = [
     (CountedStream, dict(consumers=2, residual=True, stages=2)),
     (PipelinedStream, dict(consumers=1, residual=True, out=tk.bf16, extra=64)),
     (CountedStream, dict(consumers=2, cluster=2, residual=True, extra=64, stages=2)),
-    (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16, producer_warps=2)),
+    (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16)),
     (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True)),
     (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=3)),
@@ -226,7 +226,7 @@ FEATURES = [
     (DeferringStream, dict(consumers=1, stages=2, early=False, cols=128)),
     (DeferringStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
     (Prefix, dict(consumers=1, stages=1, output_stages=1)),
-    (Prefix, dict(consumers=2, stages=2, output_stages=3, producer_warps=4, extra=64)),
+    (Prefix, dict(consumers=2, stages=2, output_stages=3, extra=64)),
     (Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),
     (Prefix, dict(consumers=2, cluster=2, extra=64, residual=True)),
 ]

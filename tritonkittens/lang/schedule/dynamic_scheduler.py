@@ -42,7 +42,7 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     if not T.draws:
         return {"numbers": numbers}
     hearers = T.consumers * WARPS + T.senders + T.follows + T.trailing_producer
-    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
+    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, 1), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
 @op

@@ -81,7 +81,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     config = unwrap(T)
     roles: list[tuple[Any, tuple]] = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
     roles.append((_producer, (G, A, memory, T)))
-    warps = [*(WARPS,) * config.consumers, config.producer_warps]
+    warps = [*(WARPS,) * config.consumers, 1]
     if config.trailing_producer:
         roles.append((_trailing_producer, (G, A, memory, T)))
         warps.append(1)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tritonkittens.arch import chip_of
 from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.types.tiles import rt, rv, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
@@ -93,6 +94,10 @@ class layout:
     ragged: tuple[str, ...] = ()
     entries: int = 0
     spare: int = 0
+
+    def __new__(cls, *given: Any, **fields: Any) -> layout:
+        refuse_old("layout", "field", fields)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         tensors = []

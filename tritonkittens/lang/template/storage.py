@@ -86,7 +86,7 @@ def template_memory(t: Trace, T: Any) -> Any:
     if T.sends:
         fields |= sending_semaphores(t, T)
     if placed.over_ring is not None:
-        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps + T.trailing_producer)
+        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.trailing_producer)
     if t.chip.tcgen05:
         for n, s in plan.accumulators:
             for c in range(T.consumers):

@@ -32,6 +32,7 @@ from tritonkittens.lang.schedule.split_k import elements
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer_registers
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
+from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
 from tritonkittens.lang.types.global_layout import gl, map_specs
 from tritonkittens.lang.types.tiles import TileType, rt
@@ -143,7 +144,7 @@ class lcf(Configuration, Interned):
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
       that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, two where results are packed, behind
-      which others come; not where tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
+      which others come; not where tasks are drawn); `following_stages` (1) of the ring of `follow`;
     - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
@@ -157,7 +158,6 @@ class lcf(Configuration, Interned):
     """
 
     consumers: int = 2
-    producer_warps: int = 1
     trailing_producer: bool = False
     following_stages: int = 1
     independent: bool = False
@@ -191,6 +191,7 @@ class lcf(Configuration, Interned):
 
     def __init__(self, **knobs: Any):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
+        refuse_old(type(self).__name__, "knob", knobs)
         for name, value in knobs.items():
             if name not in self._knobs():
                 known = ", ".join(sorted(n for n in self._knobs()))
@@ -218,7 +219,7 @@ class lcf(Configuration, Interned):
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = self.producer_warps + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
+        busy = 1 + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -262,8 +263,6 @@ class lcf(Configuration, Interned):
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if not isinstance(self.producer_warps, int) or self.producer_warps not in (1, 2, 4):
-            raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
         if not isinstance(self.following_stages, int) or not 1 <= self.following_stages <= MAX_STAGES:
             raise self._error(f"(following_stages={self.following_stages!r}): a ring has 1 to {MAX_STAGES} stages")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
@@ -315,8 +314,6 @@ class lcf(Configuration, Interned):
             raise self._error(f"its layout has entries={plan.entries!r}; an iteration has 0 to {MOST_ENTRIES}")
         if bool(plan.entries) != hasattr(type(self), "entry"):
             raise self._error("its layout has entries, but hook 'entry' is missing" if plan.entries else "hook 'entry' is for a layout with entries")
-        if plan.entries and self.producer_warps > 1:
-            raise self._error(f"(producer_warps={self.producer_warps}): a producer of one warp reads entries ahead")
         if self.trailing_producer and not plan.trailing:
             raise self._error("(trailing_producer=True): its layout has no trailing tiles")
         if plan.trailing and not self.pipelined:
@@ -682,6 +679,8 @@ def _check_hooks(cls: type[lcf]) -> bool:
         for name, value in vars(c).items():
             if isinstance(value, InterpretedFunction):
                 raise TileError(f"{cls.__name__}.{name}: templates are explicit kernels and do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+            if isinstance(value, (JITFunction, *KNOBS)):
+                refuse_old(cls.__name__, "hook" if isinstance(value, JITFunction) else "knob", (name,))
             if isinstance(value, JITFunction) and name not in known and not name.startswith("_"):
                 raise TileError(f"{cls.__name__}: unknown hook {name!r}; hooks are {', '.join(known)} (start a helper's name with an underscore)")
     for name in required:
