@@ -68,12 +68,9 @@ from tritonkittens.lang.types.global_layout import rank_of
 from tritonkittens.lang.types.tiles import split
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
-EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
 # Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
 # of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
 LONG_TASK = tl.constexpr(8)
-LONG_PACKED_TASK = tl.constexpr(2)  # where results are packed: who comes first is soon back (GEMM 16384×16384×2048 of e4m3 on the H100: 1 to 1.5 %)
-PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
 @op
@@ -153,8 +150,7 @@ def _facts(t: Trace, T: Any) -> Any:
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    most = EARLY_SLOTS_OF_CLUSTER if T.cluster > 1 else EARLY_SLOTS
-    early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
              T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
              T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed),
@@ -333,15 +329,6 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
 
 
 @triton.jit
-def _preload_at(count, STAGES: tl.constexpr):
-    """The iteration behind whose input the producer loads for `finish`: not before the task's first slots are on their way, long before the last, and not in
-    all blocks at once: memory would serve nothing else for so long that rings run empty (GEMM 4096³ with a residual on the H200: 293 thousand cycles,
-    290 to 292 so)."""
-    spare = tl.maximum(count - 2 * STAGES, 0)
-    return tl.minimum(count, STAGES) - 1 + spare * (tl.program_id(0) % PRELOAD_SHARES) // PRELOAD_SHARES
-
-
-@triton.jit
 def _load_for_task(ctx, memory, turn):
     """Ask for the tiles that consumers keep for a whole task."""
     load_scratch(ctx, memory, turn)
@@ -368,9 +355,6 @@ def _producer(G, A, memory, T: tl.constexpr):
     TRAILING: tl.constexpr = _facts(T)[9] and not _facts(T)[15]
     DRAWS: tl.constexpr = _facts(T)[11]
     DRAWN: tl.constexpr = _facts(T)[12]
-    # Consumers give the tiles of a task back behind all slots of the ring but the last (those with units of their own, long before). In short tasks they wait
-    # for these tiles most: decoding 64 × 1,024 keys of dimension 64 and 32 takes 0.5 and 1.4 % less on the H200, 64 × 256 would take 1.3 % more
-    BEFORE_LAST: tl.constexpr = max(STAGES - 2, 0) if _facts(T)[7] == 1 else 0
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -401,7 +385,7 @@ def _producer(G, A, memory, T: tl.constexpr):
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(here, memory, slot)
             if HAS_SCRATCH or HAS_KEPT:
-                if (i == tl.where(work.count >= 2 * STAGES, BEFORE_LAST, 0)) and (turn > 0 or EARLY == 0):
+                if (i == 0) and (turn > 0 or EARLY == 0):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
@@ -411,7 +395,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                 previous = slot
             slot, phases = next_slot(slot, phases, STAGES)
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
-                if i == _preload_at(work.count, STAGES):
+                if i == tl.minimum(work.count, STAGES) - 1:
                     load_finish(whole, memory, turn)
             _ask_next_window(whole, memory, i, 0, T)
         if TRAILING:
@@ -511,8 +495,7 @@ def _held_at(ctx, A, following, work, T: tl.constexpr):
     STAGGERS: tl.constexpr = _facts(T)[14]
     STAGES: tl.constexpr = _facts(T)[0]
     if STAGGERS:
-        LONG: tl.constexpr = LONG_PACKED_TASK if _facts(T)[18] > 0 else LONG_TASK
-        return tl.where((work.count >= LONG * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
+        return tl.where((work.count >= LONG_TASK * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
     else:
         return 0
 

@@ -143,8 +143,8 @@ class lcf(Configuration, Interned):
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
-      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, two where results are packed, behind
-      which others come; not where tasks are drawn); `following_stages` (1) of the ring of `follow`;
+      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
+      tasks are drawn); `following_stages` (1) of the ring of `follow`;
     - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
