@@ -406,8 +406,10 @@ class DeferringStream(PipelinedStream):
         return dataclasses.replace(plan, globals=tensors, scratch={}, common=dict(S=weights), deferred=dict(L=weights))
 
     @triton.jit
-    def prefetch(ctx):
-        tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
+    def load(ctx, input):
+        if ctx.iter == 0:
+            tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
 
     @triton.jit
     def load_common(ctx, common):

@@ -89,7 +89,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, prefetch, entry, fetch, start, first, " \
+    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, entry, fetch, start, first, " \
             "drain, send, sent, follow, tally"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
@@ -326,8 +326,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, prefetch, entry, fetch, start, "
-                 "finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, entry, fetch, start, finish"):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 
@@ -632,7 +631,7 @@ def _wait_for_common(ctx, state, input):
 
 
 @triton.jit
-def _prefetch_another(ctx):
+def _prefetch_another(ctx, input):
     tk.prefetch(ctx.globals.S, tk.st(tk.fp32, 32, 32), (ctx.task, 0))
 
 
@@ -640,7 +639,7 @@ def _prefetch_another(ctx):
     ("drain", _give_back_twice, "Wrong.drain calls tk.release(ctx, ctx.common) 2 times; 'drain' may give common tiles back, once"),
     ("first", _give_back_at_once, "Wrong.first calls tk.release(ctx, ctx.deferred) 1 times; 'drain' may give deferred tiles back, once"),
     ("first", _wait_for_common, "wait_for(ctx.common): common tiles are there when a task begins; those that `first` waits for itself are deferred tiles"),
-    ("prefetch", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
+    ("load", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
 ])  # fmt: skip
 def test_kept_tiles_used_wrongly(hook, value, message):
     check_that_a_hook_is_refused(DeferringStream, hook, value, message)
@@ -648,8 +647,8 @@ def test_kept_tiles_used_wrongly(hook, value, message):
 
 @pytest.mark.parametrize(("cols", "requests"), [(32, 1), (64, 2)])
 def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests):
-    """A copy has as many columns as its swizzle, 128 bytes."""
-    compiled = compile_stream(DeferringStream(stages=2, cols=cols))
+    """A copy has as many columns as its swizzle, 128 bytes. Hook `load` is compiled for what is loaded before the roles begin, too."""
+    compiled = compile_stream(DeferringStream(stages=2, cols=cols, schedule=tk.Dynamic()))
     assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
 

@@ -115,13 +115,6 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.extent(ctx.globals.K, 1) * ctx.config.parts
 
     @triton.jit
-    def prefetch(ctx):
-        if ctx.config.panels == 1:
-            HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-            tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
-            tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
-
-    @triton.jit
     def load_common(ctx, common):
         tk.load_async(common.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
 
@@ -131,6 +124,11 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def load(ctx, input):
+        if ctx.config.panels == 1:
+            if ctx.iter == 0:  # shared memory still holds the keys and values of the task before: L2 fetches these
+                HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+                tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
+                tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)

@@ -181,14 +181,6 @@ def load_kept(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def call_prefetch(t: Trace, ctx: Any) -> Any:
-    """What L2 may fetch of a task before shared memory has room for it."""
-    hook = getattr(type(unwrap(ctx.config)), "prefetch", None)
-    if hook is not None:
-        t.call(hook, ctx)
-
-
-@op
 def load_finish(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Load what `finish` reads into the staging tiles of each consumer, once it has let go of them."""
     plan = unwrap(ctx.config)._plan

@@ -32,7 +32,6 @@ from tritonkittens.lang.template.calls import (
     call_fetch,
     call_first,
     call_follow,
-    call_prefetch,
     call_send,
     call_start,
     call_store,
@@ -369,7 +368,6 @@ def _producer(G, A, memory, T: tl.constexpr):
         previous = tl.maximum(begun - 1, 0)
     while work.valid:
         whole = extended(ctx, work)
-        call_prefetch(whole)
         if HAS_SCRATCH or HAS_KEPT:
             if (work.count == 0) and (turn > 0 or EARLY == 0):
                 _load_for_task(whole, memory, turn)

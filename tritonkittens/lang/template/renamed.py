@@ -7,7 +7,9 @@ from tritonkittens.lang.core.errors import TileError
 
 # By kind and old name: the rest of a sentence that begins with both. CHANGELOG.md has the same as tables
 RENAMED: dict[str, dict[str, str]] = {
-    "hook": {},
+    "hook": {
+        "prefetch": "is gone: call tk.prefetch in hook 'load', under `if ctx.iter == 0:`",
+    },
     "knob": {
         "producer_warps": "is gone: a producer has one warp",
     },

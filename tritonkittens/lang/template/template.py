@@ -74,8 +74,6 @@ class lcf(Configuration, Interned):
     - `setup(ctx)` → `tk.task(iterations, when=…, **coordinates)`: what task number `ctx.task` is; the loop over tasks ends at the first whose `when` is false;
     - `load_scratch(ctx, scratch)` (producer, once a task for each consumer `ctx.consumer`): copies into the scratch tiles on `scratch.arrived`;
     - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
-    - `prefetch(ctx)` (producer, when it begins with a task): what L2 may fetch (`tk.prefetch`) of tiles that shared memory has no room for yet, while the task
-      before ends;
     - `entry(ctx, n)` → pointers to int32 (producers, ahead of the iterations): where entries number `n`, a tile of numbers, counted from iteration `ctx.iter`
       on, stand in global memory, of which each iteration has as many as the layout says (`entries`, at most 16); `ctx.entries[k]` of `load` and
       `load_trailing`. Copies that need a number from a table, such as a page's, would wait for it behind those under way. Every pointer must be valid, also
@@ -175,13 +173,13 @@ class lcf(Configuration, Interned):
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "entry", "fetch", "start", "first", "drain", "send",
+        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "entry", "fetch", "start", "first", "drain", "send",
         "sent", "follow", "tally", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
-        "prefetch": ("ctx",), "entry": ("ctx", "n"), "fetch": ("ctx",),
+        "entry": ("ctx", "n"), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
         "store_packed": ("ctx", "tile", "staging", "n"), "finish_packed": ("ctx", "staging", "n", "step", "steps"), "fill_packed": ("ctx", "staging"),
         "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
@@ -567,7 +565,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "entry", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "entry", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:
