@@ -90,7 +90,7 @@ def test_a_misspelt_hook():
             pass
 
     hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, entry, fetch, start, first, " \
-            "drain, send, sent, follow, tally"
+            "drain, send, sent"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -151,7 +151,7 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, cluster, consumer_registers, consumers, following_stages, independent, order, ordered, " \
+    known = "blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, " \
             "producer_registers, schedule"
     with refused(f"Copy(consumer=2): no such knob; it has {known}, single, stages"):
         Copy(consumer=2)

@@ -54,19 +54,19 @@ def _decode(arch: str, dim: int = 128, sized: bool = False, at_once: int = 0, ev
     return template.compile(*[tensors[name] for name in template.tensors], scale=1.0, queries=1, arch=arch)
 
 
-def _backward(arch: str, dim: int, causal: bool, part: int, gathers: bool = False, parts: int = 1) -> object:
-    """The single pass (part 0), which may make dQ of its sums, or have `parts` of groups, or the pass of dQ or of dK and dV (1, 2)."""
+def _backward(arch: str, dim: int, causal: bool, part: int, parts: int = 1) -> object:
+    """The single pass (part 0), which may have `parts` of groups, or the pass of dQ or of dK and dV (1, 2)."""
     x, sums = _tensor(dim), torch.empty(4, 16, 4096, dtype=torch.float32, device="meta")
     numbers = sums if part else torch.empty(4, 16, 4096 // ROWS, PARTS.value, ROWS, dtype=torch.bfloat16, device="meta")
     kind = (torch.bfloat16, dim, dim, causal, False, False)
     queries, keys = backward(*kind)
-    template = cast(tk.lcf, (fused_backward(*kind, False, parts, gathers), queries, keys[0])[part])
+    template = cast(tk.lcf, (fused_backward(*kind, False, parts), queries, keys[0])[part])
     tensors = dict.fromkeys(template.tensors, x) | dict.fromkeys(("offsets", "deltas"), numbers)
     if part == 0:
-        tensors |= {"sums": sums} | dict.fromkeys(("words", "counts"), torch.empty(64, dtype=torch.int32, device="meta"))
+        tensors |= {"sums": sums, "words": torch.empty(64, dtype=torch.int32, device="meta")}
     if parts > 1:
         tensors |= dict.fromkeys(("dK", "dV"), sums)
-    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, **(dict(lag=15) if gathers else {}), arch=arch)
+    return template.compile(*(tensors[name] for name in template.tensors), scale=1.0, gradient=1.0, arch=arch)
 
 
 def _packed(arch: str, dim: int, causal: bool) -> object:
@@ -88,8 +88,6 @@ inspectable: dict[str, Callable[[str], object]] = {
     "attention_decode_d64_single": functools.partial(_decode, dim=64, at_once=3, single=True),
     "attention_decode_d64_even": functools.partial(_decode, dim=64, at_once=3, even=True, single=True),
     "attention_varlen_d128_causal": functools.partial(_packed, dim=128, causal=True),
-    "attention_backward_d64_gathering": functools.partial(_backward, dim=64, causal=False, part=0, gathers=True),
-    "attention_backward_d128_gathering": functools.partial(_backward, dim=128, causal=False, part=0, gathers=True),
     "attention_backward_d64_parts": functools.partial(_backward, dim=64, causal=False, part=0, parts=2),
     "attention_backward_d128_causal_parts": functools.partial(_backward, dim=128, causal=True, part=0, parts=2),
     "attention_d64_short": functools.partial(_forward, dim=64, causal=False, keys=512),

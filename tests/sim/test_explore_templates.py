@@ -9,7 +9,6 @@ from tests.streaming import (
     CountedStream,
     DeferringStream,
     EdgedStream,
-    FollowedStream,
     HandingStream,
     ListedStream,
     PackedStream,
@@ -22,11 +21,9 @@ from tests.streaming import (
     SteppedStream,
     TrailingStream,
     WatchedStream,
-    add_followed,
     add_listed,
     add_sent,
     all_sent,
-    all_sent_of_tasks,
     integers,
     operands,
     prefixes,
@@ -150,17 +147,6 @@ def test_consumers_that_end_one_behind_the_other(rng):
     assert torch.equal(*watched(rng))
     with pytest.raises(sim.SimulationError, match="gives another result than schedule 0"):
         watched(rng, staggered=False)
-
-
-@pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1, following_stages=1), dict(lag=3, stages=2, following_stages=4)], ids=str)
-def test_what_follows_sees_all_that_was_sent(knobs, rng):
-    template = FollowedStream(**knobs)
-    x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
-    found = []
-    sim.explore(lambda: found.append(add_followed(template, x, e, s, lengths, 2)), schedules=20)
-    expected = all_sent_of_tasks(template, x, lengths)
-    followed = (8 - template.lag) * template.team * template.rows
-    assert all(torch.equal(z, expected) and torch.equal(f[:followed], 2 * expected[:followed]) for z, f in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [

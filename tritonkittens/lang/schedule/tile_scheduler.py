@@ -16,7 +16,7 @@ from tritonkittens.lang.schedule.policies import ClusterSplitK, SplitK, SplitTai
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
+            "exchange", "accumulators", "sending", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
 
 
 @op

@@ -9,11 +9,17 @@ from tritonkittens.lang.core.errors import TileError
 RENAMED: dict[str, dict[str, str]] = {
     "hook": {
         "prefetch": "is gone: call tk.prefetch in hook 'load', under `if ctx.iter == 0:`",
+        "follow": "is gone: launch a kernel behind this one for what needs the results of several tasks",
+        "tally": "is gone: launch a kernel behind this one for what needs the results of several tasks",
     },
     "knob": {
         "producer_warps": "is gone: a producer has one warp",
+        "following_stages": "is gone with hook 'follow'",
     },
-    "field": {},
+    "field": {
+        "following": "is gone with hook 'follow'",
+        "following_ring": "is gone with hook 'follow'",
+    },
 }
 
 

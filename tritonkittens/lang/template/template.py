@@ -33,7 +33,7 @@ from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.renamed import refuse_old
-from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, Placement, layout, place
 from tritonkittens.lang.types.global_layout import gl, map_specs
 from tritonkittens.lang.types.tiles import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
@@ -110,14 +110,6 @@ class lcf(Configuration, Interned):
       tiles, which go back to the consumer (`tk.await_sender`) when they have been read;
     - `sent(ctx, value)`, behind that: what else is to be done, with what `send` returned.
 
-    And two by the follower, a warp of its own, once a task (`Dynamic`):
-
-    - `follow(ctx)`, when the task has been drawn: what is made of what tasks of smaller numbers have done, as `tally` says (`tk.wait_count`), with the tiles
-      `ctx.following`. Whoever draws a task runs, so blocks may wait for those. Better by copies, one at a time: other accesses of memory get in the consumers'
-      way. Nobody waits for it but those who wait for the tally of this block's later tasks;
-    - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that senders wrote or added in the task is there, so that others
-      may read it.
-
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
@@ -142,7 +134,7 @@ class lcf(Configuration, Interned):
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
       that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
-      tasks are drawn); `following_stages` (1) of the ring of `follow`;
+      tasks are drawn);
     - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
@@ -157,7 +149,6 @@ class lcf(Configuration, Interned):
 
     consumers: int = 2
     trailing_producer: bool = False
-    following_stages: int = 1
     independent: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
@@ -174,7 +165,7 @@ class lcf(Configuration, Interned):
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
         "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "entry", "fetch", "start", "first", "drain", "send",
-        "sent", "follow", "tally", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
+        "sent", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
@@ -182,7 +173,7 @@ class lcf(Configuration, Interned):
         "entry": ("ctx", "n"), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
         "store_packed": ("ctx", "tile", "staging", "n"), "finish_packed": ("ctx", "staging", "n", "step", "steps"), "fill_packed": ("ctx", "staging"),
-        "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
+        "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
@@ -201,8 +192,6 @@ class lcf(Configuration, Interned):
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits = isinstance(self.schedule, (StreamK, SplitTail)) or (isinstance(self.schedule, SplitK) and self.schedule.parts > 1)
         self.draws = isinstance(self.schedule, Dynamic)  # do blocks take tasks when they need one?
-        self.tallies = hasattr(type(self), "tally")
-        self.follows = self.tallies or hasattr(type(self), "follow")  # then blocks draw their first task, too: who waits knows that smaller numbers run
         self.sends = hasattr(type(self), "send")
         self.senders = self.consumers if self.sends else 0  # a warp each
         self.slots_per_part = 2 if isinstance(self.schedule, StreamK) else 1
@@ -217,7 +206,7 @@ class lcf(Configuration, Interned):
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = 1 + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
+        busy = 1 + self.trailing_producer + int(bool(self._plan.output)) + self.senders
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -261,8 +250,6 @@ class lcf(Configuration, Interned):
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if not isinstance(self.following_stages, int) or not 1 <= self.following_stages <= MAX_STAGES:
-            raise self._error(f"(following_stages={self.following_stages!r}): a ring has 1 to {MAX_STAGES} stages")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
@@ -281,11 +268,6 @@ class lcf(Configuration, Interned):
         if self.single and (self.independent or isinstance(self.schedule, (Dynamic, StreamK))):
             raise self._error(f"(single=True, schedule={self.schedule!r}, independent={self.independent}): a block of one task neither draws it nor "
                               "enters it in the middle, and its consumers share it; that needs another schedule and independent=False")
-        if following := [name for name in ("follow", "tally") if hasattr(type(self), name)]:
-            if not isinstance(self.schedule, Dynamic):
-                raise self._error(f"(schedule={self.schedule!r}): hook {following[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
-        if hasattr(type(self), "tally") and not hasattr(type(self), "send"):
-            raise self._error("hook 'tally' counts tasks whose tiles senders have sent; that needs hook 'send'")
         if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or isinstance(self.schedule, (StreamK, SplitTail, SplitK, ClusterSplitK))):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
                               "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
@@ -299,8 +281,7 @@ class lcf(Configuration, Interned):
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
         hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "deferred": (plan.deferred, "load_deferred"),
-                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing"),
-                 "following": ((*plan.following, *plan.following_ring), "follow")}
+                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -432,8 +413,7 @@ class lcf(Configuration, Interned):
             scratch = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded,
-                                           self.following_stages)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded)
         return self._placements[arch]
 
     def with_less_memory(self, arch: int, excess: int) -> lcf | None:
@@ -506,8 +486,6 @@ class lcf(Configuration, Interned):
             lines.append(f"  {plan.entries} entries of tables an iteration, read ahead, {WINDOW} at a time")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
-        if self.follows:
-            lines.append("  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if plan.packed:
