@@ -37,7 +37,7 @@ NEEDED = {
                               ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
 NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
-           for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
+           for name in ("d64_parts", "d128_causal_parts")}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 8, "STS": 8}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
@@ -240,7 +240,7 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name, spills", [("d64", 0), ("d64_causal", 13), ("d64_gathering", 0), ("d128", 0), ("d128_causal", 0), ("d128_gathering", 0)])
+@pytest.mark.parametrize("name, spills", [("d64", 0), ("d64_causal", 13), ("d128", 0), ("d128_causal", 0)])
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""

@@ -52,20 +52,6 @@ def test_gradients(queries, keys, causal, dim, deterministic, rng):
     check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
 
 
-@pytest.mark.simulated(multiprocessors=1)
-@pytest.mark.parametrize("dim, given", on_gpu_or_simulated(
-    [(dim, given) for dim in (48, 64, 96, 128) for given in (dict(), dict(causal=True), dict(window=(40, 30)), dict(softcap=20.0))],
-    [(48, dict()), (64, dict(causal=True)), (64, dict(softcap=20.0)), (96, dict(window=(40, 30))), (128, dict()), (128, dict(causal=True))],
-), ids=str)  # fmt: skip
-def test_dq_of_sums_that_are_done(dim, given, rng, monkeypatch):
-    """So many heads that most of dQ is made in the single pass, in groups of two, also where rows of a head are not contiguous."""
-    monkeypatch.setattr(gradients, "worth_following", lambda *_: True)
-    heads, kv_heads = on_gpu_or_simulated((1600, 800), (10, 5))
-    q, k, v = leaves(1, heads, kv_heads, 150, 200, dim)
-    check(q, k, v, **given)
-    check(q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(), k, v, **given)
-
-
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 3.0])  # the first by two passes: what is added to scores is divided by it
 @pytest.mark.parametrize("dim", [64, 128])
 def test_scales_far_from_one(dim, scale, rng):

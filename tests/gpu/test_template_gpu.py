@@ -11,7 +11,6 @@ import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
     DeferringStream,
-    FollowedStream,
     ListedStream,
     PackedStream,
     PipelinedStream,
@@ -22,18 +21,15 @@ from tests.streaming import (
     SteppedStream,
     Stream,
     TrailingStream,
-    add_followed,
     add_listed,
     add_sent,
     all_sent,
-    all_sent_of_tasks,
     integers,
     operands,
     prefixes,
     reference,
 )
 from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, synchronize
-from tritonkittens.sim import SimulationError
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -203,7 +199,7 @@ FEATURES = [
     (CountedStream, dict(consumers=2, residual=True, stages=2)),
     (PipelinedStream, dict(consumers=1, residual=True, out=tk.bf16, extra=64)),
     (CountedStream, dict(consumers=2, cluster=2, residual=True, extra=64, stages=2)),
-    (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16, producer_warps=2)),
+    (PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16)),
     (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True)),
     (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=3)),
@@ -226,7 +222,7 @@ FEATURES = [
     (DeferringStream, dict(consumers=1, stages=2, early=False, cols=128)),
     (DeferringStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
     (Prefix, dict(consumers=1, stages=1, output_stages=1)),
-    (Prefix, dict(consumers=2, stages=2, output_stages=3, producer_warps=4, extra=64)),
+    (Prefix, dict(consumers=2, stages=2, output_stages=3, extra=64)),
     (Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),
     (Prefix, dict(consumers=2, cluster=2, extra=64, residual=True)),
 ]
@@ -301,20 +297,6 @@ def test_one_task_a_block(cls, knobs, rng):
 
 
 @pytest.mark.simulated(multiprocessors=3)
-@pytest.mark.parametrize("knobs", [dict(), dict(consumers=1, lag=1, following_stages=4), dict(lag=5, stages=2, following_stages=1)], ids=str)
-def test_what_follows_sees_all_that_was_sent(knobs, rng):
-    template = FollowedStream(**knobs)
-    for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 20)):
-        x, e, s, lengths = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
-        expected = all_sent_of_tasks(template, x, lengths)
-        followed = max(0, tasks - template.lag) * template.team * template.rows
-        for blocks in (None, 1, 2):
-            z, f = add_followed(template, x, e, s, lengths, blocks)
-            assert torch.equal(z, expected), f"{tasks} tasks, {blocks} blocks"
-            assert torch.equal(f[:followed], 2 * expected[:followed]) and f[followed:].isnan().all(), f"{tasks} tasks, {blocks} blocks"
-
-
-@pytest.mark.simulated(multiprocessors=3)
 @pytest.mark.parametrize("cls, knobs", [
     (SendingStream, dict()), (SendingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), (SendingStream, dict(consumers=3, stages=3)),
     (PlainSendingStream, dict(schedule=tk.Dynamic())), (PlainSendingStream, dict(consumers=1, stages=1, residual=False)),
@@ -343,17 +325,6 @@ def test_stream_k(knobs, rng):
                           (2 * full + 1, 9), (3 * full + 1, 5)):  # fmt: skip
         check_stream(template, [length] * tasks, None, rng)
     check_stream(template, [5] * (full + 2), max(1, full // 2), rng)
-
-
-@pytest.mark.simulated(always=True, multiprocessors=2, step_limit=20_000)
-def test_a_count_that_is_never_reached(rng):
-    """In the simulator, which says who waits: on a GPU the launch would end after two seconds, and the process with it."""
-    template = FollowedStream(consumers=1)
-    x, e, s, lengths = operands(template, [1] * 4, rng, "cpu")
-    y, z, f = (torch.zeros(4 * template.rows, template.cols) for _ in range(3))
-    counts, done = torch.zeros(1, dtype=torch.int32), torch.full((4,), 7, dtype=torch.int32)
-    with pytest.raises(SimulationError, match="atomic_poll"):
-        template(x, e, s, y, lengths, z, counts, done, f, tasks=4, debug=True)
 
 
 @pytest.mark.simulated(always=True, multiprocessors=2, step_limit=100_000)
