@@ -80,13 +80,14 @@ def slow(*case, **named):
 
 
 def some_slow(cases, quick):
-    """The cases of a parametrised test with one argument, `slow` but for those in `quick`."""
-    assert set(quick) <= set(cases), "a quick case is no case"
-    return [case if case in quick else slow(case) for case in cases]
+    """The cases of a parametrised test, tuples where it has several arguments, `slow` but for those in `quick`."""
+    assert all(case in cases for case in quick), "a quick case is no case"
+    return [case if case in quick else slow(*(case if isinstance(case, tuple) else (case,))) for case in cases]
 
 
 def crossed(*axes):
-    """All combinations of some axes as the cases of a parametrised test. The n-th values of all axes, shorter axes repeated, are one quick case; others are `slow`."""
+    """All combinations of some axes as cases of a parametrised test. The n-th values of all axes, shorter axes repeated, are a quick case; others are `slow`.
+    So each value of each axis is in a quick case, and there are as many of these as the longest axis has values."""
     quick = {tuple(n % len(axis) for axis in axes) for n in range(max(map(len, axes)))}
     combinations = itertools.product(*(range(len(axis)) for axis in axes))
     return [(pytest.param if at in quick else slow)(*(axis[i] for axis, i in zip(axes, at, strict=True))) for at in combinations]

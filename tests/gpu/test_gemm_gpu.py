@@ -417,7 +417,8 @@ def test_every_candidate_is_right(rng, name, share):
         check(out, a, b, str(config), **operands)
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "independent", "packed", "streamed", "cluster_split_k", "split_tail", "stream_k"]))
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "independent", "packed", "streamed", "cluster_split_k", "split_tail",
+                                                   "stream_k"]))  # fmt: skip
 def test_many_tasks(rng, kind):
     """More tasks than blocks, a number of them that divides by nothing."""
     m, n, k = on_gpu_or_simulated((3000, 2000, 328), (200, 456, 200))

@@ -110,12 +110,14 @@ def test_streams(cls, knobs, lengths, schedules, rng):
     if isinstance(template, Prefix):
         more.append(poison(torch.empty(len(lengths), max(lengths) * template.cluster * template.team * 64, 64)))
     y = poison(torch.empty(expected.shape))
-    sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=schedules)
+    blocks = None if template.splits else 8 if lengths is LONG else 2
+    sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=blocks), schedules=schedules)
     assert torch.equal(y, expected.float())
 
 
 @explored(8, 20)
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, entries=16)), dict(consumers=1, stages=2, cluster=2, entries=5),
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, entries=16)),
+                                   dict(consumers=1, stages=2, cluster=2, entries=5),
                                    slow(dict(consumers=1, stages=3, trailing_producer=True, entries=9)),
                                    dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
                                    slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True)),
