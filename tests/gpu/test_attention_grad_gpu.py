@@ -148,7 +148,8 @@ def test_memory_of_gradients(heads, kv_heads, dim, causal, permuted):
 
 @pytest.mark.parametrize("given", [
     dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), slow(dict(softcap=2.0)),
-    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5), slow(dict(window=(60, 10), softcap=2.0, deterministic=True)),
+    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5),
+    slow(dict(window=(60, 10), softcap=2.0, deterministic=True)),
 ], ids=str)  # fmt: skip
 def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
