@@ -90,7 +90,7 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), (24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), (10, 2, 31, 1)])
+@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)])
 def test_more_rows_than_a_tile(heads, kv_heads, queries, parts, rng):
     """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not divide."""
     check(2, heads, kv_heads, queries, 300, lengths=[300, 131], parts=parts)
@@ -152,7 +152,7 @@ def test_pages_that_tiles_share(rng):
     check_pages(2, 16, 2, 16, 200, [70, 200], 48, parts=2)
 
 
-@pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [(16, 208, 240, FP16), (128, 96, 96, BF16)])
+@pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [slow(16, 208, 240, FP16), (128, 96, 96, BF16)])
 def test_pages_of_head_dimensions(page_size, dim, value_dim, dtype, rng):
     """Also those of tiles of several pieces, and of blocks of less than 128 keys."""
     check_pages(2, 4, 2, 1, 200, [70, 200], page_size, dim, value_dim, dtype, softcap=5.0, parts=2)
@@ -245,11 +245,14 @@ def test_more_tasks_than_thread_blocks(crowd, given, rng, monkeypatch):
     assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
 
 
+SOME_LONG = [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 599, 64, 63, 5, 100, 0])]
+
+
 @pytest.mark.simulated(multiprocessors=2)
-@pytest.mark.parametrize("given", [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 599, 64, 63, 5, 100, 0])])
-@pytest.mark.parametrize("at_once, dim, queries", [(0, 128, 1), (3, 64, 1), (3, 96, 2)])
-def test_tasks_that_not_every_multiprocessor_can_have_are_split(at_once, dim, queries, given, rng):
+@pytest.mark.parametrize("given, case", crossed(SOME_LONG, [(0, 128, 1), (3, 64, 1), (3, 96, 2)]), ids=str)
+def test_tasks_that_not_every_multiprocessor_can_have_are_split(given, case, rng):
     """Each in as many parts as there are multiprocessors for; also where it has fewer blocks of keys than parts."""
+    at_once, dim, queries = case
     tasks = multiprocessors() * (1 if at_once == 0 else 2) + 1
     for keys in (600, 64):
         of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}  # the last one is split
@@ -281,7 +284,7 @@ def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, 
     assert launch.kernel.spreads != ("starts" in given)
 
 
-@pytest.mark.parametrize("deal", [slow(Deal(at_once=1)), Deal(at_once=3), slow(Deal(at_once=4)), Deal(even=True)])
+@pytest.mark.parametrize("deal", [slow(Deal(at_once=1)), Deal(at_once=3), slow(Deal(at_once=4)), slow(Deal(even=True))])
 def test_crowds_read_pages(deal, rng):
     with dealt_by(deal):
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16)

@@ -74,7 +74,7 @@ def test_several_tasks_a_block(dim, causal, rng):
     check(*operands(*on_gpu_or_simulated((8, 16), (1, 3)), on_gpu_or_simulated(16, 3), 300, 280, dim), causal=causal)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (70, 0), (0, 70), (200, 30), (None, 5), (5, None), (1000, 1000), (None, None)], ids=str)
+@pytest.mark.parametrize("window", [(0, 0), (70, 0), (0, 70), slow((200, 30)), (None, 5), (5, None), slow((1000, 1000)), (None, None)], ids=str)
 def test_window(window, rng):
     for queries, keys in on_gpu_or_simulated(LENGTHS, LENGTHS[5:]):
         check(*operands(1, 2, 2, queries, keys, 64), window=window)
@@ -92,7 +92,7 @@ def test_softcap(softcap, causal, rng):
 DIMS = [*((d, d) for d in (16, 32, 48, 80, 96, 112, 160, 192, 224, 256)), (192, 128), (64, 128), (128, 64), (64, 256)]
 
 
-QUICK_DIMS = [(16, 16, BF16), (48, 48, BF16), (112, 112, BF16), (256, 256, BF16), (192, 128, BF16), (64, 128, BF16), (128, 64, FP16)]
+QUICK_DIMS = [(16, 16, BF16), (112, 112, BF16), (256, 256, BF16), (192, 128, BF16), (64, 128, BF16), (128, 64, FP16)]
 
 
 @pytest.mark.parametrize("dim, value_dim, dtype", some_slow(in_types(DIMS, BF16, FP16), QUICK_DIMS))
@@ -101,7 +101,7 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
     check(*operands(1, 2, 1, 140, 200, dim, value_dim, dtype), causal=causal)
 
 
-CONFIGS = [Config(cols=64), slow(Config(cols=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(ordered=False)),
+CONFIGS = [slow(Config(cols=64)), slow(Config(cols=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(ordered=False)),
            Config(cols=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(cols=64, consumers=4, stages=2)), Config(drawn=False),
            slow(Config(cols=176, panel=32)), slow(Config(cols=80, consumers=1)),
            Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]  # fmt: skip

@@ -46,20 +46,20 @@ PLAIN = [
     (dict(consumers=1, stages=1), (1, 1)),
     slow(dict(consumers=2, stages=1), (1, 1)),
     slow(dict(consumers=2, stages=2), (2, 2)),
-    (dict(consumers=3, stages=3), (3, 3)),
+    slow(dict(consumers=3, stages=3), (3, 3)),
     (dict(consumers=4, stages=4), (4, 4)),
-    (dict(consumers=2, stages=5, extra=64), (5, 5)),
+    slow(dict(consumers=2, stages=5, extra=64), (5, 5)),
     slow(dict(consumers=2, stages=6), (6, 6)),
     (dict(consumers=2, weighted=False, dtype=tk.bf16), (16, 16)),
     slow(dict(consumers=1, blocks_per_sm=2), (5, 5)),
-    (dict(consumers=2, blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16), (10, 10)),
+    slow(dict(consumers=2, blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16), (10, 10)),
     (dict(consumers=1, cols=128, extra=128), (2, 1)),
     slow(dict(consumers=1, cols=128, extra=64), (3, 2)),
     (dict(consumers=2, cols=128, extra=256), (1, 0)),
     slow(dict(consumers=2, extra=128, stages=4), (4, 3)),
     slow(dict(consumers=2, stages=12), (12, 10)),
     (dict(consumers=2, stages=12, out=tk.bf16), (12, 11)),
-    (dict(consumers=3, extra=128), (3, 2)),
+    slow(dict(consumers=3, extra=128), (3, 2)),
     slow(dict(consumers=3, cols=128), (3, 0)),
     slow(dict(consumers=4, extra=128), (3, 1)),
     slow(dict(consumers=4, cols=128, out=tk.bf16, stages=2), (2, 0)),
@@ -73,7 +73,7 @@ PIPELINED = [
     slow(dict(consumers=2, blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16), (10, 10)),
     slow(dict(consumers=1, cols=128, extra=128), (2, 1)),
     (dict(consumers=2, cols=128, extra=64), (2, 1)),
-    (dict(consumers=3, cols=128), (3, 0)),
+    slow(dict(consumers=3, cols=128), (3, 0)),
     slow(dict(consumers=4, extra=128, ordered=True), (3, 1)),
     slow(dict(consumers=4, cols=128, out=tk.bf16, stages=2), (2, 0)),
     (dict(consumers=2, stages=2, staggered=True), (2, 2)),  # 17 iterations are long enough for that
@@ -87,7 +87,7 @@ PACKED = [
     (dict(consumers=2, stages=3, out=tk.bf16, dtype=tk.bf16, blocks_per_sm=2), (3, 3)),
     slow(dict(consumers=2, cols=128, extra=64, staggered=True, stages=2), (2, 2)),
 ]
-STEPPED = [*PACKED[:2], (dict(consumers=2, stages=3, weighted=False), (3, 3))]
+STEPPED = [PACKED[1], slow(*PACKED[0]), (dict(consumers=2, stages=3, weighted=False), (3, 3))]
 KINDS = {Stream: PLAIN, PipelinedStream: PIPELINED, PackedStream: PACKED, SteppedStream: STEPPED}
 
 

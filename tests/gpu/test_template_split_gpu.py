@@ -6,7 +6,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.streaming import integers
-from tests.util import DEVICE, crossed, multiprocessors, on_gpu_or_simulated, poison, some_slow, synchronize
+from tests.util import DEVICE, crossed, multiprocessors, on_gpu_or_simulated, poison, slow, some_slow, synchronize
 from tritonkittens import sim
 from tritonkittens.lang.schedule import MOST_REST_PARTS
 from tritonkittens.launch import workspace as make_workspace
@@ -20,14 +20,14 @@ IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [
     dict(consumers=1, order=tk.RowMajor()),
     dict(consumers=2, order=tk.Supergroup(2), schedule=tk.SplitK(3), residual=True),
-    dict(consumers=2, order=tk.ColumnMajor(), schedule=tk.StreamK(), cluster=2, residual=True),
-    dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2),
+    slow(dict(consumers=2, order=tk.ColumnMajor(), schedule=tk.StreamK(), cluster=2, residual=True)),
+    slow(dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2)),
     dict(consumers=2, order=tk.LongestFirst(), schedule=tk.SplitRest(), blocks_per_sm=2, stages=2),
     dict(consumers=1, order=tk.Supergroup(3), schedule=tk.OnePerBlock(), cluster=4, stages=2),
     dict(consumers=2, order=tk.Supergroup(8), independent=True, schedule=tk.StreamK(), stages=3),
-    dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2),
+    slow(dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2)),
     dict(consumers=1, order=tk.RowMajor(), schedule=tk.ClusterSplitK(4), residual=True),
-    dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2)),
+    slow(dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2))),
     dict(consumers=4, order=tk.LongestFirst(), independent=True, cluster=2, stages=2),
 ]
 

@@ -21,11 +21,11 @@ from tritonkittens.lang import template
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(ordered=True), dict(causal=True), id="causal, in turns"),
-    pytest.param((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongAndShort()), dict(causal=True), id="causal, in pairs"),
+    slow((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongAndShort()), dict(causal=True), id="causal, in pairs"),
     pytest.param((300, 100, 64, 64), Config(cols=64, consumers=3, ordered=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
     pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
-    pytest.param((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
+    slow((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
     slow((150, 300, 128, 128), Config(cols=112, panel=32, ordered=True), {}, id="one wgmma, results in panels"),
 ]
 
@@ -81,7 +81,7 @@ def test_gradients(shape, given, schedules, rng, monkeypatch):
     slow((10, 5, 130, 70, 64), dict(causal=True), True, id="one task a head, causal, dQ of what is done"),
     slow((5, 5, 100, 300, 64), {}, True, id="tasks of one block, dQ of what is done"),
     slow((6, 3, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
-    pytest.param((6, 3, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
+    slow((6, 3, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
 ])  # fmt: skip
 def test_gradients_of_many_heads(shape, given, follows, rng, monkeypatch):
     """Heads are so many that a single pass can make dQ of the sums of those before, for groups of one or two query heads."""
