@@ -2,6 +2,8 @@
 
 Each suite prints a table, writes SUITE.json and draws SUITE.svg into the folder (bench/results). Several suites run in a process each, so that a fault
 in one leaves the others alone. The exit status is 1 where a result was wrong or one of our kernels did not run.
+
+`python -m bench.same_code REVISION` compares the machine code of the shipped kernels with that of a git revision; it needs no GPU.
 """
 from __future__ import annotations
 
