@@ -123,6 +123,7 @@ class Worker:
         self.root = root
         self.folder = tempfile.TemporaryDirectory(prefix="same_code_cache_")
         self.process: subprocess.Popen[str] | None = None
+        self.is_closed = False
 
     @property
     def messages(self) -> pathlib.Path:
@@ -142,9 +143,11 @@ class Worker:
         return json.loads(line) if line else None
 
     def close(self) -> None:
+        """End the process, also in the middle of a kernel."""
+        self.is_closed = True
         if self.process is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.communicate()
+            self.process.kill()
+            self.process.wait()
         self.folder.cleanup()
 
 
@@ -175,10 +178,13 @@ def compiled(revision: Revision, keys: list[Key]) -> Kernels:
             except queue.Empty:
                 return
             answer = worker.ask(" ".join(key))
-            found[key] = {"refused": "the compiler crashed"} if answer is None else answer
-            revision.keep(".".join(key), found[key])
+            if worker.is_closed:  # the run was interrupted
+                return
+            found[key] = answer or {"refused": "the compiler crashed"}
+            if answer:  # a crash may be for want of memory
+                revision.keep(".".join(key), answer)
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in revision.workers[: waiting.qsize()]]
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in revision.workers[: waiting.qsize()]]
     for thread in threads:
         thread.start()
     for thread in threads:
