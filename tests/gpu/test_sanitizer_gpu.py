@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.gpu.sanitized import PARTS
-from tritonkittens.lang.template import kernel as engine
+from tritonkittens.lang.template import kernel as kernel_module
 
 GROUPS = ["products", *(f"attentions {part}" for part in range(PARTS)), "serving"]
 
@@ -40,7 +40,7 @@ def races(printed):
     enough, and for racecheck only where the other lanes wait for the same barrier."""
 
     def known(kernel, file, line):
-        of_roles = file == "engine.py" and "def _template_kernel" in linecache.getline(engine.__file__, int(line))
+        of_roles = file == "kernel.py" and "def _template_kernel" in linecache.getline(kernel_module.__file__, int(line))
         return kernel == "_template_kernel" and (of_roles or file == "shared.py")
 
     return [found.group() for found in ACCESS.finditer(printed) if not known(*found.groups())]
