@@ -25,6 +25,7 @@ from tests.streaming import (
 )
 from tests.util import meta, refused
 from tritonkittens.lang.memory.multicast import slices_of
+from tritonkittens.lang.template.hook_table import HOOKS, STORE, hooks_of, parameters_of
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -89,8 +90,7 @@ def test_a_misspelt_hook():
         def load_sratch(ctx, scratch):
             pass
 
-    hooks = "setup, load, compute, finish, load_scratch, load_common, load_deferred, load_finish, load_trailing, entry, fetch, start, first, " \
-            "drain, send, sent"
+    hooks = "setup, load_scratch, load_common, load_deferred, entry, load, load_trailing, load_finish, fetch, start, first, compute, drain, send, sent, part"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -198,7 +198,7 @@ def test_impossible_entries(entries):
 def test_entries_and_their_hook_go_together():
     with refused("ListedStream: hook 'entry' is for a layout with entries"):
         ListedStream(entries=0)
-    with refused("TrailingStream: its layout has entries, but hook 'entry' is missing"):
+    with refused("TrailingStream: its layout has entries=…, but hook 'entry' is missing"):
         type("TrailingStream", (TrailingStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=1)})()
 
 
@@ -321,12 +321,26 @@ def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
         Prefix(schedule=schedule)
 
 
+@pytest.mark.parametrize("template", [tk.lcf, tk.lcsf], ids=lambda x: x.__name__)
+def test_help_describes_every_hook_of_the_table(template):
+    for hook in hooks_of(template._stores).values():
+        assert f"`{hook.name}({', '.join(parameters_of(hook, template._stores, False))})`" in template.__doc__ and hook.text in template.__doc__
+    assert ("`store(ctx, output)`" in template.__doc__) == template._stores
+
+
+def test_the_table_of_hooks_says_which_are_required_and_what_they_fill():
+    """The table says of each hook whether a template must have it; what it names of the layout exists there."""
+    assert [hook.name for hook in HOOKS if hook.required] == ["setup", "load", "compute", "finish"]
+    fields = {field.name for field in dataclasses.fields(tk.layout)}
+    assert {hook.layout for hook in (*HOOKS, STORE) if hook.layout} <= fields and len({hook.name for hook in HOOKS}) == len(HOOKS)
+
+
 def test_hooks_of_an_lcsf():
     with refused("Mute: hook 'store' is missing; a template needs setup, load, compute, store"):
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load, compute, store, load_scratch, load_common, load_finish, entry, fetch, start, finish"):
+    with refused("Late: unknown hook 'drain'; hooks are setup, load_scratch, load_common, entry, load, load_finish, fetch, start, compute, finish, store "):
         type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
 
 
@@ -581,7 +595,7 @@ def holding(kind, name, base, **hooks):
 
 
 def test_trailing_tiles_without_their_hooks():
-    with refused("Late: its layout has trailing tiles, but hook 'load_trailing' is missing"):
+    with refused("Late: its layout has trailing=…, but hook 'load_trailing' is missing"):
         holding("trailing", "Late", PipelinedStream)()
     with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
         holding("trailing", "Early", Stream, load_trailing=TrailingStream.load_trailing)()
@@ -597,14 +611,14 @@ def test_handing_over_where_there_are_not_two(knobs):
 
 
 def test_shared_tiles_without_their_hooks():
-    with refused("Late: its layout has common tiles, but hook 'load_common' is missing"):
+    with refused("Late: its layout has common=…, but hook 'load_common' is missing"):
         holding("common", "Late", PipelinedStream)()
     with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
         SharingStream(independent=True)
 
 
 def test_deferred_tiles_without_their_hooks():
-    with refused("Later: its layout has deferred tiles, but hook 'load_deferred' is missing"):
+    with refused("Later: its layout has deferred=…, but hook 'load_deferred' is missing"):
         holding("deferred", "Later", PipelinedStream)()
     with refused("Plain: its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing"):
         holding("deferred", "Plain", Copy, load_deferred=DeferringStream.load_deferred)()
@@ -753,7 +767,7 @@ class Scratched(Copy):
 
 
 def test_scratch_tiles_without_their_hook():
-    with refused("Scratched: its layout has scratch tiles, but hook 'load_scratch' is missing"):
+    with refused("Scratched: its layout has scratch=…, but hook 'load_scratch' is missing"):
         Scratched().compile(*tensors())
 
 
@@ -762,7 +776,7 @@ def test_preloaded_tiles_without_their_hook():
         def layout(self):
             return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile), preload=("Y",))
 
-    with refused("Preloaded: its layout has preload tiles, but hook 'load_finish' is missing"):
+    with refused("Preloaded: its layout has preload=…, but hook 'load_finish' is missing"):
         Preloaded()
 
     class Forgetful(Preloaded):

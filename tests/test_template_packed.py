@@ -16,7 +16,7 @@ def test_results_are_finished_or_packed():
 
     hooks = {n: v for n, v in vars(PackedStream).items() if n in ("pack", "store_packed")} | {n: vars(Copy)[n] for n in ("setup", "load", "compute")}
     for name in ("pack", "store_packed"):
-        with refused(f"Bare: its layout has packed tiles, but hook {name!r} is missing"):
+        with refused(f"Bare: its layout has packed=…, but hook {name!r} is missing"):
             type("Bare", (Copy,), {"layout": layout} | {n: v for n, v in hooks.items() if n != name})()
     with refused("Bare: hook 'finish' is missing; its layout has no packed tiles"):
         type("Bare", (tk.lcf,), {**hooks, "layout": vars(Copy)["layout"]})()

@@ -9,6 +9,7 @@ import triton
 import tritonkittens.lang as tk
 from tests.streaming import CountedStream
 from tests.util import refused
+from tritonkittens.lang.template.hook_table import hooks_of
 from tritonkittens.lang.template.renamed import RENAMED
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -49,6 +50,6 @@ def test_a_layout_refuses_other_names_as_any_function_does():
 def test_old_names_are_in_the_changelog_and_no_longer_in_templates():
     changelog = (pathlib.Path(__file__).parents[1] / "CHANGELOG.md").read_text()
     assert all(f"`{name}`" in changelog for names in RENAMED.values() for name in names)
-    hooks = {*tk.lcsf._required, *tk.lcf._required, *tk.lcf._optional}
+    hooks = {*hooks_of(False), *hooks_of(True)}
     assert not hooks & {*RENAMED["hook"]} and not {*vars(tk.lcf)} & {*RENAMED["knob"]}
     assert not {f.name for f in dataclasses.fields(tk.layout)} & {*RENAMED["field"]}

@@ -50,7 +50,7 @@ def test_what_is_merged_is_declared():
 
     acc = ("acc", tk.rt(tk.fp32, 64, 64))
     for cls, missing in ((Merging, "part"), (type("Half", (Merging,), {"part": Extremes.part}), "merge")):
-        with refused(f"{cls.__name__}: its layout has what is merged of parts of a task, but hook {missing!r} is missing"):
+        with refused(f"{cls.__name__}: its layout has merged=…, but hook {missing!r} is missing"):
             cls(merged=(acc,), schedule=tk.ClusterSplitK(2))
     whole = type("Whole", (Merging,), {"part": Extremes.part, "merge": Extremes.merge})
     name = "Whole(schedule=ClusterSplitK(parts=2))"

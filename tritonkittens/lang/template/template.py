@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import triton.language as tl
 
 from tritonkittens.arch import REGISTERS, capability_of, chip_of
-from tritonkittens.lang.core.backend import InterpretedFunction, JITFunction, library_hash
+from tritonkittens.lang.core.backend import JITFunction, library_hash
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.lang.core.errors import TileError
@@ -30,6 +30,7 @@ from tritonkittens.lang.schedule.raster import Order, RowMajor
 from tritonkittens.lang.schedule.split_k import elements
 from tritonkittens.lang.schedule.tile_scheduler import Persistent, Schedule
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer_registers
+from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.renamed import refuse_old
@@ -69,58 +70,15 @@ class lcf(Configuration, Interned):
     An object is a constant: `MyKernel(stages=4)` with equal knobs is the same object, found again in less than a microsecond, and its knobs are fixed. What
     its methods return (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only.
 
-    Hooks (required: setup, load, compute, finish):
+    The hooks stand in the table of `lang/template/hook_table.py`; help() shows them below. Rules that concern several:
 
-    - `setup(ctx)` → `tk.task(iterations, when=…, **coordinates)`: what task number `ctx.task` is; the loop over tasks ends at the first whose `when` is false;
-    - `load_scratch(ctx, scratch)` (producer, once a task for each consumer `ctx.consumer`): copies into the scratch tiles on `scratch.arrived`;
-    - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
-    - `entry(ctx, n)` → pointers to int32 (producers, ahead of the iterations): where entries number `n`, a tile of numbers, counted from iteration `ctx.iter`
-      on, stand in global memory, of which each iteration has as many as the layout says (`entries`, at most 16); `ctx.entries[k]` of `load` and
-      `load_trailing`. Copies that need a number from a table, such as a page's, would wait for it behind those under way. Every pointer must be valid, also
-      those of iterations behind the last;
-    - `load(ctx, input)` (producer, once an iteration `ctx.iter`): copies into every tile of `input` on `input.arrived`; their bytes are checked;
-    - `load_finish(ctx, staging)` (producer, once a task for each consumer): copies into the finish tiles that the layout names in `preload`, on
-      `staging.arrived`, while the task is computed;
-    - `fetch(ctx)` → any value (consumer, before the first iteration of a task), `ctx.fetched` of the hooks behind it: what `finish` would have to read from
-      global memory, which takes as long as many products;
-    - `start(ctx)` → state (consumer, once a task), a `tk.struct`; without it the state is empty;
-    - `compute(ctx, state, input)` → state (consumer, once an iteration);
-    - `part(ctx, state)` → a `tk.struct` of what the layout names in `merged`, and `merge(ctx, mine, theirs)` → another (consumer, behind the iterations of a
-      task, where the schedule splits tasks): what a part of a task comes to, and two of them together. `finish` gets what all come to, in the order of the
-      parts; of blocks of a cluster (`ClusterSplitK`) each gets its columns, its own part first, then the others' in their order. Without these hooks
-      accumulators are added;
-    - `finish(ctx, state, staging)` (consumer, once a task): store the results through the `staging` tiles; those that the layout names in `refill` it fills
-      first, or again, on `staging.filled` (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …, an even number of times).
-
-    Where a layout has `packed` tiles, two are called instead of `finish`, which then may be missing. Results wait in registers and leave under the products of
-    the block's next task, which so need not wait for them:
-
-    - `pack(ctx, state, staging)` → a `tk.struct` of what the layout names in `packed` (consumer, once a task), in fewer registers than accumulators take;
-    - `store_packed(ctx, tile, staging, n)` (consumer, behind the product of an iteration): store `tile`, number `n` (a constant) of these, through the
-      `staging` tiles, those in `preload` excepted; `ctx` too is of the task that packed it;
-    - `finish_packed(ctx, staging, n, step, steps)` (behind each of the next `packed_steps` iterations, where the layout says so): one of `steps` (a constant)
-      equal steps of what else is to be done with tile number `n`, which `store_packed` has only staged then; where no products are left to hide it, all in one
-      step. `n` and `step` are of the run time: one copy of the code serves all tiles and stays in the instruction cache;
-    - `fill_packed(ctx, staging)` (once a task in front of `pack`, as soon as the results of the task before have left, where the layout has tiles to `refill`):
-      ask for what will be added to the first of this task's.
-
-    Two more are called by a warp beside each consumer, its sender, which moves working tiles to global memory: what that waits for, the consumer need not.
-
-    - `send(ctx, working)` → any value, once an iteration: waits until the consumer has called `tk.call_sender` (`tk.await_call`), and starts copies out of the
-      tiles, which go back to the consumer (`tk.await_sender`) when they have been read;
-    - `sent(ctx, value)`, behind that: what else is to be done, with what `send` returned.
-
-    With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
-    it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
-    The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
-    `previous` (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` give their input back with
-    `tk.release(ctx, input)`.
-    Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns, and all see them after
-    `tk.sync_consumers(ctx)`; or one for each of two consumers, with `tk.hand_over`, `tk.take_over`, `tk.hand_back` and `tk.take_back`, which let them drift.
-    Scratch tiles are given back before `drain`: products that read them must have been waited for. Without `drain` a slot is given back as soon as
-    `compute` returns: it must leave no product under way. Copies of the load hooks are counted where they are written, once for each helper
-    function and its argument types.
-    In iteration 0 there is no slot before: `first(ctx, state, input)` replaces `compute`, or `compute` gets the same slot twice.
+    - With `drain` the computation is pipelined by one iteration. The layout's `trailing` tiles are those that are used one iteration later anyway: `previous`
+      (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` release their input with
+      `tk.release(ctx, input)`.
+    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns, and all see them after
+      `tk.sync_consumers(ctx)`; or one for each of two consumers, with `tk.hand_over`, `tk.take_over`, `tk.hand_back` and `tk.take_back`, which let them drift.
+    - Scratch tiles are released before `drain`: products that read them must have been waited for. Copies of the load hooks are counted where they are
+      written, once for each helper function and its argument types.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
     `part` (of the task, where blocks share it);
@@ -162,21 +120,7 @@ class lcf(Configuration, Interned):
     consumer_registers: int | None = None
     producer_registers: int | None = None
 
-    _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
-    _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "entry", "fetch", "start", "first", "drain", "send",
-        "sent", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
-    )  # fmt: skip
-    _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
-        "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
-        "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
-        "entry": ("ctx", "n"), "fetch": ("ctx",),
-        "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
-        "store_packed": ("ctx", "tile", "staging", "n"), "finish_packed": ("ctx", "staging", "n", "step", "steps"), "fill_packed": ("ctx", "staging"),
-        "send": ("ctx", "working"), "sent": ("ctx", "value"),
-        "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
-        "finish": ("ctx", "state", "staging"),
-    }  # fmt: skip
+    _stores: ClassVar[bool] = False  # output tiles, in every iteration
 
     def __init__(self, **knobs: Any):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
@@ -187,7 +131,7 @@ class lcf(Configuration, Interned):
                 raise TileError(f"{type(self).__name__}({name}={value!r}): no such knob; it has {known}")
             setattr(self, name, value)
         self._check_knobs()
-        self.pipelined = _check_hooks(type(self))
+        self.pipelined = check_hooks(type(self), self._stores, KNOBS)
         self.single = self.single or self.schedule.single
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits, self.draws = self.schedule.splits, self.schedule.draws
@@ -273,19 +217,17 @@ class lcf(Configuration, Interned):
         plan = self._plan
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
-        hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "deferred": (plan.deferred, "load_deferred"),
-                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing")}
-        for what, (tiles, hook) in hooks.items():
-            if tiles and not hasattr(type(self), hook):
-                raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
+        for hook in hooks_of(self._stores).values():
+            if hook.layout and getattr(plan, hook.layout) and not hasattr(type(self), hook.name):
+                raise self._error(f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
         if self.sends and not plan.working:
             raise self._error("hook 'send' sends working tiles; its layout has none")
         if self.sends and self.pipelined and not hasattr(type(self), "first"):
             raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
         if not isinstance(plan.entries, int) or not 0 <= plan.entries <= MOST_ENTRIES:
             raise self._error(f"its layout has entries={plan.entries!r}; an iteration has 0 to {MOST_ENTRIES}")
-        if bool(plan.entries) != hasattr(type(self), "entry"):
-            raise self._error("its layout has entries, but hook 'entry' is missing" if plan.entries else "hook 'entry' is for a layout with entries")
+        if not plan.entries and hasattr(type(self), "entry"):
+            raise self._error("hook 'entry' is for a layout with entries")
         if self.trailing_producer and not plan.trailing:
             raise self._error("(trailing_producer=True): its layout has no trailing tiles")
         if plan.trailing and not self.pipelined:
@@ -296,22 +238,18 @@ class lcf(Configuration, Interned):
             raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
         if self.staggered and plan.exchange:
             raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
-        if missing := [name for name in ("part", "merge") if plan.merged and not hasattr(type(self), name)]:
-            raise self._error(f"its layout has what is merged of parts of a task, but hook {missing[0]!r} is missing")
         self._check_packed()
         if (self.splits or self.sharers > 1) and not (plan.merged or plan.accumulators):
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
-        if bool(plan.output) != isinstance(self, lcsf):
+        if bool(plan.output) != self._stores:
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
 
     def _check_packed(self) -> None:
         if not self._plan.packed:
-            if "finish" in self._required and not hasattr(type(self), "finish"):
+            if not self._stores and not hasattr(type(self), "finish"):
                 raise self._error("hook 'finish' is missing; its layout has no packed tiles")
             return
-        if missing := [name for name in ("pack", "store_packed") if not hasattr(type(self), name)]:
-            raise self._error(f"its layout has packed tiles, but hook {missing[0]!r} is missing")
         if not self.pipelined or self.sharers > 1 or self._plan.working:
             raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'drain', whole tasks "
                               "of a block, and no working tiles")
@@ -524,9 +462,7 @@ class lcsf(lcf):
 
     output_stages: int = 2
 
-    _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "entry", "fetch", "start", "finish")
-    _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
+    _stores = True
 
     def _check_knobs(self) -> None:
         super()._check_knobs()
@@ -619,30 +555,5 @@ class Call:
         return lambda *given: launch(*given, *self._workspace(given))
 
 
-def _check_hooks(cls: type[lcf]) -> bool:
-    """Refuse missing, misspelt and malformed hooks. Returns whether the computation is pipelined by one iteration."""
-    required, known = [n for n in cls._required if n != "finish" or not hasattr(cls, "pack")], (*cls._required, *cls._optional)
-    for c in cls.__mro__:
-        for name, value in vars(c).items():
-            if isinstance(value, InterpretedFunction):
-                raise TileError(f"{cls.__name__}.{name}: templates are explicit kernels and do not run in Triton's interpreter (TRITON_INTERPRET=1)")
-            if isinstance(value, (JITFunction, *KNOBS)):
-                refuse_old(cls.__name__, "hook" if isinstance(value, JITFunction) else "knob", (name,))
-            if isinstance(value, JITFunction) and name not in known and not name.startswith("_"):
-                raise TileError(f"{cls.__name__}: unknown hook {name!r}; hooks are {', '.join(known)} (start a helper's name with an underscore)")
-    for name in required:
-        if not hasattr(cls, name):
-            raise TileError(f"{cls.__name__}: hook {name!r} is missing; a template needs {', '.join(required)}")
-    pipelined = hasattr(cls, "drain")
-    if hasattr(cls, "first") and not pipelined:
-        raise TileError(f"{cls.__name__}: hook 'first' is for a pipelined computation, which needs hook 'drain' too")
-    for name in known:
-        hook = getattr(cls, name, None)
-        if hook is None:
-            continue
-        if not isinstance(hook, JITFunction):
-            raise TileError(f"{cls.__name__}.{name}: put @triton.jit over the hook")
-        wanted = cls._parameters[name] + (("previous",) if name == "compute" and pipelined else ())
-        if len(inspect.signature(hook.fn).parameters) != len(wanted):
-            raise TileError(f"{cls.__name__}.{name}({', '.join(inspect.signature(hook.fn).parameters)}): must take ({', '.join(wanted)})")
-    return pipelined
+for _template in (lcf, lcsf):
+    _template.__doc__ = f"{inspect.cleandoc(_template.__doc__ or '')}\n\nHooks:\n\n{reference(_template._stores)}"
