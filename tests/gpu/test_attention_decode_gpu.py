@@ -273,7 +273,7 @@ def test_parts_of_tasks_are_merged_alike_in_every_run(rng):
 
 @pytest.mark.parametrize(
     "queries, given",
-    [(1, {}), (5, {}), (5, dict(lengths=[650, 700, 513, 700, 1, 697, 545, 700, 0])), (16, dict(lengths=[700, 3, 545, *(690, 580, 700) * 2])),
+    [(1, {}), slow(5, {}), slow(5, dict(lengths=[650, 700, 513, 700, 1, 697, 545, 700, 0])), (16, dict(lengths=[700, 3, 545, *(690, 580, 700) * 2])),
      (5, dict(starts=[0, 600, 1, *(5, 0, 650) * 2]))],
 )  # fmt: skip
 def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, given, rng):

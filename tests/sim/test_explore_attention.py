@@ -59,7 +59,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
     pytest.param((200, 520, 64, 64), {}, id="several tasks a block"),
     slow((200, 384, 128, 128), dict(causal=True), id="several causal tasks a block"),
     pytest.param((130, 200, 64, 64), dict(deterministic=True), id="two passes"),
-    pytest.param((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
+    slow((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
 ])  # fmt: skip
 def test_gradients(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # a single pass for few keys, too
@@ -74,6 +74,7 @@ def test_gradients(shape, given, schedules, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
+@explored(2, 3)
 @pytest.mark.parametrize(("shape", "given"), [
     pytest.param((6, 3, 130, 200, 64), {}, id="several blocks"),
     pytest.param((10, 5, 130, 70, 64), dict(causal=True), id="one task a head, causal"),
@@ -81,7 +82,7 @@ def test_gradients(shape, given, schedules, rng, monkeypatch):
     slow((6, 3, 70, 400, 64), dict(window=(30, 0)), id="tasks of no block"),
     slow((6, 3, 100, 140, 128), dict(causal=True), id="blocks of 64 queries"),
 ])  # fmt: skip
-def test_gradients_of_many_heads(shape, given, rng, monkeypatch):
+def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     """Blocks draw tasks of many heads, for groups of one or two query heads."""
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
     monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
@@ -89,7 +90,7 @@ def test_gradients_of_many_heads(shape, given, rng, monkeypatch):
     heads, kv_heads, queries, keys, dim = shape
     q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
     grad, found = torch.randn(q.shape).bfloat16(), []
-    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=3)
+    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
@@ -119,8 +120,9 @@ def test_decode(deal, page_size, schedules, rng):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 
 
+@explored(2, 3)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_packed_sequences(deterministic, rng):
+def test_packed_sequences(deterministic, schedules, rng):
     """Output and gradients, with sequences of none, one and several blocks, and NaN behind them."""
     lengths = (3, 0, 130)
     starts, total = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), sum(lengths)
@@ -134,7 +136,7 @@ def test_packed_sequences(deterministic, rng):
         out = attention_varlen(q, k, v, starts, starts, causal=True, deterministic=deterministic)
         found.append((out.detach(), *torch.autograd.grad(out, (q, k, v), grad)))
 
-    sim.explore(run, schedules=3)
+    sim.explore(run, schedules=schedules)
     for begin, n in zip(starts.tolist(), lengths, strict=False):
         if n:
             one = [x.detach()[begin : begin + n].double().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
