@@ -13,7 +13,7 @@ author = "the tritonkittens authors"
 copyright = "the tritonkittens authors, MIT licence"
 release = version = tritonkittens.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "public_names"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "reference"]
 exclude_patterns = ["_build"]
 if not (ROOT / "CHANGELOG.md").exists():
     exclude_patterns.append("project/changelog.md")
@@ -25,7 +25,10 @@ html_css_files = ["wide.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]  # an included page may start below its first heading
+suppress_warnings = [
+    "myst.header",  # an included page may start below its first heading
+    "ref.python",  # classes of several packages have the same name in annotations
+]
 
 add_module_names = False
 autodoc_typehints = "signature"

@@ -7,6 +7,7 @@ from typing import Any
 
 BULLET = re.compile(r"\s*(?:[-*]|\d+\.) ")
 SECTION = re.compile(r"\s*(?:Args|Returns|Raises|Yields|Example|Examples|Note|Attributes):{1,2}\s*$")
+COLUMN = re.compile(r"(\S+) {2,}(?=\S)")  # a parameter and its description, as the columns of a table
 PROSE_MARKUP = re.compile(r"([*|\\])|(?<=\w)(_)(?!\w)")  # emphasis, substitutions and references of reStructuredText
 
 
@@ -30,7 +31,7 @@ def convert(lines: list[str]) -> list[str]:
     out: list[str] = []
     literal: int | None = None  # the indentation that a code block is deeper than
     section: int | None = None  # the indentation of the heading "Args:" that the lines are below
-    text = _joined_spans(lines)
+    text = _joined_spans(_listed_columns(lines))
     for i, line in enumerate(text):
         indent, before = _indent(line), text[i - 1] if i else ""
         if literal is not None:
@@ -59,6 +60,24 @@ def convert(lines: list[str]) -> list[str]:
             out.append("")
         head = line[: bullet.end()] if bullet else line[:indent]
         out.append(head + _line(line[len(head) :]))
+    return out
+
+
+def _listed_columns(lines: list[str]) -> list[str]:
+    """Parameters that stand in a column beside their descriptions become a list."""
+    out: list[str] = []
+    within = False
+    for line in lines:
+        if found := COLUMN.match(line):
+            out += [] if within else [""]
+            out.append(f"- `{found[1]}`: {line[found.end() :]}")
+            within = True
+        elif within and line.strip() and _indent(line):
+            out[-1] += " " + line.strip()
+        else:
+            out += [""] if within and line.strip() else []
+            out.append(line)
+            within = False
     return out
 
 
