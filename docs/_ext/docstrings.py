@@ -28,6 +28,9 @@ def _indent(line: str) -> int:
 
 def convert(lines: list[str]) -> list[str]:
     """The lines of a docstring, without its common indentation, as reStructuredText."""
+    if borders := [i for i, line in enumerate(lines) if line.startswith("====")]:  # a table of reStructuredText stays as it is
+        first, last = borders[0], borders[-1] + 1
+        return [*convert(lines[:first]), *lines[first:last], *convert(lines[last:])]
     out: list[str] = []
     literal: int | None = None  # the indentation that a code block is deeper than
     section: int | None = None  # the indentation of the heading "Args:" that the lines are below
