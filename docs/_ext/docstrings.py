@@ -107,9 +107,14 @@ def process(app: Any, what: str, name: str, subject: Any, options: Any, lines: l
     lines[:] = convert(lines)
 
 
+def shortened(signature: str) -> str:
+    signature = re.sub(r": (?:~?typing\.)?Any(?=[,)= ])| = <factory>", "", signature)
+    return signature.replace("triton.language.core.constexpr", "tl.constexpr")
+
+
 def shorten(app: Any, what: str, name: str, subject: Any, options: Any, signature: str | None, result: str | None) -> tuple[str | None, str | None]:
     """Values of the traced program are annotated as `Any`, which says nothing."""
-    return re.sub(r": Any(?=[,)= ])| = <factory>", "", signature) if signature else signature, None if result == "Any" else result
+    return shortened(signature) if signature else signature, None if result == "Any" else result
 
 
 def setup(app: Any) -> dict[str, Any]:
