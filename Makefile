@@ -1,4 +1,9 @@
-# make demo | test | test-gpu | bench | lint | docs
+# make demo | test | test-fast | test-slow | test-gpu | bench | lint | docs
+#
+# test       every test function, with the cases that differ in kind: what CI runs, 15 minutes on two cores
+# test-fast  the language, its errors and layouts, and one GEMM and one attention in the simulator: two minutes, while editing
+# test-slow  the exhaustive cases alone, which `test` leaves out: an hour
+# test-gpu   every case of the tests of kernels, on the GPU
 #
 # Each target makes .venv first where it is missing or older than pyproject.toml; afterwards no network is needed.
 # PY=python3 uses that interpreter as it is instead (a machine that has torch and triton 3.9 already).
@@ -24,14 +29,28 @@ HAS_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L; } >/dev/null 2>&1 &&
 CPU_TORCH := --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)+cpu
 HAS_TORCH := $(VENV)/bin/python -c "import sys; from importlib.metadata import version; sys.exit(version('torch').split('+')[0] != '$(TORCH)')" 2>/dev/null
 
-.PHONY: demo test test-gpu bench lint docs
+.PHONY: demo test test-fast test-slow test-gpu bench lint docs
 .DEFAULT_GOAL := test
 
 demo: $(READY)
 	@$(RUN) -m tritonkittens demo
 
+# Worker processes share the cores: a thread each.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -q -rs
+FAST := $(addprefix tests/,test_types.py test_tensors.py test_decorators.py test_allocations.py test_interning.py test_cluster.py test_ragged.py \
+	test_explicit.py test_explicit_errors.py test_mistakes.py test_names_in_errors.py test_template.py test_template_layout.py test_template_memory.py \
+	test_template_packed.py test_template_beside.py test_schedule.py test_plain_kernel.py test_arch.py test_bind.py test_attention.py test_dealing.py \
+	test_tune.py test_waiting.py test_launch.py sim/test_numbers.py sim/test_ptx.py sim/test_pure_operations.py sim/test_tensor_maps.py \
+	sim/test_combiners.py gpu/test_gemm_gpu.py::test_layouts gpu/test_attention_gpu.py::test_causal)
+
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -q -rs $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-fast: $(READY)
+	@$(PYTEST) -m "not slow" $(FAST) $(ARGS)
+
+test-slow: $(READY)
+	@$(PYTEST) -m slow $(ARGS)
 
 test-gpu: $(READY)
 	@$(RUN) -m pytest -q -rs tests/gpu $(ARGS)

@@ -26,8 +26,7 @@ LENGTHS, HEAD_DIM = (4096, 16384), 128
 HEAD_BY_HEAD, TILE_BY_TILE, DRAWN = "head by head", "tile by tile", "drawn by the blocks"
 ATTENTION_ORDERS: dict[bool, dict[str, str | None]] = {  # names of `tk` orders, None for that which is chosen; rows are the tiles of queries of a head
     False: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor"},
-    True: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor", "longest first": "LongestFirst", "long and short": "LongAndShort",
-           DRAWN: None},
+    True: {HEAD_BY_HEAD: "ColumnMajor", TILE_BY_TILE: "RowMajor", "longest first": "LongestFirst", DRAWN: None},
 }
 
 

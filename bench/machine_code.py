@@ -22,18 +22,18 @@ DATA = (".nv.constant", ".nv.global", ".nv.shared", ".nv.local")  # sections who
 INFO = ".nv.info"
 NO_BITS = 8  # type of a section that has a size and no bytes
 INSTRUCTION = 16  # bytes
-BY_SYMBOL = {0x11, 0x12, 0x23, 0x2F}  # records of sizes that begin with a symbol's number: frame, least and largest stack, registers
-OF_NAMES = {0x0F}  # records of numbers of symbols only: external functions
+REGISTERS = 0x2F  # attribute of registers of a thread
+BY_SYMBOL = {0x0A, 0x11, 0x12, 0x23, REGISTERS}  # those that begin with a symbol's number: parameters, frame, least and largest stack, registers
+OF_NAMES = {0x0F}  # those of numbers of symbols only: external functions
 METADATA = ("num_warps", "num_ctas", "shared", "tmem_size", "maxnreg", "launch_pdl", "launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
 
 
 class Section(NamedTuple):
-    """A section of a cubin. `registers` of a thread, where it is code."""
+    """A section of a cubin, without content where it has a size only."""
 
     name: str
     content: bytes
     size: int
-    registers: int
 
 
 def sections(cubin: bytes) -> list[Section]:
@@ -45,10 +45,10 @@ def sections(cubin: bytes) -> list[Section]:
     headers = [struct.unpack_from("<2I4Q2I", cubin, table + each * i) for i in range(count)]
     _, _, _, _, strings, *_ = headers[names]
     found = []
-    for name, kind, _, _, offset, size, _, info in headers:
+    for name, kind, _, _, offset, size, _, _ in headers:
         begin = strings + name
         text = cubin[begin : cubin.index(b"\0", begin)].decode()
-        found.append(Section(text, b"" if kind == NO_BITS else cubin[offset : offset + size], size, info >> 24 if text.startswith(CODE) else 0))
+        found.append(Section(text, b"" if kind == NO_BITS else cubin[offset : offset + size], size))
     return found
 
 
@@ -67,15 +67,15 @@ def fingerprint(compiled: Any) -> dict[str, Any]:
     """Of a Triton CompiledKernel: number of instructions, registers, shared memory, a digest of what else a launch depends on, and the instructions' bytes
     (`code`, compressed, in base64). Equal for kernels that differ in names, files and lines only."""
     found, metadata = sections(compiled.asm["cubin"]), compiled.metadata
-    code = sorted((s for s in found if s.name.startswith(CODE)), key=lambda s: (s.content, s.registers))
     kernel = metadata.name
     data = sorted((s.name.replace(kernel, "kernel"), s.size, s.content) for s in found if s.name.startswith(DATA))
     info = sorted((s.name != INFO, sorted(records(s.content))) for s in found if s.name.startswith(INFO))
+    registers = [int.from_bytes(value, "little") for _, some in info for attribute, value in some if attribute == REGISTERS]
     settings = {name: getattr(metadata, name, None) for name in METADATA}
-    text = b"".join(s.content for s in code)
+    text = b"".join(sorted(s.content for s in found if s.name.startswith(CODE)))
     return {
         "instructions": len(text) // INSTRUCTION,
-        "registers": [s.registers for s in code],
+        "registers": sum(registers),
         "shared": metadata.shared,
         "warps": metadata.num_warps,
         "tensor memory": settings["tmem_size"],
@@ -85,12 +85,12 @@ def fingerprint(compiled: Any) -> dict[str, Any]:
     }
 
 
-def answer(kernels: dict[str, Any], name: str, arch: str) -> dict[str, Any]:
-    """The fingerprint of a kernel, or `refused`: the error that its compilation raises."""
+def answer(kernels: dict[str, Any], name: str, arch: str, root: pathlib.Path) -> dict[str, Any]:
+    """The fingerprint of a kernel, or `refused`: the error that its compilation raises, with paths from `root` on."""
     try:
         return fingerprint(kernels[name](arch))
     except Exception as error:  # any error is the answer: a kernel may be refused in either revision
-        return {"refused": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        return {"refused": f"{type(error).__name__}: {error}".splitlines()[0].replace(f"{root}/", "")[:300]}
 
 
 def serve(root: pathlib.Path) -> None:
@@ -106,7 +106,7 @@ def serve(root: pathlib.Path) -> None:
         kernels = registry()
         for line in sys.stdin:
             name, *arch = line.split()
-            print(json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, *arch)), file=out, flush=True)
+            print(json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, *arch, root)), file=out, flush=True)
 
 
 if __name__ == "__main__":

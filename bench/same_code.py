@@ -5,7 +5,8 @@ constants and launch attributes. Names, files and lines do not count, so that re
 
 Prints one line for each kernel that differs, and a summary. Kernels that one revision alone has are listed. The exit status is 1 where a kernel differs, also
 where one revision refuses to compile it and the other does not; with --strict also where one revision alone has it. --show NAME prints how the instructions of
-one kernel differ. What is compiled of a commit is kept in ~/.cache/tritonkittens/same_code ($TK_CACHE_DIR); of a working tree with changes nothing is kept.
+one kernel differ. What is compiled of committed files is kept in ~/.cache/tritonkittens/same_code ($TK_CACHE_DIR), also where a run is interrupted, for all
+commits whose packages are the same; of uncommitted changes nothing is kept.
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import base64
 import contextlib
 import difflib
 import fnmatch
+import hashlib
 import json
 import os
 import pathlib
@@ -35,6 +37,7 @@ from triton import knobs
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = pathlib.Path(__file__).resolve().parent / "machine_code.py"
 ARCHITECTURES = ("sm_90a", "sm_100a")
+PACKAGES = ("tritonkittens", "kernels")  # what the machine code is made of
 FORMAT = 1  # of what is kept
 SHOWN_LINES = 40
 COMPARED = ("instructions", "registers", "shared", "warps", "tensor memory")  # numbers that a line shows
@@ -46,10 +49,11 @@ Kernels = dict[Key, dict[str, Any]]
 
 
 class Revision:
-    """The kernels of one state of the repository: `root` has its files, `commit` is None where they are no commit's. `jobs` processes compile."""
+    """The kernels of one state of the repository, of which `root` has the files and `jobs` processes compile. `identity`: of its packages, None where they are
+    not committed."""
 
-    def __init__(self, root: pathlib.Path, commit: str | None, jobs: int):
-        self.root, self.commit = root, commit
+    def __init__(self, root: pathlib.Path, identity: str | None, jobs: int):
+        self.root, self.identity = root, identity
         self.workers = [Worker(root) for _ in range(jobs)]
 
     def close(self) -> None:
@@ -61,7 +65,7 @@ class Revision:
     def kept(self) -> pathlib.Path | None:
         """The folder in which what is compiled is kept."""
         folder = os.path.expanduser(os.environ.get("TK_CACHE_DIR") or "~/.cache/tritonkittens")
-        return None if self.commit is None else pathlib.Path(folder, "same_code", self.commit, f"triton-{triton.__version__}-{FORMAT}")
+        return None if self.identity is None else pathlib.Path(folder, "same_code", self.identity, f"triton-{triton.__version__}-{FORMAT}")
 
     def load(self, key: str) -> Any:
         """What is kept under `key`, None for nothing."""
@@ -92,14 +96,15 @@ def checked_out(root: pathlib.Path, revision: str, jobs: int) -> Iterator[Revisi
     with tempfile.TemporaryDirectory(prefix="same_code_") as folder:
         archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True, check=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-        with contextlib.closing(Revision(pathlib.Path(folder), commit, jobs)) as found:
+        identity = hashlib.sha256(git(root, "ls-tree", commit, *PACKAGES).encode()).hexdigest()[:40]
+        with contextlib.closing(Revision(pathlib.Path(folder), identity, jobs)) as found:
             yield found
 
 
 @contextlib.contextmanager
 def working_tree(root: pathlib.Path, jobs: int) -> Iterator[Revision]:
-    """The files as they are; where git sees no change, a copy of the commit's, so that nobody's next edit is kept as that commit's code."""
-    if git(root, "status", "--porcelain"):
+    """The files as they are; where git sees no change of the packages, a copy of the commit's, so that nobody's next edit is kept as that commit's code."""
+    if git(root, "status", "--porcelain", "--", *PACKAGES):
         with contextlib.closing(Revision(root, None, jobs)) as found:
             yield found
     else:
@@ -111,19 +116,26 @@ def working_tree(root: pathlib.Path, jobs: int) -> Iterator[Revision]:
 
 
 class Worker:
-    """A process that compiles kernels of one revision, one at a time, with a compile cache of its own."""
+    """A process that compiles kernels of one revision, one at a time, with a compile cache of its own. What compilers say of kernels that they refuse stays in
+    a file."""
 
     def __init__(self, root: pathlib.Path):
         self.root = root
         self.folder = tempfile.TemporaryDirectory(prefix="same_code_cache_")
         self.process: subprocess.Popen[str] | None = None
+        self.is_closed = False
+
+    @property
+    def messages(self) -> pathlib.Path:
+        return pathlib.Path(self.folder.name, "messages")
 
     def ask(self, request: str) -> Any:
         """The answer to a request; None where the process died of it."""
         if self.process is None or self.process.poll() is not None:
             environment = os.environ | dict(PYTHONPATH=str(self.root), TRITON_CACHE_DIR=self.folder.name, TK_CACHE_DIR=self.folder.name, OMP_NUM_THREADS="1")
-            self.process = subprocess.Popen([sys.executable, "-P", str(WORKER), str(self.root)], cwd=self.root, env=environment, text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+            with self.messages.open("a") as messages:
+                self.process = subprocess.Popen([sys.executable, "-P", str(WORKER), str(self.root)], cwd=self.root, env=environment, text=True,
+                                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages)  # fmt: skip
         assert self.process.stdin and self.process.stdout
         with contextlib.suppress(BrokenPipeError):
             print(request, file=self.process.stdin, flush=True)
@@ -131,9 +143,11 @@ class Worker:
         return json.loads(line) if line else None
 
     def close(self) -> None:
+        """End the process, also in the middle of a kernel."""
+        self.is_closed = True
         if self.process is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.communicate()
+            self.process.kill()
+            self.process.wait()
         self.folder.cleanup()
 
 
@@ -143,7 +157,8 @@ def names_of(revision: Revision) -> list[str]:
     if names is None:
         names = revision.workers[0].ask("NAMES")
         if names is None:
-            raise SystemExit(f"same_code: the kernels of {revision.commit or 'the working tree'} cannot be listed; the error is above")
+            last = revision.workers[0].messages.read_text().strip().splitlines()[-1:]
+            raise SystemExit(f"same_code: the kernels of {revision.root} cannot be listed: {' '.join(last)}")
         revision.keep("names", names)
     return names
 
@@ -163,10 +178,13 @@ def compiled(revision: Revision, keys: list[Key]) -> Kernels:
             except queue.Empty:
                 return
             answer = worker.ask(" ".join(key))
-            found[key] = {"refused": "the compiler crashed"} if answer is None else answer
-            revision.keep(".".join(key), found[key])
+            if worker.is_closed:  # the run was interrupted
+                return
+            found[key] = answer or {"refused": "the compiler crashed"}
+            if answer:  # a crash may be for want of memory
+                revision.keep(".".join(key), answer)
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in revision.workers[: waiting.qsize()]]
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in revision.workers[: waiting.qsize()]]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -287,7 +305,7 @@ def compare(there: Revision, here: Revision, options: argparse.Namespace) -> int
     if not (names or others):
         raise SystemExit(f"same_code: no kernel matches {options.show or options.only!r}")
     both = [name for name in names if name in others]
-    keys = [(name, arch) for name in both for arch in options.arch]
+    keys = [(name, arch) for arch in options.arch for name in both]
     kernels = []
     for title, revision in ((options.revision, there), ("the working tree", here)):
         started = time.perf_counter()

@@ -1,9 +1,11 @@
 """What the tests of the matrix product share: operands of every kind, and a bound for every element of a result."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.util import DEVICE
+from tests.util import DEVICE, on_gpu_or_simulated
 from tritonkittens.kernels.gemm import Config, Problem, gemm_torch
 from tritonkittens.kernels.gemm.reference import epilogue
 
@@ -15,8 +17,15 @@ FP32_SUMS, FP8_SUMS = 2.0**-18, 2.0**-12  # error of the tensor cores' sums, of 
 STEEPEST = 1.13  # slope of the activations
 APPROXIMATION = 2.0**-17  # of the activations, of their argument
 
+
+
+def short(config):
+    """The configuration; in the simulator with a ring of two slots unless it says of how many: Triton's analyses of shared memory take time for every byte."""
+    return on_gpu_or_simulated(config, config if config is None or config.stages else replace(config, stages=2))
+
+
 # Kernels of each kind that compile and simulate quickly: what a test of operands runs beside the configuration that is chosen by default.
-SMALL = Config(consumers=1, cols=64)
+SMALL = short(Config(consumers=1, cols=64))
 KINDS = {
     "small": SMALL,
     "two consumers": Config(cols=64),
@@ -37,6 +46,7 @@ KINDS = {
     "stream_k": Config(consumers=1, cols=64, schedule="stream_k"),
     "one_per_block": Config(consumers=1, cols=64, schedule="one_per_block"),
 }
+KINDS = {name: short(config) for name, config in KINDS.items()}
 
 
 def randn(*shape, dtype=BF16):

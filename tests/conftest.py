@@ -21,6 +21,8 @@ pytest_plugins = ["tritonkittens.testing"]  # also where the package is on PYTHO
 def pytest_configure(config):
     # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a session.
     os.environ.setdefault("TRITONKITTENS_SEED", str(secrets.randbits(31)))
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = os.environ["TRITONKITTENS_SEED"]  # its plugin reads this after the hooks of conftest.py
     # What torch and Triton have made so far stays, and a kernel that is traced makes objects by the hundred thousand: looking through them all the time takes a
     # tenth of what tracing and simulating take.
     gc.freeze()
@@ -54,9 +56,10 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def rng(request):
-    """A numpy generator, with torch seeded alike: from TRITONKITTENS_SEED and the test's name. pytest shows the print of a failing test."""
+    """A numpy generator, with torch seeded alike: from TRITONKITTENS_SEED and the test's name. pytest shows the print of a failing test. Every test has it:
+    one that asks torch alone for numbers gets the same ones again, too."""
     seed = int(os.environ["TRITONKITTENS_SEED"])
     print(f"TRITONKITTENS_SEED={seed}")
     entropy = [seed, zlib.crc32(request.node.nodeid.encode())]

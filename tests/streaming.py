@@ -406,8 +406,10 @@ class DeferringStream(PipelinedStream):
         return dataclasses.replace(plan, globals=tensors, scratch={}, common=dict(S=weights), deferred=dict(L=weights))
 
     @triton.jit
-    def prefetch(ctx):
-        tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
+    def load(ctx, input):
+        if ctx.iter == 0:
+            tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
+        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
 
     @triton.jit
     def load_common(ctx, common):
@@ -495,7 +497,7 @@ class SendingStream(PipelinedStream):
     @triton.jit
     def sent(ctx, value):
         tk.store_wait(0)
-        tk.count_up(value)
+        tl.atomic_add(value, 1, sem="relaxed", scope="gpu")
 
 
 def _sending(plan, template):
@@ -548,64 +550,6 @@ def all_sent(template, x, lengths):
     steps = x.view(len(lengths), -1, template.rows, template.cols).double()
     there = torch.arange(steps.shape[1], device=x.device) < lengths[:, None]
     return (steps * there[:, :, None, None]).sum((0, 1)).float().repeat(template.team, 1)
-
-
-class FollowedStream(PlainSendingStream):
-    """The same with a tile of Z for each task and consumer, of which the task `lag` behind makes F, twice Z, as soon as its tally in `done` says that all is
-    there."""
-
-    schedule: tk.Schedule = tk.Dynamic()
-    following_stages: int = 2
-    lag: int = 2
-
-    def layout(self):
-        plan = super().layout()
-        row = tk.sv(tk.fp32, 512)
-        return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(done=None, F=None),
-                                   following=dict(F=row), following_ring=dict(Z=row))
-
-    @triton.jit
-    def send(ctx, working):
-        tk.await_call(ctx)
-        tk.store_add_async(ctx.globals.Z, working.W, (_place(ctx), 0))
-        return ctx.globals.counts.pointer + ctx.consumer
-
-    @triton.jit
-    def tally(ctx):
-        return ctx.globals.done.pointer + ctx.task
-
-    @triton.jit
-    def follow(ctx):
-        NUMBERS: tl.constexpr = ctx.config.team * ctx.config.rows * ctx.config.cols
-        STAGES: tl.constexpr = ctx.config.following_stages
-        task = ctx.task - ctx.config.lag
-        if task >= 0:
-            tk.wait_count(ctx.globals.done.pointer + task, 1)
-            for first in range(0, NUMBERS // 512, 2 * STAGES):  # each slot twice: its parity is 0 again
-                for part in tl.static_range(2 * STAGES):
-                    place = task * NUMBERS + (first + part) * 512
-                    tk.expect(ctx.following.arrived[part % STAGES], 2048)
-                    tk.load_bytes_async(ctx.following.Z[part % STAGES], ctx.globals.Z.pointer + place, ctx.following.arrived[part % STAGES])
-                    tk.wait(ctx.following.arrived[part % STAGES], part // STAGES)
-                    tk.store_read_wait(0)
-                    tk.store(ctx.following.F, tk.load(ctx.following.Z[part % STAGES]) * 2)
-                    tk.fence_async()
-                    tk.sync()
-                    tk.store_bytes_async(ctx.globals.F.pointer + place, ctx.following.F)
-
-
-def add_followed(template, x, e, s, lengths, blocks):
-    """(Z, F) of a `FollowedStream`; F is NaN for the last `lag` tasks, which nobody follows."""
-    tasks, device = len(lengths), x.device
-    y, f = (torch.full((tasks * template.team * template.rows, template.cols), float("nan"), device=device) for _ in range(2))
-    z, counts, done = torch.zeros_like(y), torch.zeros(template.team, dtype=torch.int32, device=device), torch.zeros(tasks, dtype=torch.int32, device=device)
-    template(x, e, s, y, lengths, z, counts, done, f, tasks=tasks, blocks=blocks, debug=True)
-    return z, f
-
-
-def all_sent_of_tasks(template, x, lengths):
-    """What Z of a `FollowedStream` must be."""
-    return torch.cat([all_sent(template, x[i : i + 1], lengths[i : i + 1]) for i in range(len(lengths))])
 
 
 class EdgedStream(CountedStream):

@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from tests.test_schedule import longest_first
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
-from tritonkittens.kernels.attention.config import LAST_ROUNDS, Config, Shape, least, parts_of_group, suited, units_ahead, worth_following, worth_sums
+from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.gradients import addends_in
 from tritonkittens.kernels.attention.reference import visible
 from tritonkittens.kernels.attention.varlen_gradients import packed_addends_in
@@ -186,25 +185,6 @@ def test_blocks_that_waste_least():
 def test_when_a_single_pass_is_worth_its_sums():
     assert [worth_sums(dim, keys, False) for dim, keys in ((64, 255), (64, 256), (128, 511), (96, 512))] == [False, True, False, True]
     assert [worth_sums(dim, keys, True) for dim, keys in ((48, 511), (64, 512), (128, 1023), (128, 1024))] == [False, True, False, True]
-
-
-def test_when_dq_is_made_in_the_single_pass():
-    assert [worth_following(dim, keys, False) for dim, keys in ((64, 1), (64, 1023), (64, 1024), (128, 2047), (128, 2048))] == [False, False, True, False, True]
-    assert not worth_following(64, 1 << 20, True)
-
-
-@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 8, 32, 131, 133, 400])
-@pytest.mark.parametrize("slots", [1, 5, 132])
-def test_dq_is_made_of_sums_of_tasks_that_were_drawn_before(tiles, slots):
-    """All tasks of the unit so far before are, in the order in which blocks draw."""
-    for causal in (False, True):
-        lag = units_ahead(tiles, slots, causal)
-        for units in (1, lag, lag + 1, 4 * lag + 3):
-            blocks = min(slots, tiles * units)
-            drawn = [u for _, u in longest_first(blocks, tiles, units, LAST_ROUNDS)] if causal else [u for u in range(units) for _ in range(tiles)]
-            first = {u: n for n, u in reversed(list(enumerate(drawn)))}
-            last = {u: n for n, u in enumerate(drawn)}
-            assert len(drawn) == tiles * units and all(last[u - lag] < first[u] for u in range(lag, units)), (causal, units)
 
 
 @pytest.mark.parametrize("permuted", [False, True])

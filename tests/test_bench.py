@@ -685,7 +685,7 @@ def test_orders_of_attention(monkeypatch):
         with sim.device():
             row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
         launched.append([name for name, cell in row["contenders"].items() if cell["ours"] and cell.get("value")])
-    assert launched == [["head by head", "tile by tile"], ["head by head", "tile by tile", "longest first", "long and short", "drawn by the blocks"]]
+    assert launched == [["head by head", "tile by tile"], ["head by head", "tile by tile", "longest first", "drawn by the blocks"]]
 
 
 def test_launches_for_a_profiler(monkeypatch):

@@ -225,16 +225,10 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.store_add_bytes_async(X, tk.allocate(tk.sv(tk.int32, 64)))
     elif WHAT == "fragments of a load":
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 4096)), tk.load(X, tk.rt(tk.bf16, 64, 64), (0, 0)))
-    elif WHAT == "band of too many columns":
-        tk.load_band(tk.allocate(tk.sv(tk.fp32, 1024)))
-    elif WHAT == "band of four warps":
-        tk.load_band(tk.allocate(tk.sv(tk.fp32, 512)))
     elif WHAT == "memory of fragments":
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 64)), tk.zero(tk.rt(tk.fp32, 64, 64)))
-    elif WHAT == "counter":
-        tk.count_up(Y.pointer)
-    elif WHAT == "counter to wait for":
-        tk.wait_count(3, 1)
+    elif WHAT == "sums that may be stored":
+        tk.are_stored(3)
     elif WHAT == "what to publish":
         tk.publish(Y.pointer, True)
     elif WHAT == "word of sums":
@@ -319,13 +313,10 @@ TILES = {
     "load_async and store_async",
     "sums of bytes": "store_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
     "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
-    "counter": "count_up of pointer<fp32>: a counter is a pointer to int32 in global memory",
-    "counter to wait for": "wait_count of 3: a counter is a pointer to int32 in global memory",
-    "what to publish": "publish of pointer<fp32>: a counter is a pointer to int32 in global memory",
-    "word of sums": "store_or_add_bytes_async of 3: a counter is a pointer to int32 in global memory",
+    "sums that may be stored": "are_stored of 3: a word of sums is a pointer to int32 in global memory",
+    "what to publish": "publish of pointer<fp32>: a word of sums is a pointer to int32 in global memory",
+    "word of sums": "store_or_add_bytes_async of 3: a word of sums is a pointer to int32 in global memory",
     "first sums": "store_or_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
-    "band of too many columns": "load_band of sv(fp32, 1024): takes a shared vector in fp32 of 16 rows of 8, 16 or 32 columns",
-    "band of four warps": "load_band in a role of 4 warps: one warp has a band",
     "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",
     "odd bytes": "store_bytes_async: 100 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
     "too many bytes": "store_bytes_async: 256 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",

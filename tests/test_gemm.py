@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import tritonkittens.lang as tk
 from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
+from tests.util import slow
 from tritonkittens import sim, tune
 from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.call_plan import described
@@ -146,8 +147,7 @@ def test_candidates_fit_where_a_residual_comes_with_an_activation(activation, sc
             assert plan._template(config, torch.device("cpu")).placement(90).stages >= 1
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("arch, parts", [("sm_90a", 8), ("sm_100a", 2), slow("sm_90a", 2), slow("sm_90a", 4), slow("sm_100a", 4), slow("sm_100a", 8)])
 def test_products_that_clusters_share_fit(parts, arch):
     x = torch.empty(512, 512, dtype=BF16)
     Gemm(cols=128, schedule=tk.ClusterSplitK(parts), b_stored_nk=True).compile(x, x, x, arch=arch)
@@ -209,7 +209,7 @@ def test_rows_of_a_consumer_that_are_no_power_of_two():
         Gemm(rows=96, consumers=1)
 
 
-@pytest.mark.parametrize("stored_nk, cols", [(True, 112), (True, 160), (False, 192)])
+@pytest.mark.parametrize("stored_nk, cols", [(True, 112), slow(True, 160), (False, 192)])
 def test_four_consumers_whose_columns_are_no_power_of_two(stored_nk, cols):
     """A block of five warpgroups starts with 96 registers a thread: an instruction of more columns than 128 does not compile, one of each piece does."""
     x = torch.empty(512, 512, dtype=BF16, device="meta")

@@ -9,13 +9,16 @@ import sys
 
 import pytest
 
+from tests.util import slow
+
 FILES = sorted((pathlib.Path(__file__).parent / "interpreted").glob("test_*.py"))
 
 
+@pytest.mark.parametrize("cases", ["not slow", slow("slow")])
 @pytest.mark.parametrize("file", FILES, ids=[f.stem for f in FILES])
-def test_interpreted(file):
+def test_interpreted(file, cases):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", cases, str(file)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1])
     assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-20000:] + run.stderr[-5000:]

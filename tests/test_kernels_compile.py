@@ -3,12 +3,14 @@
 Tensor cores in use, nothing spilled or serialised, registers where they were asked for.
 """
 
+import functools
 import inspect as python_inspect
 from collections import Counter
 
 import pytest
 import torch
 
+from tests.util import slow
 from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
@@ -19,6 +21,13 @@ from tritonkittens.kernels.gemm.device import unaligned
 from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
+# Each kind of kernel once: what `make test` compiles. Others are `slow`.
+QUICK = {
+    "gemm", "gemm_cluster", "gemm_fp8_turns", "attention_d64_causal", "attention_d64_short",
+    "attention_shifted_d64_causal", "attention_varlen_d128_causal", "attention_fp8_d64_causal", "attention_dkdv_d64", "attention_dq_d64_causal",
+    "attention_backward_d128_causal", "attention_backward_d64_parts", "attention_decode_d64_3_at_once",
+    "attention_decode_lengths_d128",
+}  # fmt: skip
 HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")
 # Kernels held to all of the contract, what their templates say included; those of `CHECKED` beside them are held to the part that needs none
 FROM_TEMPLATES = (
@@ -37,7 +46,7 @@ NEEDED = {
                               ("backward_", 128, {"STS": 8, "STSM": 4}))
 }
 NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
-           for name in ("d64_gathering", "d128_gathering", "d64_parts", "d128_causal_parts")}
+           for name in ("d64_parts", "d128_causal_parts")}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 8, "STS": 8}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
@@ -51,12 +60,24 @@ CHECKED = (
 )  # fmt: skip
 
 
+def each_kind(cases, prefix=""):
+    """Cases of a test, each a kernel's name behind the prefix, or a tuple that begins with it: `slow` but for one of each kind."""
+    tuples = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [(pytest.param if prefix + case[0] in QUICK else slow)(*case) for case in tuples]
+
+
 def graph_of(compiled):
     """The control flow of a compiled kernel's machine code."""
     return _sass.Graph(*_sass.parse(*_tools.disassemble(compiled.asm["cubin"])))
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@functools.cache
+def graph(name):
+    """That of a registered kernel for Hopper, which several tests look at."""
+    return graph_of(KERNELS[name]("sm_90a"))
+
+
+@pytest.mark.parametrize("name", each_kind(CHECKED))
 def test_contract_on_hopper(name):
     report = inspect(KERNELS[name]("sm_90a"))
     print(report.table())
@@ -87,7 +108,7 @@ def test_contract_on_hopper(name):
 
 
 @pytest.mark.parametrize("name, at_once, registers", [("attention_decode_d64", 2, [128, 128]), ("attention_decode_d64_3_at_once", 3, [136, 24]),
-                                                      ("attention_decode_d64_4_at_once", 4, [104, 24])])  # fmt: skip
+                                                      slow("attention_decode_d64_4_at_once", 4, [104, 24])])  # fmt: skip
 def test_registers_of_several_thread_blocks(name, at_once, registers):
     """Where an equal share is enough none are moved, by the compiler neither; all thread blocks fit onto a multiprocessor."""
     report = inspect(KERNELS[name]("sm_90a"))
@@ -110,7 +131,7 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
     assert fences["attention_decode_lengths_d128"] == fences["attention_decode_d128"] + 2
 
 
-@pytest.mark.parametrize(("dim", "at_once"), [(64, 0), (64, 1), (64, 3), (64, 4), (128, 0), (128, 1)])
+@pytest.mark.parametrize(("dim", "at_once"), [slow(64, 0), slow(64, 1), (64, 3), (64, 4), (128, 0), slow(128, 1)])
 def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
     """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
     kernel = decode(Kind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
@@ -161,30 +182,30 @@ def test_what_is_streamed_leaves_l2_first():
 
 def test_maxima_run_under_the_product_before_them():
     """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200 8 % at dimension 64."""
-    graph = graph_of(KERNELS["attention_d64_short"]("sm_90a"))
-    assert graph.main_loops
-    for loop in graph.main_loops:
-        code = sorted((i for block in loop.blocks for i in graph.blocks[block]), key=lambda i: i.address)
+    control = graph("attention_d64_short")
+    assert control.main_loops
+    for loop in control.main_loops:
+        code = sorted((i for block in loop.blocks for i in control.blocks[block]), key=lambda i: i.address)
         waits = [n for n, i in enumerate(code) if i.opcode == "WARPGROUP.DEPBAR.LE"]
         assert len(waits) == 2, "one for the scores, one for the product"
         assert sum(i.base == "FMNMX" for i in code[slice(*waits)]) >= 36, "the maxima of a row, and of some of the other"
 
 
-@pytest.mark.parametrize(("name", "scores"), [("backward_d64_causal", 64), ("backward_d128_causal", 32), ("shifted_d64_causal", 32), ("varlen_d128_causal", 64),
-                                              ("d64_long_causal", 64)])  # fmt: skip
+@pytest.mark.parametrize(("name", "scores"), each_kind([("backward_d64_causal", 64), ("backward_d128_causal", 32), ("shifted_d64_causal", 32),
+                                                        ("varlen_d128_causal", 64), ("d64_long_causal", 64)], "attention_"))  # fmt: skip
 def test_only_the_loop_of_the_edges_masks(name, scores):
-    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
-    selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in graph.blocks[block]) for loop in graph.main_loops)
+    control = graph(f"attention_{name}")
+    selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in control.blocks[block]) for loop in control.main_loops)
     half, most = len(selections) // 2, 2 if name.startswith("backward") else 3
     assert half and max(selections[:half]) <= most and min(selections[half:]) >= scores, "2: rows that have seen no key; 1: a limit of the forward"
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [slow(64), 128])
 def test_the_single_pass_masks_in_blocks_of_their_own(dim):
     """Where all keys are seen: without `tk.scheduling_barrier` ptxas chooses by predicates, in 131 of 760 instructions at dimension 64."""
-    graph = graph_of(KERNELS[f"attention_backward_d{dim}_causal"]("sm_90a"))
-    for loop in graph.main_loops:
-        blocks = [[i.base for i in graph.blocks[block]] for block in loop.blocks]
+    control = graph(f"attention_backward_d{dim}_causal")
+    for loop in control.main_loops:
+        blocks = [[i.base for i in control.blocks[block]] for block in loop.blocks]
         assert not any("FSEL" in block and "HGMMA" in block for block in blocks)
 
 
@@ -193,24 +214,24 @@ KNOWING = ("d64_short", *(f"fp8_d{dim}{'_causal' * causal}" for dim in (64, 128)
 FORWARDS = (*LAZY, *KNOWING)
 
 
-@pytest.mark.parametrize("name", [*FORWARDS, "dq_d64_causal"])
+@pytest.mark.parametrize("name", each_kind([*FORWARDS, "dq_d64_causal"], "attention_"))
 def test_what_the_loop_carries_is_packed_once(name):
     """With `tk.cast` ptxas packed weights the wrong way round and turned around all 32 registers again, in front of the product that waits for them; 8-bit
     ones it took apart and put together in 200 of 650 instructions."""
-    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
-    assert graph.main_loops
-    for loop in graph.main_loops:
-        assert not any(i.base == "PRMT" for block in loop.blocks for i in graph.blocks[block])
+    control = graph(f"attention_{name}")
+    assert control.main_loops
+    for loop in control.main_loops:
+        assert not any(i.base == "PRMT" for block in loop.blocks for i in control.blocks[block])
 
 
-@pytest.mark.parametrize("name", KNOWING)
+@pytest.mark.parametrize("name", each_kind(KNOWING, "attention_"))
 def test_sums_are_scaled_under_the_exponentials(name):
     """Where the factor of what was summed before is needed last, ptxas scales the output behind the last exponential: 64 multiplications an iteration, at
     dimension 128, that nothing hides. (Of bytes, half of them are still there.)"""
-    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
-    assert graph.main_loops
-    for loop in graph.main_loops:
-        bases = [i.base for block in sorted(loop.blocks) for i in graph.blocks[block]]
+    control = graph(f"attention_{name}")
+    assert control.main_loops
+    for loop in control.main_loops:
+        bases = [i.base for block in sorted(loop.blocks) for i in control.blocks[block]]
         last = len(bases) - 1 - bases[::-1].index("MUFU")
         scaled, most = bases.count("FMUL"), 0.5 if name.startswith("fp8") else 0
         assert scaled >= 32 and bases[last:].count("FMUL") <= most * scaled
@@ -218,12 +239,12 @@ def test_sums_are_scaled_under_the_exponentials(name):
 
 def loops_of(name):
     """Of each main loop of a kernel, how often each of its blocks has an operation."""
-    graph = graph_of(KERNELS[f"attention_{name}"]("sm_90a"))
-    assert graph.main_loops
-    return [[Counter(i.base for i in graph.blocks[block]) for block in loop.blocks] for loop in graph.main_loops]
+    control = graph(f"attention_{name}")
+    assert control.main_loops
+    return [[Counter(i.base for i in control.blocks[block]) for block in loop.blocks] for loop in control.main_loops]
 
 
-@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("name", each_kind(LAZY, "attention_"))
 def test_outputs_are_scaled_in_a_branch(name):
     for blocks in loops_of(name):
         scaled = [block for block in blocks if block["FMUL"] >= 32]
@@ -231,7 +252,7 @@ def test_outputs_are_scaled_in_a_branch(name):
         assert all(block["FMUL"] <= 4 for block in blocks if block not in scaled)
 
 
-@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("name", each_kind(LAZY, "attention_"))
 def test_largest_scores_are_looked_for_in_a_branch(name):
     """What every iteration does has no maxima, and exponentials that wait for none."""
     for blocks in loops_of(name):
@@ -240,14 +261,17 @@ def test_largest_scores_are_looked_for_in_a_branch(name):
         assert any(block["MUFU"] >= 32 for block in waits)
 
 
-@pytest.mark.parametrize("name, spills", [("d64", 0), ("d64_causal", 13), ("d64_gathering", 0), ("d128", 0), ("d128_causal", 0), ("d128_gathering", 0)])
+SPILLS_IN_LOOPS = [("d64", 0), ("d64_causal", 13), ("d128", 0), ("d128_causal", 0)]
+
+
+@pytest.mark.parametrize("name, spills", each_kind(SPILLS_IN_LOOPS, "attention_backward_"))
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
     """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
     spills in the loop."""
-    graph = graph_of(KERNELS[f"attention_backward_{name}"]("sm_90a"))
-    assert graph.main_loops
-    for loop in graph.main_loops:
-        found = [i.base for block in loop.blocks for i in graph.blocks[block]]
+    control = graph(f"attention_backward_{name}")
+    assert control.main_loops
+    for loop in control.main_loops:
+        found = [i.base for block in loop.blocks for i in control.blocks[block]]
         assert found.count("R2UR") == 0 and found.count("LDL") <= spills
 
 
@@ -255,15 +279,14 @@ def test_scores_of_any_number_of_keys_are_one_wgmma():
     """Of 176, as FlashAttention-3 has them at head dimension 128."""
     x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
     wide = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(cols=176, panel=64))
-    graph = graph_of(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a"))
-    assert graph.main_loops
-    for loop in graph.main_loops:
-        found = [i.opcode for block in loop.blocks for i in graph.blocks[block]]
+    control = graph_of(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a"))
+    assert control.main_loops
+    for loop in control.main_loops:
+        found = [i.opcode for block in loop.blocks for i in control.blocks[block]]
         assert sum(i.startswith("HGMMA.64x176x16") for i in found) == 8 and sum(i.startswith("HGMMA.64x128x16") for i in found) == 11
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows, transposed", [(1, True), (16, False), slow(1, False), slow(16, True)])
 def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
     """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it."""
     a, b = torch.empty(rows, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
@@ -272,8 +295,7 @@ def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
     tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
     plan = unaligned.Unaligned(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
     compiled = plan.compile(a, b, NO_OPERANDS, out)
-    graph = graph_of(compiled)
-    loaded = [i.opcode for blocks in graph.blocks for i in blocks if i.base == "LDG"]
+    loaded = [i.opcode for blocks in graph_of(compiled).blocks for i in blocks if i.base == "LDG"]
     words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
     assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in loaded) >= 2 * words
 

@@ -69,6 +69,8 @@ def test_names_files_and_lines_do_not_count_and_instructions_do(root, capsys):
     assert f"{ARCH} scale: other instructions, {number(root)} as before\n" in said and said.endswith("same 0, differ 1, refused 0, only here 0, only there 0\n")
     assert "\n-    FMUL" in said and "\n+    FMUL" in said
     write(root, warps=8, more=", new=refused")
+    (kept,) = (root.parent / "kept").rglob(f"scale.{ARCH}.json")
+    assert 4 < json.loads(kept.read_text())["registers"] < 64
     assert run(root, "--only", "[ns]*") == 1
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{ARCH} scale: ") and first.endswith("warps 4 → 8")
@@ -97,12 +99,12 @@ def test_a_revision_that_alone_refuses_or_has_a_kernel_differs():
     assert both.differing == {("a", ARCH): "compiles → E: bad"} and both.refused == 1 and both.is_failure(strict=False)
     apart = same_code.Comparison(same=1, only_there=["c"])
     assert not apart.is_failure(strict=False) and apart.is_failure(strict=True)
-    assert same_code.difference(code, machine_code_of(2)) == "registers [1] → [2]"
+    assert same_code.difference(code, machine_code_of(2)) == "registers 1 → 2"
     assert same_code.difference(code, code | {"constants and attributes": "x"}) == "constants or attributes"
 
 
 def machine_code_of(registers):
-    return {"instructions": 8, "registers": [registers], "shared": 0, "warps": 4, "tensor memory": 0, "code digest": "d", "constants and attributes": "c"}
+    return {"instructions": 8, "registers": registers, "shared": 0, "warps": 4, "tensor memory": 0, "code digest": "d", "constants and attributes": "c"}
 
 
 def test_what_cannot_be_compared_is_refused(root, capsys):
@@ -110,6 +112,9 @@ def test_what_cannot_be_compared_is_refused(root, capsys):
         same_code.main(["nothing"], root)
     with pytest.raises(SystemExit, match=r"same_code: no kernel matches 'x\*'"):
         run(root, "--only", "x*")
+    (root / "tritonkittens" / "first.py").write_text("raise OSError('no kernels today')")
+    with pytest.raises(SystemExit, match=r"same_code: the kernels of .*/repository cannot be listed: OSError: no kernels today"):
+        run(root)
     with pytest.raises(SystemExit):
         run(root, "--jobs", "0")
     assert "--jobs 0: it takes at least one process" in capsys.readouterr().err

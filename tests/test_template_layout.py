@@ -34,8 +34,6 @@ def plan(input=None, scratch=None, finish=None):
         (dict(globals={}, input=dict(X=tile), trailing=dict(phase=tile)), "layout(trailing={'phase': …}): the name is taken by the phase"),
         (dict(globals={}, input=dict(X=tile), trailing=dict(X=tile)), "layout: 'X' is an input and a trailing tile; names of ring tiles are different"),
         (dict(globals={}, input=dict(X=tile), working=dict(W=tile), exchange=dict(W=tile)), "layout: 'W' is a working and an exchange tile; their names"),
-        (dict(globals={}, input=dict(X=tile), following=dict(W=tile), following_ring=dict(W=tile)),
-         "layout: 'W' is a tile of following and of following_ring; their names are different"),
         (dict(globals={}), "layout(input={}): a template streams at least one tile"),
         (dict(globals={}, input=dict(X=tile), output=dict(Y=3)), "layout(output={'Y': 3}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), output=dict(arrived=tile)), "layout(output={'arrived': …}): the name is taken"),

@@ -9,7 +9,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.test_template import Copy, tile
-from tests.util import refused
+from tests.util import crossed, refused
 
 
 def test_split_tasks_need_accumulators_to_sum_up():
@@ -78,8 +78,7 @@ def test_sums_for_the_other_blocks_of_a_cluster_go_in_whole_lines():
     assert not re.findall(r"(ld|st)\.global\.v4", ptx), "no sums go through global memory"
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.SplitK(3), tk.StreamK()], ids=str)
+@pytest.mark.parametrize("schedule, arch", crossed([tk.SplitK(2), tk.SplitK(3), tk.StreamK()], ["sm_90a", "sm_100a"]), ids=str)
 def test_parts_of_a_task_are_read_and_written_in_whole_lines(schedule, arch):
     """Sixteen bytes a thread, in whatever layout the architecture has its accumulators."""
     a, b, c = (torch.empty(64, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))

@@ -1,5 +1,6 @@
 """What tests share."""
 
+import itertools
 import re
 from unittest import mock
 
@@ -71,6 +72,30 @@ def in_types(cases, first, *others):
     """(*case, type) for each of some tuples in the first type, and in the others: on the GPU each, simulated every fourth, for types differ in little there."""
     few = on_gpu_or_simulated(cases, cases[::4])
     return [(*case, first) for case in cases] + [(*case, dtype) for dtype in others for case in few]
+
+
+def slow(*case, **named):
+    """One case of a parametrised test that `make test` leaves out: `make test-slow` and, of the tests of kernels, `make test-gpu` run it."""
+    return pytest.param(*case, marks=pytest.mark.slow, **named)
+
+
+def some_slow(cases, quick):
+    """The cases of a parametrised test, tuples where it has several arguments, `slow` but for those in `quick`."""
+    assert all(case in cases for case in quick), "a quick case is no case"
+    return [case if case in quick else slow(*(case if isinstance(case, tuple) else (case,))) for case in cases]
+
+
+def crossed(*axes):
+    """All combinations of some axes as cases of a parametrised test. The n-th values of all axes, shorter axes repeated, are a quick case; others are `slow`.
+    So each value of each axis is in a quick case, and there are as many of these as the longest axis has values."""
+    quick = {tuple(n % len(axis) for axis in axes) for n in range(max(map(len, axes)))}
+    combinations = itertools.product(*(range(len(axis)) for axis in axes))
+    return [(pytest.param if at in quick else slow)(*(axis[i] for axis, i in zip(axes, at, strict=True))) for at in combinations]
+
+
+def explored(few, many):
+    """A test gets `schedules`, how many interleavings it explores: few, and in a `slow` case many."""
+    return pytest.mark.parametrize("schedules", [few, slow(many)])
 
 
 def dealt_by(deal):

@@ -66,14 +66,13 @@ def last_first():
 @plain_kernel
 @triton.jit
 def statistics(
-    O, dO, L, dL, offsets, deltas, words, counts, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
-    n_part, queries, words_of_head, units, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
+    O, dO, L, dL, offsets, deltas, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
+    n_part, queries, words_of_head, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
     L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the
     power of two from DIM on. With ADDENDS offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, tiles, PARTS, 64)
-    bf16 as `store_addends` has them, zeros behind the last query, and there are zeros: in `words`, so many int32 of a head after those of the head before, and
-    in as many counts as there are `units`, no more than heads."""
+    bf16 as `store_addends` has them, zeros behind the last query, and `words` become zeros, so many int32 of a head after those of the head before."""
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
@@ -84,8 +83,6 @@ def statistics(
         store_addends(deltas + place, n_part, -delta)
         word = tile * 2 + tl.arange(0, 2)
         tl.store(words + number * words_of_head + word, 0, mask=word < words_of_head)
-        if (tile == 0) & (number < units):
-            tl.store(counts + number, 0)
     else:
         query = tl.arange(0, 64)
         tl.store(deltas + place + query, delta, mask=query < queries - tile * 64)

@@ -198,18 +198,6 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 
-def worth_following(head_dim: int, keys: int, edges: bool) -> bool:
-    """Is a single pass that makes dQ of its sums faster than one that leaves them to a kernel behind it? A share of dQ hides beside a task only if the task
-    takes longer; with a mask (`edges`) tasks are shorter, and a role more costs them time (measured: docs/notes/attention_backward.md)."""
-    return not edges and keys >= (1024 if head_dim <= 64 else 2048)
-
-
-def units_ahead(tiles: int, slots: int, causal: bool) -> int:
-    """How many units behind `GatheringBackward` makes dQ, where a unit is `tiles` tasks and so many blocks draw them. Causal more than `deal` mixes at the end,
-    LAST_ROUNDS and nearly another of all blocks, so that all tasks of the unit so far before were drawn before; else two rounds, so that they are done."""
-    return (LAST_ROUNDS + 1 if causal else 2) * -(-slots // tiles)
-
-
 @functools.lru_cache
 def parts_of_group(units: int, group: int, slots: int, drawn: bool = False, at_once: float = 0.0) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many

@@ -43,8 +43,7 @@ class AttentionBackward(AttentionBackwardKeys):
     and V while the task ends.
 
     Plain loads and stores of global memory anywhere in a consumer's code make ptxas compute the first descriptors of an iteration behind its wait for the ring,
-    not in front of it: there are none. What was tried, and what each of these is worth: docs/notes/attention_backward.md. Without a mask
-    `GatheringBackward` is faster.
+    not in front of it: there are none. What was tried, and what each of these is worth: docs/notes/attention_backward.md.
 
     Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, groups, 3, 64) bf16, as `statistics` leaves them for this, in dQ's memory, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
@@ -115,13 +114,6 @@ class AttentionBackward(AttentionBackwardKeys):
         return tk.extent(ctx.globals.K, 1) * ctx.config.parts
 
     @triton.jit
-    def prefetch(ctx):
-        if ctx.config.panels == 1:
-            HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
-            tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
-            tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
-
-    @triton.jit
     def load_common(ctx, common):
         tk.load_async(common.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
 
@@ -131,6 +123,11 @@ class AttentionBackward(AttentionBackwardKeys):
 
     @triton.jit
     def load(ctx, input):
+        if ctx.config.panels == 1:
+            if ctx.iter == 0:  # shared memory still holds the keys and values of the task before: L2 fetches these
+                HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+                tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
+                tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
@@ -448,12 +445,12 @@ def write_half(sums, words, tile, home, stride_s, first, behind, across, factor,
 
 @plain_kernel
 @triton.jit
-def gather_sums(sums, words, home, stride_b, stride_h, stride_s, factor, rows, heads, behind, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
-    """dQ = factor · its sums, of some of the B · heads heads, those before number `behind`, the last first: their sums are still in L2. Grid: columns, 64 at a
-    time, of all tiles of 64 rows, how many heads. sums: as `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these
-    strides, the last 1. Or so dK and dV, of several parts, whose sums were zeros and not CLAIMED."""
+def gather_sums(sums, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
+    """dQ = factor · its sums, the last head first: its sums are still in L2. Grid: columns, 64 at a time, of all tiles of 64 rows, B · heads. sums: as
+    `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these strides, the last 1. Or so dK and dV, of several parts,
+    whose sums were zeros and not CLAIMED."""
     ACROSS: tl.constexpr = (SUMMED + 63) // 64
-    part, number = tl.program_id(0), (behind - 1 - tl.program_id(1)).to(tl.int64)
+    part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
     write_half(sums, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, CLAIMED)

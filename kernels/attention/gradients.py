@@ -10,9 +10,8 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator, allocator_like, padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.attention.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
-from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, units_ahead, worth_following, worth_sums
+from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, worth_sums
 from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
-from tritonkittens.kernels.attention.gathering_backward import GatheringBackward
 from tritonkittens.kernels.attention.passes import Gradients, Operands, Passes, Step, Tensors, plain_step, template_step
 from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
 from tritonkittens.launch import l2_bytes, multiprocessor_count
@@ -38,11 +37,11 @@ def backward(
 @functools.lru_cache
 def fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, parts: int = 1,
-    gathers: bool = False, more: tuple[tuple[str, Any], ...] = (),
+    more: tuple[tuple[str, Any], ...] = (),
 ) -> AttentionBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass for types, dimensions and features, where there is one; `cut`: may the last keys be no full tile?
-    `parts`: of a group's query heads; `gathers`: shall it make dQ of its sums? `more`: knobs that are not as they are by default."""
-    return choose_fused(GatheringBackward if gathers else AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+    `parts`: of a group's query heads; `more`: knobs that are not as they are by default."""
+    return choose_fused(AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
                         softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=deal(causal)["order"], **dict(more))
 
 
@@ -90,32 +89,30 @@ class SinglePass(Passes):
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         device, summed = q.get_device(), fused.summed
         tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
-        parts = parts_for(device, group, tk.pairs(tiles, batch * kv_heads), True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+        # A causal mask leaves half of a task on average
+        parts = parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
             parts_for(device, group, tiles * batch * kv_heads))
-        units, lag, heads_of_unit = batch * kv_heads * parts, units_ahead(tiles, multiprocessor_count(device), fused.causal), group // parts
-        gathers = units > lag and worth_following(fused.head_dim, keys, fused.causal or fused.window)
-        if parts > 1 or gathers:
-            fused = cast(AttentionBackward, fused_backward(*kind, parts, gathers))
+        if parts > 1:
+            fused = cast(AttentionBackward, fused_backward(*kind, parts))
         rows_of_parts = fused.consumers * tiles
         self.new_sums = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
         self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
-        self.new_counts = allocator((units if gathers else 0,), torch.int32, q.device)
         self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.rows * summed), torch.float32, q.device) if parts > 1 else None
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
-        across, left = -(-summed // 64), (lag if gathers else units) * heads_of_unit
+        across = -(-summed // 64)
         self.steps = [
             statistics_step(tensors, factor),
-            template_step(fused, tensors, {**numbers, "lag": lag} if gathers else numbers),
-            plain_step(gather_sums, (across * blocks * fused.cols // ROWS, left), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale, queries,
-                       heads, batch * heads, summed, dim, True)]  # fmt: skip
+            template_step(fused, tensors, numbers),
+            plain_step(gather_sums, (across * blocks * fused.cols // ROWS, batch * heads), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale,
+                       queries, heads, summed, dim, True)]  # fmt: skip
         for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
             self.steps.append(plain_step(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
-                                         times, keys, kv_heads, batch * kv_heads, summed, dim, False))  # fmt: skip
+                                         times, keys, kv_heads, summed, dim, False))  # fmt: skip
 
     def make(self, tensors: Tensors) -> None:
         offsets, deltas = addends_in(tensors["dQ"])
-        tensors.update(sums=self.new_sums(), words=self.new_words(), counts=self.new_counts(), offsets=offsets, deltas=deltas)
+        tensors.update(sums=self.new_sums(), words=self.new_words(), offsets=offsets, deltas=deltas)
         if self.new_parts is not None:
             tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
 
@@ -140,13 +137,12 @@ class TwoPasses(Passes):
 
 def statistics_step(tensors: Tensors, factor: float = 0.0) -> Step:
     """offsets and deltas, see `statistics`: what two passes load, or, with the factor of scores that a single pass divides them by, what that adds, which also
-    needs words and counts of zeros."""
+    needs words of zeros."""
     o, do, lse, offsets, dl = (tensors[name] for name in ("O", "dO", "L", "offsets", "dL"))
     batch, heads, queries, dim = o.shape
-    zeros = ("words", "counts") if factor else ("offsets", "offsets")
-    words_of_head, units = (tensors["words"].numel() // (batch * heads), tensors["counts"].numel()) if factor else (0, 0)
-    return plain_step(statistics, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "offsets", "deltas", *zeros), *o.stride()[:3],
-                  *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, units, factor, dim, power_of_two(dim), dl is not lse,
+    zeros, words_of_head = ("words", tensors["words"].numel() // (batch * heads)) if factor else ("offsets", 0)
+    return plain_step(statistics, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "offsets", "deltas", zeros), *o.stride()[:3],
+                  *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(offsets), queries, words_of_head, factor, dim, power_of_two(dim), dl is not lse,
                   factor != 0)  # fmt: skip
 
 

@@ -123,7 +123,7 @@ VARLEN: dict[str, Kind] = {
     "d128_causal": dict(dim=128, causal=True, keys=4160),
     "d128_window_softcap": dict(dim=128, window=(512, 0), softcap=30.0),
 }
-FEW: Kind = dict(batch=1, queries=1024)  # too few heads for `GatheringBackward`
+FEW: Kind = dict(batch=1, queries=1024)
 PARTS: Kind = dict(dim=64, batch=64, keys=4096, parts=2)
 TWO_PASSES: Kind = dict(queries=1024, deterministic=True)
 WINDOW: Kind = dict(window=(512, 0), softcap=30.0)
@@ -140,7 +140,7 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
     for dim in (64, 128):
         of_sums = "backward_preprocess" if dim == 128 else None
         yield _forward, dict(dim=dim, causal=True, keys=4160), (f"shifted_d{dim}_causal",)
-        yield _backward, dict(dim=dim), (f"d{dim}_lse", of_sums, f"backward_d{dim}_gathering", f"backward_postprocess_d{dim}")
+        yield _backward, dict(dim=dim), (f"d{dim}_lse", of_sums, None, f"backward_postprocess_d{dim}")
     yield from ((_forward, kind, (name,)) for name, kind in FORWARD.items())
     yield from ((_fp8, kind, (None, f"fp8_{name}")) for name, kind in FP8.items())
     yield from ((_decode, kind, (f"decode_{name}",)) for name, kind in DECODE.items())

@@ -16,8 +16,6 @@ def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_he
     HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
     shift = keys - queries
     last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
-    if ctx.config.in_pairs:
-        count = tl.where(row * HEIGHT < queries, count, 0)
     masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
     edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
     return tk.task(count, when=when, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head,
@@ -67,20 +65,9 @@ class QueryTiles(tk.lcf):
         """Do blocks that mask, all of which are a task's first, have a loop of their own?"""
         return self.edges_apart and not self.window
 
-    @property
-    def in_pairs(self) -> bool:
-        """Does the order have a tile behind the last, as the partner of a tile that has none?"""
-        return isinstance(self.order, tk.LongAndShort)
-
     def tasks(self, *shapes: Any) -> int:
         tiles, heads = self.tiles(*shapes)
-        return 2 * tk.pairs(tiles, heads) if self.in_pairs else tiles * heads
-
-    def blocks(self, slots: int, *shapes: Any) -> int:
-        if not self.in_pairs:
-            return super().blocks(slots, *shapes)
-        pairs = tk.pairs(*self.tiles(*shapes))
-        return -(-pairs // max(1, -(-pairs // slots)))
+        return tiles * heads
 
     @triton.jit
     def setup(ctx):
@@ -90,7 +77,5 @@ class QueryTiles(tk.lcf):
         tiles = tk.ceil_div(queries, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
-        more = batch < tk.extent(ctx.globals.Q, 0)
-        if not ctx.config.in_pairs:
-            more = more & (row >= 0) & (row < tiles)
+        more = (batch < tk.extent(ctx.globals.Q, 0)) & (row >= 0) & (row < tiles)
         return task_of_queries(ctx, row, batch, batch, head, queries, keys, heads, tk.extent(ctx.globals.K, 1), more)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import DEVICE, dealt_by, in_pages, multiprocessors, on_gpu_or_simulated, poison
+from tests.util import DEVICE, crossed, dealt_by, in_pages, multiprocessors, on_gpu_or_simulated, poison, slow
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
 from tritonkittens.kernels.attention.dealing import Deal
@@ -61,9 +61,8 @@ def online_softmax(q, k, v, block=128):
     return (out / total).to(q.dtype)
 
 
-@pytest.mark.parametrize("outliers", [0.0, 1e-3])
-@pytest.mark.parametrize("dim", [64, 128])
-def test_errors_are_those_of_an_online_softmax(dim, outliers, rng):
+@pytest.mark.parametrize("outliers, dim", crossed([0.0, 1e-3], [64, 128]))
+def test_errors_are_those_of_an_online_softmax(outliers, dim, rng):
     """Though weights are relative to a score that need not be the largest: 1.03 to 1.065 times, row by row, the geometric mean of 1,024, which chance changes
     by 0.5 %. Of all rows together a few with outliers would have most of the error (1.04 to 1.11)."""
 
@@ -79,7 +78,7 @@ def test_errors_are_those_of_an_online_softmax(dim, outliers, rng):
     assert times <= 1.1, f"{times:.3f} times the error"
 
 
-@pytest.mark.parametrize("parts", [None, 1, 2, 5, 128])
+@pytest.mark.parametrize("parts", [None, 1, 2, 5, slow(128)])
 @pytest.mark.parametrize("keys", [1, 127, 128, 129, LONG])
 def test_parts(keys, parts, rng):
     check(1, 4, 2, 1, keys, parts=parts)
@@ -91,7 +90,7 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), (24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), (10, 2, 31, 1)])
+@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)])
 def test_more_rows_than_a_tile(heads, kv_heads, queries, parts, rng):
     """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not divide."""
     check(2, heads, kv_heads, queries, 300, lengths=[300, 131], parts=parts)
@@ -109,7 +108,7 @@ def test_starts(parts, rng):
     check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
 
 
-@pytest.mark.parametrize("sharers", [2, 4, 8])
+@pytest.mark.parametrize("sharers", [slow(2), 4, slow(8)])
 def test_blocks_of_a_cluster_share_a_sequence(sharers, rng):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
     with dealt_by(Deal(1, sharers)):
@@ -119,17 +118,16 @@ def test_blocks_of_a_cluster_share_a_sequence(sharers, rng):
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16, 128, 128)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("dim, value_dim, sharers", [(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)])
-def test_head_dimensions_in_a_cluster(dim, value_dim, sharers, dtype, rng):
+@pytest.mark.parametrize("case, dtype", crossed([(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)], [BF16, FP16]), ids=str)
+def test_head_dimensions_in_a_cluster(case, dtype, rng):
+    dim, value_dim, sharers = case
     with dealt_by(Deal(1, sharers)):
         check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("dim, value_dim", [(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240), (16, 16)])
-def test_head_dimensions(dim, value_dim, dtype, rng):
-    check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
+@pytest.mark.parametrize("dims, dtype", crossed([(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240), (16, 16)], [BF16, FP16]), ids=str)
+def test_head_dimensions(dims, dtype, rng):
+    check(1, 4, 2, 1, 200, *dims, dtype, softcap=5.0)
 
 
 def check_pages(batch, heads, kv_heads, queries, keys, lengths, page_size, dim=64, value_dim=64, dtype=BF16, **given):
@@ -154,7 +152,7 @@ def test_pages_that_tiles_share(rng):
     check_pages(2, 16, 2, 16, 200, [70, 200], 48, parts=2)
 
 
-@pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [(16, 208, 240, FP16), (128, 96, 96, BF16)])
+@pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [slow(16, 208, 240, FP16), (128, 96, 96, BF16)])
 def test_pages_of_head_dimensions(page_size, dim, value_dim, dtype, rng):
     """Also those of tiles of several pieces, and of blocks of less than 128 keys."""
     check_pages(2, 4, 2, 1, 200, [70, 200], page_size, dim, value_dim, dtype, softcap=5.0, parts=2)
@@ -231,10 +229,14 @@ def test_refused_contents(rng):
         assert torch.equal(attention_decode(*operands, debug=True, **given), attention_decode(*operands, **given))
 
 
-@pytest.mark.parametrize("given", [{}, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), dict(starts=[0, 256, 64, 63, 5, 100, 0])])
-@pytest.mark.parametrize("at_once, dim", [(0, 64), (1, 64), (3, 64), (4, 64), (3, 96), (4, 32)])
-def test_more_tasks_than_thread_blocks(at_once, dim, given, rng, monkeypatch):
+CROWDS = [(0, 64), (1, 64), (3, 64), (4, 64), (3, 96), (4, 32)]
+SOME_KEYS = [{}, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), dict(starts=[0, 256, 64, 63, 5, 100, 0])]
+
+
+@pytest.mark.parametrize("crowd, given", crossed(CROWDS, SOME_KEYS), ids=str)
+def test_more_tasks_than_thread_blocks(crowd, given, rng, monkeypatch):
     """So many thread blocks of a multiprocessor draw sequences that may differ in length; others are dealt out evenly."""
+    at_once, dim = crowd
     monkeypatch.setattr(decoding, "multiprocessor_count", lambda _: 1)
     with dealt_by(Deal(at_once=at_once)):
         check(7, 4, 1, 1, 257, dim, **given)
@@ -243,11 +245,14 @@ def test_more_tasks_than_thread_blocks(at_once, dim, given, rng, monkeypatch):
     assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
 
 
+SOME_LONG = [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 599, 64, 63, 5, 100, 0])]
+
+
 @pytest.mark.simulated(multiprocessors=2)
-@pytest.mark.parametrize("given", [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 599, 64, 63, 5, 100, 0])])
-@pytest.mark.parametrize("at_once, dim, queries", [(0, 128, 1), (3, 64, 1), (3, 96, 2)])
-def test_tasks_that_not_every_multiprocessor_can_have_are_split(at_once, dim, queries, given, rng):
+@pytest.mark.parametrize("given, case", crossed(SOME_LONG, [(0, 128, 1), (3, 64, 1), (3, 96, 2)]), ids=str)
+def test_tasks_that_not_every_multiprocessor_can_have_are_split(given, case, rng):
     """Each in as many parts as there are multiprocessors for; also where it has fewer blocks of keys than parts."""
+    at_once, dim, queries = case
     tasks = multiprocessors() * (1 if at_once == 0 else 2) + 1
     for keys in (600, 64):
         of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}  # the last one is split
@@ -279,7 +284,7 @@ def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, 
     assert launch.kernel.spreads != ("starts" in given)
 
 
-@pytest.mark.parametrize("deal", [Deal(at_once=1), Deal(at_once=3), Deal(at_once=4), Deal(even=True)])
+@pytest.mark.parametrize("deal", [slow(Deal(at_once=1)), Deal(at_once=3), slow(Deal(at_once=4)), slow(Deal(even=True))])
 def test_crowds_read_pages(deal, rng):
     with dealt_by(deal):
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16)

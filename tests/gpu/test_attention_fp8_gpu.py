@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
+from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error, slow
 from tritonkittens.kernels.attention import Config, attention_fp8, attention_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -46,12 +46,12 @@ def test_forward(queries, keys, causal, rng):
     check(*operands(1, 2, 1, queries, keys, 64), causal=causal)
 
 
-@pytest.mark.parametrize("dim, value_dim", [(32, 32), (128, 128), (96, 160), (256, 256), (192, 128)])
+@pytest.mark.parametrize("dim, value_dim", [(32, 32), slow(128, 128), (96, 160), (256, 256), slow(192, 128)])
 def test_head_dimensions(dim, value_dim, rng):
     check(*operands(1, 2, 2, 140, 200, dim, value_dim))
 
 
-@pytest.mark.parametrize("dim, config", [(128, Config(cols=224)), (64, Config(cols=160, consumers=3)), (256, Config(cols=96, panel=64)),
+@pytest.mark.parametrize("dim, config", [slow(128, Config(cols=224)), (64, Config(cols=160, consumers=3)), slow(256, Config(cols=96, panel=64)),
                                          (96, Config(cols=64, ordered=False))], ids=str)  # fmt: skip
 def test_configurations(dim, config, rng):
     """Blocks of keys that are no power of two: K in one line and in two (256), V and P in pieces."""
@@ -60,7 +60,7 @@ def test_configurations(dim, config, rng):
         check(*operands(1, 2, 1, 150, 500, dim), config=config, causal=causal)
 
 
-@pytest.mark.parametrize("given", [dict(window=(70, 20)), dict(softcap=3.0), dict(scale=0.3, causal=True)], ids=str)
+@pytest.mark.parametrize("given", [dict(window=(70, 20)), slow(dict(softcap=3.0)), dict(scale=0.3, causal=True)], ids=str)
 def test_scales_of_heads(given, rng):
     q, k, v = operands(2, 4, 2, 100, 150, 64)
     scales = {name: torch.rand(2, 2, device=DEVICE) + 0.5 for name in ("q_scale", "k_scale", "v_scale")}
@@ -68,7 +68,7 @@ def test_scales_of_heads(given, rng):
     check(q, k, v, {"v_scale": scales["v_scale"]}, **given)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [slow(torch.float16), torch.float32])
 def test_types_of_the_result(dtype, rng):
     q, k, v = operands(1, 1, 1, 70, 80, 64)
     check(q, k, v, out_dtype=dtype)
@@ -107,7 +107,7 @@ def test_refusals():
             attention_fp8(q, k, v, **given)
 
 
-@pytest.mark.parametrize("given", [{}, dict(causal=True, softcap=5.0), dict(window=(30, 5), scale=0.2, out_dtype=torch.float32)], ids=str)
+@pytest.mark.parametrize("given", [slow({}), dict(causal=True, softcap=5.0), slow(dict(window=(30, 5), scale=0.2, out_dtype=torch.float32))], ids=str)
 def test_operator(given, rng):
     """torch.library's own checks, and one graph with the results of the eager call."""
     q, k, v = operands(1, 4, 2, 70, 90, 64)

@@ -1,11 +1,13 @@
 """Gradients of attention and its operator: against autograd in float64, under torch.compile, and by torch.library's own checks."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.util import DEVICE, assert_eager_is_operator, in_types, on_gpu_or_simulated, poison, relative_error
-from tritonkittens.kernels.attention import attention, attention_torch, fused_backward, gradients
+from tests.util import DEVICE, assert_eager_is_operator, in_types, on_gpu_or_simulated, poison, relative_error, slow, some_slow
+from tritonkittens.kernels.attention import attention, attention_torch, gradients
 from tritonkittens.kernels.attention.operator import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -42,28 +44,15 @@ def check(q, k, v, through_lse=False, **given):
     return found
 
 
+# Dimension, causal, deterministic
+KINDS = [(64, False, False), (128, True, False), (64, True, True), (64, True, False), (128, False, False), (64, False, True)]
 SIZES = [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("queries, keys", SIZES)
-@pytest.mark.parametrize("dim, deterministic", [(64, False), (128, False), (64, True)])
-def test_gradients(queries, keys, causal, dim, deterministic, rng):
-    check(*leaves(1, 2, 1, queries, keys, dim), causal=causal, deterministic=deterministic, through_lse=True)
-
-
-@pytest.mark.simulated(multiprocessors=1)
-@pytest.mark.parametrize("dim, given", on_gpu_or_simulated(
-    [(dim, given) for dim in (48, 64, 96, 128) for given in (dict(), dict(causal=True), dict(window=(40, 30)), dict(softcap=20.0))],
-    [(48, dict()), (64, dict(causal=True)), (64, dict(softcap=20.0)), (96, dict(window=(40, 30))), (128, dict()), (128, dict(causal=True))],
-), ids=str)  # fmt: skip
-def test_dq_of_sums_that_are_done(dim, given, rng, monkeypatch):
-    """So many heads that most of dQ is made in the single pass, in groups of two, also where rows of a head are not contiguous."""
-    monkeypatch.setattr(gradients, "worth_following", lambda *_: True)
-    heads, kv_heads = on_gpu_or_simulated((1600, 800), (10, 5))
-    q, k, v = leaves(1, heads, kv_heads, 150, 200, dim)
-    check(q, k, v, **given)
-    check(q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(), k, v, **given)
+@pytest.mark.parametrize("kind, size", [slow(*case) if case[0] in KINDS[3:] else case for case in itertools.product(KINDS, SIZES)], ids=str)
+def test_gradients(kind, size, rng):
+    dim, causal, deterministic = kind
+    check(*leaves(1, 2, 1, *size, dim), causal=causal, deterministic=deterministic, through_lse=True)
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 3.0])  # the first by two passes: what is added to scores is divided by it
@@ -85,8 +74,7 @@ def test_values_that_are_not_finite(dim, rng):
     assert all(x.isnan().all() for x in others)
 
 
-@pytest.mark.parametrize("keys", [256, 384])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim, keys", [(64, 384), slow(64, 256), (128, 256), slow(128, 384)])
 def test_gradients_of_full_tiles(dim, keys, rng):
     """No keys behind the last: a kernel without that mask."""
     assert not gradients.fused_backward(BF16, dim, dim, True, False, False, False).cut
@@ -97,20 +85,20 @@ def test_gradients_of_full_tiles(dim, keys, rng):
 def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     monkeypatch.undo()  # what `single_pass` has set
     ran = []
+    original = gradients.fused_backward
     monkeypatch.setattr(gradients, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
-    original = fused_backward
     check(*leaves(1, 1, 1, 70, keys, dim))
     assert len(ran) == (passes == 1)
 
 
 @pytest.mark.simulated(multiprocessors=2)
-@pytest.mark.parametrize("dim, causal", [(64, False), (64, True), (128, True)])
+@pytest.mark.parametrize("dim, causal", [(64, False), slow(64, True), slow(128, True)])
 def test_gradients_of_many_heads(dim, causal, rng):
     """So many that zeros, which dQ is added to, are made for most of them while others are computed."""
     check(*leaves(on_gpu_or_simulated(3, 1), on_gpu_or_simulated(400, 14), on_gpu_or_simulated(200, 7), 150, 200, dim), causal=causal)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("parts", [slow(1), 2, slow(4)])
 def test_gradients_of_many_blocks(parts, rng, monkeypatch):
     """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than slots of the ring."""
     asked = []
@@ -143,8 +131,9 @@ def test_memory_of_gradients(heads, kv_heads, dim, causal, permuted):
 
 
 @pytest.mark.parametrize("given", [
-    dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), dict(softcap=2.0),
-    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5), dict(window=(60, 10), softcap=2.0, deterministic=True),
+    dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), slow(dict(softcap=2.0)),
+    dict(softcap=2.0, causal=True), dict(scale=0.3), dict(window=(40, 10), softcap=1.0, scale=0.5),
+    slow(dict(window=(60, 10), softcap=2.0, deterministic=True)),
 ], ids=str)  # fmt: skip
 def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
@@ -153,7 +142,10 @@ def test_gradients_of_features(given, rng):
 DIMS = [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)]
 
 
-@pytest.mark.parametrize("dim, value_dim, dtype", in_types(DIMS, BF16, FP16))
+QUICK_DIMS = [(16, 16, BF16), (112, 112, BF16), (64, 128, BF16), (16, 16, FP16)]
+
+
+@pytest.mark.parametrize("dim, value_dim, dtype", some_slow(in_types(DIMS, BF16, FP16), QUICK_DIMS))
 def test_gradients_of_head_dimensions(dim, value_dim, dtype, rng):
     check(*leaves(1, 2, 1, 140, 100, dim, value_dim, dtype), causal=bool(rng.integers(2)))
 
@@ -250,7 +242,7 @@ def test_compiled(rng):
 
 
 def test_random_configurations(rng):
-    for _ in range(2):  # each kernels of its own
+    for _ in range(on_gpu_or_simulated(2, 1)):  # each kernels of its own
         dim, value_dim = (16 * int(x) for x in rng.integers(1, 17, 2))
         kv_heads = int(rng.integers(1, 3))
         queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(600, 200), 2))

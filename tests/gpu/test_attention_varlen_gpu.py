@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error
+from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error, slow
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, gradients, varlen
 from tritonkittens.kernels.attention.ragged import Listing, most_tiles
 from tritonkittens.kernels.attention.varlen import choose
@@ -78,7 +78,7 @@ def check(queries, keys, heads=4, kv_heads=2, dim=64, value_dim=None, dtype=BF16
 FEATURES = [{}, dict(causal=True), dict(window=(40, 5), softcap=3.0, scale=0.2)]
 
 
-@pytest.mark.parametrize("given", [*FEATURES, dict(causal=True, deterministic=True)], ids=str)
+@pytest.mark.parametrize("given", [slow(FEATURES[0]), *FEATURES[1:], dict(causal=True, deterministic=True)], ids=str)
 def test_lengths(given, rng):
     check(QUERIES, KEYS, **given)
     for queries, keys in on_gpu_or_simulated([(KEYS, QUERIES), ((1000, 3, 2500, 128),) * 2], [((150, 70), (128, 3))]):
@@ -91,7 +91,8 @@ def test_many_sequences(rng):
 
 
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16], [FP16]))
-@pytest.mark.parametrize("dim, value_dim", on_gpu_or_simulated([(16, 16), (96, 96), (128, 128), (192, 128), (256, 256), (208, 240)], [(144, 128), (112, 112)]))
+@pytest.mark.parametrize("dim, value_dim", on_gpu_or_simulated([(16, 16), (96, 96), (128, 128), (192, 128), (256, 256), (208, 240)],
+                                                             [(144, 128), slow(112, 112)]))  # fmt: skip
 def test_head_dimensions(dim, value_dim, dtype, rng):
     """Where registers do not hold both, dK and dV are kernels of their own."""
     check((70, 0, 130), (90, 3, 64), 2, 1, dim, value_dim, dtype, causal=True)
@@ -123,7 +124,7 @@ def test_saved_tensors_of_other_strides(rng):
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("given", on_gpu_or_simulated(FEATURES, FEATURES[:2]), ids=str)
+@pytest.mark.parametrize("given", on_gpu_or_simulated(FEATURES, [FEATURES[0], slow(FEATURES[1])]), ids=str)
 def test_nan_stays_in_its_sequence(given, rng):
     """Output and gradients of all others have the bits that they have without it."""
     lengths, poisoned = (70, 130, 64, 100), (1, 3)
@@ -324,7 +325,7 @@ def test_memory_of_gradients(heads, kv_heads, dim):
     assert torch.cuda.max_memory_allocated() - before <= allowed + 2**16
 
 
-@pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), (2, 80), (4, 160)])
+@pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), slow(2, 80), slow(4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
     monkeypatch.setattr(gradients, "parts_of_group", lambda units, group, *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.util import DEVICE, relative_error
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error
 from tritonkittens import nn
 from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_ranges, attention_varlen
 from tritonkittens.kernels.attention.reference import attention_torch
@@ -69,11 +69,12 @@ def heads(queries=24, keys=40, dim=32):
     return randn(2, 2, queries, dim), randn(2, 2, keys, dim), randn(2, 2, keys, dim)
 
 
+DEPTH = on_gpu_or_simulated(1024, 256)  # of products in parts
 OPERATORS = {
     "gemm": Operator(gemm, matrices(24, 64, 40), gemm_torch, "twice", operands=2),
-    "gemm, 3×4097×66": Operator(gemm, matrices(3, 4097, 66), gemm_torch, "twice", operands=2),
-    "gemm, split": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="split_k", splits=4), **named), matrices(128, 1024, 128), operands=2),
-    "gemm, stream-K": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="stream_k", splits=1), **named), matrices(128, 1024, 128), operands=2),
+    "gemm, unaligned": Operator(gemm, matrices(3, on_gpu_or_simulated(4097, 257), 66), gemm_torch, "twice", operands=2),
+    "gemm, split": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="split_k", splits=4), **named), matrices(128, DEPTH, 128), operands=2),
+    "gemm, stream-K": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="stream_k", splits=1), **named), matrices(128, DEPTH, 128), operands=2),
     "gemm, fused": Operator(vectors(lambda a, b, **named: gemm(a, b, activation="gelu", **named)), epilogue_operands,
                             vectors(lambda a, b, **named: gemm_torch(a, b, activation="gelu", **named)), "twice", operands=5),
     "attention": Operator(attention, heads, full_attention, "once"),
@@ -106,8 +107,7 @@ def backward(of, tensors):
     return [x.grad for x in leaves[: of.operands]]
 
 
-@pytest.mark.parametrize("default", [BF16, torch.float64, "device"], ids=str)
-@every_operator
+@pytest.mark.parametrize("name, default", crossed(list(OPERATORS), [BF16, torch.float64, "device"]), ids=str)
 def test_nothing_depends_on_the_default_dtype_or_device(name, default, rng):
     of = OPERATORS[name]
     tensors = of.make()
@@ -199,7 +199,7 @@ def test_an_operator_without_tangents_says_so(name, rng):
 @every_operator
 def test_vmap_of_any_operands(name, rng):
     of = OPERATORS[name]
-    samples = [of.make() for _ in range(3)]
+    samples = [of.make() for _ in range(on_gpu_or_simulated(3, 2))]
     for batched in [(i,) for i in range(of.operands)] + [tuple(range(len(samples[0])))]:
         dims = tuple(min(1, x.ndim) if i in batched else None for i, x in enumerate(samples[0]))
         stacked = [torch.stack(xs, dim) if dim is not None else xs[0] for xs, dim in zip(zip(*samples, strict=True), dims, strict=True)]

@@ -99,24 +99,6 @@ def test_order_in_memory(cols, vector, rng):
     assert torch.equal(found.cpu().double(), 1 + exact * torch.where(place.cpu() < 32 * cols, 2, 1))
 
 
-@tk.kernel(num_warps=1)
-@triton.jit
-def band_kernel(X, Y, MEMORY: tl.constexpr):
-    memory = tk.allocate(MEMORY)
-    tk.load_into(memory, X, (0,))
-    tk.sync()
-    tk.store(Y, tk.load_band(memory), (0, 0))
-
-
-@pytest.mark.parametrize("cols", [8, 16, 32])
-def test_bands(cols, rng):
-    """The first 16 rows and columns that lie together of what `store_fragments` would have stored."""
-    x, found, expected = torch.randn(16 * cols, device=DEVICE), *(poison(torch.empty(16, cols, device=DEVICE)) for _ in range(2))
-    band_kernel[(1,)](tk.gl(x), tk.gl(found), tk.sv(tk.fp32, 16 * cols))
-    ordered_kernel[(1,)](x, expected, 16, cols)
-    assert torch.equal(found, expected)
-
-
 @tk.kernel
 @triton.jit
 def rescaled_kernel(A, B, F, C, TILE_A: tl.constexpr, TILE_B: tl.constexpr):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, problem, randn, scales
-from tests.util import DEVICE, on_gpu_or_simulated, poison, relative_error
+from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, problem, randn, scales, short
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.kernels.gemm.config import candidates
 
@@ -21,6 +21,7 @@ CHOSEN = on_gpu_or_simulated(None, SMALL)  # the simulator's time goes into comp
 
 def multiply(a, b, config=CHOSEN, out_dtype=None, **operands):
     """`gemm`, checked."""
+    config = short(config)
     out = gemm(a, b, config=config, out_dtype=out_dtype, **operands)
     check(out, a, b, f"{config}", config is None or config.packed, **operands)
     return out
@@ -33,18 +34,16 @@ def empty(*shape, dtype=BF16):
 # ---------------------------------------------------------------- operands
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-def test_layouts(rng, dtype, a_transposed, b_transposed):
-    a, b = matrix(136, 136, dtype, a_transposed), matrix(136, 152, dtype, b_transposed)
+@pytest.mark.parametrize("transposed, dtype", crossed([(False, False), (False, True), (True, False), (True, True)], [BF16, FP16]), ids=str)
+def test_layouts(rng, transposed, dtype):
+    a, b = matrix(136, 136, dtype, transposed[0]), matrix(136, 152, dtype, transposed[1])
     for config in on_gpu_or_simulated([None, *KINDS.values()], [SMALL if dtype == FP16 else None]):
         multiply(a, b, config)
 
 
-WIDE = [Config(consumers=1, cols=176), Config(cols=112), Config(cols=96, cluster=2), Config(cols=224, cluster=2), Config(consumers=1, cols=192, cluster=4),
-        Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True),
-        Config(consumers=3, cols=176, cluster=2, panel=16)]  # fmt: skip
+WIDE = [slow(Config(consumers=1, cols=176)), Config(cols=112), slow(Config(cols=96, cluster=2)), slow(Config(cols=224, cluster=2)),
+        slow(Config(consumers=1, cols=192, cluster=4)), Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True),
+        slow(Config(consumers=3, cols=176, cluster=2, panel=16))]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster} {c.schedule}")
@@ -58,9 +57,9 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
         multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
 
 
-SHARED = [Config(consumers=1, cols=128, cluster=4), Config(consumers=1, cols=64, cluster=2), Config(consumers=1, cols=144, cluster=4),
-          Config(consumers=1, cols=144, cluster=8), Config(consumers=1, cols=32, cluster=8),
-          Config(cols=160, cluster=2), Config(consumers=3, cols=192, cluster=2, panel=32)]  # fmt: skip
+SHARED = [Config(consumers=1, cols=128, cluster=4), slow(Config(consumers=1, cols=64, cluster=2)), slow(Config(consumers=1, cols=144, cluster=4)),
+          Config(consumers=1, cols=144, cluster=8), slow(Config(consumers=1, cols=32, cluster=8)),
+          Config(cols=160, cluster=2), slow(Config(consumers=3, cols=192, cluster=2, panel=32))]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", SHARED, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster}")
@@ -78,6 +77,8 @@ PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=3
 
 
 OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))
+# One of clusters, of columns that are no power of two, of swapped operands, and of parts of tasks.
+OF_EACH = [case if case[0] in (PANELS[1], PANELS[3], PANELS[4], PANELS[5]) else slow(*case) for case in OF_EACH]
 
 
 @pytest.mark.parametrize("config, dtype", OF_EACH, ids=lambda x: f"{x.rows}x{x.cols} {x.panel} {x.schedule}" if isinstance(x, Config) else str(x))
@@ -93,21 +94,29 @@ WAITING = [Config(panel=64, packed=True), Config(panel=64, cluster=2, packed=Tru
            Config(panel=64, schedule="split_tail", packed=True), Config(cols=192, panel=32, consumers=1, packed=True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", WAITING, ids=lambda c: f"{c.rows}x{c.cols} {c.consumers} {c.cluster} {c.schedule}")
+DONE = [("gelu", None, False), ("gelu_tanh", None, False), ("silu", None, False), (None, "col", True), ("silu", "row", True)]
+
+
+def waiting(case):
+    return f"{case.rows}x{case.cols} {case.consumers} {case.cluster} {case.schedule}" if isinstance(case, Config) else str(case)
+
+
+@pytest.mark.parametrize("config, done", crossed(WAITING, DONE), ids=waiting)
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16], [BF16]), ids=str)
 @pytest.mark.parametrize("k", on_gpu_or_simulated([72, 1000, 2500], [72]))
-def test_what_is_done_with_results_that_waited(rng, config, dtype, k):
+def test_what_is_done_with_results_that_waited(rng, config, done, dtype, k):
     """Activations and residuals under the products of the next task, which are fewer than that takes, about as many, or more. Some rows are compared: all take
     float64 minutes."""
     m, n = on_gpu_or_simulated((3500, 3000), (200, 400))
-    a, b, bias, residual = matrix(m, k, dtype), matrix(k, n, dtype), randn(n, dtype=dtype), randn(m, n, dtype=dtype)
+    activation, gate, residual = done
+    a, b, bias = matrix(m, k, dtype), matrix(k, n, dtype), randn(n, dtype=dtype)
+    gates = {"col": randn(n, dtype=dtype), "row": randn(m, 1, dtype=dtype), None: None}
+    operands = dict(activation=activation, gate=gates[gate], residual=randn(m, n, dtype=dtype) if residual else None)
     some = torch.randperm(m, device=DEVICE)[:128].sort().values
-    for operands in (dict(activation="gelu"), dict(activation="gelu_tanh"), dict(activation="silu"), dict(gate=randn(n, dtype=dtype), residual=residual),
-                     dict(activation="silu", gate=randn(m, 1, dtype=dtype), residual=residual)):
-        out = gemm(a, b, bias=bias, out=empty(m, n, dtype=dtype), config=config, **operands)
-        assert out.isfinite().all()  # poison is NaN
-        taken = {key: x[some] if isinstance(x, torch.Tensor) and x.shape[0] == m else x for key, x in operands.items()}
-        check(out[some], a[some], b, f"{config}", packed=True, bias=bias, **taken)
+    out = gemm(a, b, bias=bias, out=empty(m, n, dtype=dtype), config=short(config), **operands)
+    assert out.isfinite().all()  # poison is NaN
+    taken = {key: x[some] if isinstance(x, torch.Tensor) and x.shape[0] == m else x for key, x in operands.items()}
+    check(out[some], a[some], b, f"{config}", packed=True, bias=bias, **taken)
 
 
 @pytest.mark.parametrize("start", [16, 3])  # elements: 3 are no multiple of 16 bytes, so that operands are copied
@@ -318,7 +327,7 @@ def test_activation(rng, activation):
     assert large.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "packed", "swapped", "split_k", "cluster_split_k"]))
 def test_all_of_an_epilogue(rng, kind):
     a, b = randn(70, 136), matrix(136, 88, transposed=True)
     everything = dict(bias=randn(88, dtype=FP32), activation="silu", gate=randn(70, 1), residual=randn(70, 88))
@@ -401,7 +410,7 @@ def test_every_candidate_is_right(rng, name, share):
     a = randn(*batch, problem.m, problem.k, dtype=dtype)
     b = randn(*batch, problem.n, problem.k, dtype=dtype).mT if problem.b == "nk" else randn(*batch, problem.k, problem.n, dtype=dtype)
     every = candidates(problem)[share::SHARES]
-    configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:3]])
+    configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:1]])
     for config in configs:
         print(config)
         out = empty(*batch, problem.m, problem.n)
@@ -409,7 +418,8 @@ def test_every_candidate_is_right(rng, name, share):
         check(out, a, b, str(config), **operands)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "independent", "packed", "streamed", "cluster_split_k", "split_tail",
+                                                   "stream_k"]))  # fmt: skip
 def test_many_tasks(rng, kind):
     """More tasks than blocks, a number of them that divides by nothing."""
     m, n, k = on_gpu_or_simulated((3000, 2000, 328), (200, 456, 200))

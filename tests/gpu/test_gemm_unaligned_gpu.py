@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, randn, scales
-from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import gemm, gemm_torch
 from tritonkittens.kernels.gemm.checks import places_of
@@ -101,8 +101,7 @@ def test_any_extents_and_strides(rng, dtype):
             assert torch.isnan(whole).all(), f"{m}×{n}: the margin was written to"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind, transposed", crossed(list(KINDS), [True, False]))
 def test_every_kind_of_kernel(rng, kind, transposed):
     rows = 3 if KINDS[kind].rows == 1 else 19  # several tiles of rows
     for k, n, start in ((45, 67, 0), (40, 61, 3), (7, 72, 5), (1, 33, 1), (61, 1, 2), (23, 9, 7)):
@@ -157,8 +156,7 @@ def test_result_types(rng):
 # ---------------------------------------------------------------- epilogues
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("kind", ["row", "rows of words", "large"])
+@pytest.mark.parametrize("kind, transposed", crossed(["row", "rows of words", "large"], [False, True]))
 def test_epilogues(rng, kind, transposed):
     m, n = (37, 3) if transposed else (3, 37)
     a, b = randn(m, 41), randn(41, n)

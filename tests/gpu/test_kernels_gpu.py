@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.util import DEVICE, on_gpu_or_simulated, poison, synchronize
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, synchronize
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm import gemm
 
@@ -41,8 +41,7 @@ def operand_b(k, n, transposed, dtype):
     return randn(n, k, dtype=dtype).T if transposed else randn(k, n, dtype=dtype)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype, transposed", crossed(DTYPES, [False, True]))
 def test_gemm_of_random_shapes(dtype, transposed, rng):
     """Ragged and tiny extents; rows that TMA cannot address are among them."""
     edges = [1, 8, 16, 63, 64, 65, 128, 129, 255, 256, 257, 520]
@@ -116,8 +115,7 @@ HEADS = [(1, 1), (4, 2), (6, 3), (8, 1)]
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 256, 257, on_gpu_or_simulated(1000, 300)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [64, 80, 96, 128])
+@pytest.mark.parametrize("width, dtype", crossed([64, 80, 96, 128], DTYPES))
 def test_attention_of_random_shapes(width, dtype, rng):
     shapes = [(1, 1, 1, 1, 1), (2, 2, 1, 128, 128), (1, 4, 4, 1, 300), (1, 2, 2, 300, 1)]
     for _ in range(on_gpu_or_simulated(14, 2)):

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.util import DEVICE, relative_error
+from tests.util import DEVICE, relative_error, slow
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.attention.operator import AttentionFunction
 from tritonkittens.ops import scaled_dot_product_attention, use_attention
@@ -193,7 +193,7 @@ def test_what_ran_before_runs_as_before(name, rng):
         assert torch.equal(x.isnan(), y.isnan()) and relative_error(x.nan_to_num(), y.nan_to_num().double()) < 1e-2
 
 
-@pytest.mark.parametrize("given", [{}, dict(is_causal=True), dict(scale=0.2), dict(enable_gqa=True)], ids=str)
+@pytest.mark.parametrize("given", [{}, slow(dict(is_causal=True)), dict(scale=0.2), dict(enable_gqa=True)], ids=str)
 def test_jagged_tensors_run_on_the_kernel_of_packed_sequences(given, rng, monkeypatch):
     """Values and gradients, of which padding and PyTorch's implementation are no part."""
     lengths, kv_heads = (16, 1, 37, 0, 8), 1 if given.get("enable_gqa") else 2
@@ -250,7 +250,7 @@ def test_a_model_uses_it(rng, monkeypatch):
 BACKEND = "inductor" if DEVICE == "cuda" else "aot_eager"
 
 
-@pytest.mark.parametrize("given, kv_heads, dim", [(dict(), 4, 64), (dict(is_causal=True), 2, 64), (dict(scale=0.3), 1, 40)], ids=str)
+@pytest.mark.parametrize("given, kv_heads, dim", [slow(dict(), 4, 64), (dict(is_causal=True), 2, 64), (dict(scale=0.3), 1, 40)], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(given, kv_heads, dim, dynamic, rng):
     """One graph, with its gradients, and with `dynamic` the same for other lengths."""

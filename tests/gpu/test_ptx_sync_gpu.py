@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as gluon_mbarrier
 
-from tests.util import DEVICE, on_gpu_or_simulated, poison
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison
 from tritonkittens.inline_ptx import barrier, cluster, elect, mbarrier, pdl, registers, shared, tensormap, tma
 from tritonkittens.inline_ptx._asm import asm, issued
 from tritonkittens.sim.report import SimulationError
@@ -395,7 +395,7 @@ BOXES = {
 HINTS = [None, "evict_first", "evict_last", "evict_normal", "evict_unchanged"]
 
 
-@pytest.mark.parametrize("rank, hint", [(rank, hint) for rank in range(1, 6) for hint in (HINTS if rank == 2 else on_gpu_or_simulated(HINTS, HINTS[:1]))])
+@pytest.mark.parametrize("rank, hint", crossed(range(1, 6), HINTS))
 def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     shape, box = BOXES[rank]
     source = padded(rng, torch.float32, shape)
@@ -488,8 +488,7 @@ def scatter(target, tile, corner, combine=lambda old, new: new):
     return target
 
 
-@pytest.mark.parametrize("hint", [None, "evict_first"])
-@pytest.mark.parametrize("rank", range(1, 6))
+@pytest.mark.parametrize("rank, hint", crossed(range(1, 6), [None, "evict_first"]))
 def test_store_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     shape, box = BOXES[rank]
     shape = (*shape[:-1], on_gpu_or_simulated(shape[-1], shape[-1] // 4 * 4))  # the simulator reports a store that writes past the end of a row
@@ -533,8 +532,7 @@ def test_reduce_tensor_on_integers(rng, operation):
     assert torch.equal(target, expected)
 
 
-@pytest.mark.parametrize("hint", [None, "evict_last"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype, hint", crossed([torch.float32, torch.float16, torch.bfloat16], [None, "evict_last"]))
 def test_reduce_tensor_adds_floats(rng, dtype, hint):
     target, tile = padded(rng, dtype, (40, 64)), padded(rng, dtype, (32, 32)).contiguous()
     expected = scatter(target.clone(), tile, (20, 40), lambda old, new: old + new)

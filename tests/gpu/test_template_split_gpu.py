@@ -6,7 +6,7 @@ import torch
 import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.streaming import integers
-from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, synchronize
+from tests.util import DEVICE, crossed, multiprocessors, on_gpu_or_simulated, poison, slow, some_slow, synchronize
 from tritonkittens import sim
 from tritonkittens.lang.schedule.split import MOST_REST_PARTS
 from tritonkittens.launch import workspace as make_workspace
@@ -20,14 +20,14 @@ IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [
     dict(consumers=1, order=tk.RowMajor()),
     dict(consumers=2, order=tk.Supergroup(2), schedule=tk.SplitK(3), residual=True),
-    dict(consumers=2, order=tk.ColumnMajor(), schedule=tk.StreamK(), cluster=2, residual=True),
-    dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2),
+    slow(dict(consumers=2, order=tk.ColumnMajor(), schedule=tk.StreamK(), cluster=2, residual=True)),
+    slow(dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2)),
     dict(consumers=2, order=tk.LongestFirst(), schedule=tk.SplitRest(), blocks_per_sm=2, stages=2),
     dict(consumers=1, order=tk.Supergroup(3), schedule=tk.OnePerBlock(), cluster=4, stages=2),
     dict(consumers=2, order=tk.Supergroup(8), independent=True, schedule=tk.StreamK(), stages=3),
-    dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2),
+    slow(dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2)),
     dict(consumers=1, order=tk.RowMajor(), schedule=tk.ClusterSplitK(4), residual=True),
-    dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2)),
+    slow(dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2))),
     dict(consumers=4, order=tk.LongestFirst(), independent=True, cluster=2, stages=2),
 ]
 
@@ -62,8 +62,7 @@ def test_products(knobs, rng):
         assert not tiles, f"{rows} × {depth} × {cols}: tiles {tiles[:10]} are wrong"
 
 
-@pytest.mark.parametrize("consumers", [1, 2])
-@pytest.mark.parametrize("schedule", [tk.Persistent(), *IN_CLUSTERS, tk.SplitK(2), *SPLITS], ids=str)
+@pytest.mark.parametrize("schedule, consumers", crossed([tk.Persistent(), *IN_CLUSTERS, tk.SplitK(2), *SPLITS], [1, 2]), ids=str)
 def test_parts_are_merged_by_hooks(schedule, consumers, rng):
     """Also of a task of fewer iterations than it has parts."""
     template = Extremes(schedule=schedule, consumers=consumers, blocks_per_sm=2 if schedule == tk.SplitRest() else 1, stages=3)
@@ -75,7 +74,7 @@ def test_parts_are_merged_by_hooks(schedule, consumers, rng):
         assert torch.equal(largest, x.float().reshape(rows, -1, 64).amax(1)) and torch.equal(least, x.float().amin(1))
 
 
-@pytest.mark.parametrize("schedule", SPLITS + IN_CLUSTERS, ids=str)
+@pytest.mark.parametrize("schedule", some_slow(SPLITS + IN_CLUSTERS, [SPLITS[0], SPLITS[-1], IN_CLUSTERS[0]]), ids=str)
 def test_sums_of_parts_are_the_same_in_every_run(schedule, rng):
     """Numbers that round: the order of a sum shows. In the simulator the order of blocks, warps and copies is another in every run."""
     template = Product(consumers=2, schedule=schedule)

@@ -8,7 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
-from tests.util import DEVICE, on_gpu_or_simulated, relative_error  # noqa: E402
+from tests.util import DEVICE, on_gpu_or_simulated, relative_error, slow  # noqa: E402
 from tritonkittens.ops import register_transformers  # noqa: E402
 from tritonkittens.ops.transformers import attention_forward, attention_mask  # noqa: E402
 
@@ -205,7 +205,7 @@ def test_queries_see_the_window_of_the_mask(queries, rng):
     assert relative_error(out, exact.transpose(1, 2)) < 5e-3
 
 
-@pytest.mark.parametrize("window", [2, 8, 64])
+@pytest.mark.parametrize("window", [2, slow(8), 64])
 def test_encoder_with_a_window_on_both_sides(window, rng):
     """T5Gemma's layers say one key less than its masks; padding on either side. It does not take PyTorch's attention."""
     part = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import dealt_by, in_pages, poison, relative_error
+from tests.util import crossed, dealt_by, explored, in_pages, poison, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.kernels.attention import (
     Config,
@@ -21,21 +21,22 @@ from tritonkittens.lang.template import template
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(ordered=True), dict(causal=True), id="causal, in turns"),
-    pytest.param((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongAndShort()), dict(causal=True), id="causal, in pairs"),
+    slow((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
     pytest.param((300, 100, 64, 64), Config(cols=64, consumers=3, ordered=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
     pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
-    pytest.param((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
-    pytest.param((150, 300, 128, 128), Config(cols=112, panel=32, ordered=True), {}, id="one wgmma, results in panels"),
+    slow((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
+    slow((150, 300, 128, 128), Config(cols=112, panel=32, ordered=True), {}, id="one wgmma, results in panels"),
 ]
 
 
+@explored(6, 15)
 @pytest.mark.parametrize(("shape", "config", "given"), CASES)
-def test_attention(shape, config, given, rng):
+def test_attention(shape, config, given, schedules, rng):
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, 2, s, d).bfloat16() for s, d in ((queries, dim), (keys, dim), (keys, value_dim)))
     out = poison(torch.empty(1, 2, queries, value_dim, dtype=torch.bfloat16))
-    sim.explore(lambda: attention(q, k, v, out=out, config=config, **given), schedules=15)
+    sim.explore(lambda: attention(q, k, v, out=out, config=config, **given), schedules=schedules)
     assert (out.double() - attention_torch(q, k, v, **given)[0]).abs().max() < 0.05
 
 
@@ -50,40 +51,38 @@ def test_scores_that_some_warps_have_to_look_at(rng):
         assert (out.double() - attention_torch(q, k, v)[0]).abs().max() < 0.05
 
 
+@explored(4, 8)
 @pytest.mark.parametrize(("shape", "given"), [
-    pytest.param((130, 200, 64, 64), {}, id="several blocks"),
+    slow((130, 200, 64, 64), {}, id="several blocks"),
     pytest.param((200, 130, 64, 64), dict(causal=True), id="causal, queries without keys"),
     pytest.param((300, 140, 128, 128), {}, id="blocks of 64 queries"),
     pytest.param((200, 520, 64, 64), {}, id="several tasks a block"),
-    pytest.param((200, 384, 128, 128), dict(causal=True), id="several causal tasks a block"),
+    slow((200, 384, 128, 128), dict(causal=True), id="several causal tasks a block"),
     pytest.param((130, 200, 64, 64), dict(deterministic=True), id="two passes"),
     pytest.param((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
 ])  # fmt: skip
-def test_gradients(shape, given, rng, monkeypatch):
+def test_gradients(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # a single pass for few keys, too
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
     grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []
-    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=8)
+    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     given.pop("deterministic", None)
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for a, b in zip(found[-1], expected, strict=True))
 
 
-@pytest.mark.parametrize(("shape", "given", "follows"), [
-    pytest.param((6, 3, 130, 200, 64), {}, False, id="several blocks"),
-    pytest.param((6, 3, 130, 200, 64), {}, True, id="several blocks, dQ of what is done"),
-    pytest.param((10, 5, 130, 70, 64), dict(causal=True), False, id="one task a head, causal"),
-    pytest.param((10, 5, 130, 70, 64), dict(causal=True), True, id="one task a head, causal, dQ of what is done"),
-    pytest.param((5, 5, 100, 300, 64), {}, True, id="tasks of one block, dQ of what is done"),
-    pytest.param((6, 3, 70, 400, 64), dict(window=(30, 0)), True, id="tasks of no block, dQ of what is done"),
-    pytest.param((6, 3, 100, 140, 128), dict(causal=True), True, id="blocks of 64 queries, dQ of what is done"),
+@pytest.mark.parametrize(("shape", "given"), [
+    pytest.param((6, 3, 130, 200, 64), {}, id="several blocks"),
+    pytest.param((10, 5, 130, 70, 64), dict(causal=True), id="one task a head, causal"),
+    slow((5, 5, 100, 300, 64), {}, id="tasks of one block"),
+    slow((6, 3, 70, 400, 64), dict(window=(30, 0)), id="tasks of no block"),
+    slow((6, 3, 100, 140, 128), dict(causal=True), id="blocks of 64 queries"),
 ])  # fmt: skip
-def test_gradients_of_many_heads(shape, given, follows, rng, monkeypatch):
-    """Heads are so many that a single pass can make dQ of the sums of those before, for groups of one or two query heads."""
-    monkeypatch.setattr(gradients, "worth_following", lambda *_: follows)
+def test_gradients_of_many_heads(shape, given, rng, monkeypatch):
+    """Blocks draw tasks of many heads, for groups of one or two query heads."""
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
     monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
@@ -96,25 +95,26 @@ def test_gradients_of_many_heads(shape, given, follows, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
 
 
-@pytest.mark.parametrize("queries, keys", [(130, 300), (300, 130)])  # in the latter tasks of queries see no block
-@pytest.mark.parametrize("config", [Config(), Config(cols=96)], ids=["128 keys", "96 keys"])
-def test_bytes(config, queries, keys, rng):
+@explored(6, 15)
+@pytest.mark.parametrize("cols, lengths", crossed([128, 96], [(130, 300), (300, 130)]), ids=str)  # in the latter tasks of queries see no block
+def test_bytes(cols, lengths, schedules, rng):
+    queries, keys = lengths
     q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (queries, keys, keys))
     out = poison(torch.empty(1, 2, queries, 64, dtype=torch.bfloat16))
-    sim.explore(lambda: attention_fp8(q, k, v, out=out, config=config, causal=True), schedules=15)
+    sim.explore(lambda: attention_fp8(q, k, v, out=out, config=Config(cols=cols), causal=True), schedules=schedules)
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
-@pytest.mark.parametrize("deal", [Deal(1), Deal(2), Deal(1, 2), Deal(1, 4), Deal(even=True)])
-@pytest.mark.parametrize("page_size", [None, 16])
-def test_decode(page_size, deal, rng):
+@explored(4, 15)
+@pytest.mark.parametrize("deal, page_size", crossed([Deal(1), Deal(2), Deal(1, 4), Deal(1, 2), Deal(even=True)], [None, 16]), ids=str)
+def test_decode(deal, page_size, schedules, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
     v[1, :, 70:] = v[2] = float("nan")
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
     with dealt_by(deal):
-        sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=15)
+        sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=schedules)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scales
-from tests.util import poison, relative_error
+from tests.util import crossed, explored, poison, relative_error, slow, some_slow
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, gemm
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned
 
-SCHEDULES = 12
+SCHEDULES = 6, 12
 CASES = {
     "default": ({}, ()),
     "cluster": (KINDS["cluster"].__dict__, ()),
@@ -44,16 +44,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_products(name, rng):
+QUICK = ["default", "cluster of 2 consumers", "wide", "independent", "packed, residual in two panels, swapped", "packed",
+         "panels of a residual, two parts", "split_k", "cluster_split_k", "split_tail", "stream_k",
+         "swapped", "two blocks", "panels of a residual, swapped"]  # fmt: skip
+
+
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("name", some_slow(CASES, QUICK))
+def test_products(name, schedules, rng):
     knobs, wanted = CASES[name]
     m, n, k = 130, 72, 200
     a, b = (x.cpu() for x in (randn(m, k), matrix(k, n, transposed=name.startswith("wide"))))
     known = dict(bias=randn(n), gate=randn(m, 1), residual=randn(m, n))
     operands = {key: known[key].cpu() for key in wanted}
     out = poison(torch.empty(m, n, dtype=BF16))
-    result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=SCHEDULES)
-    assert result.seeds == SCHEDULES
+    result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=schedules)
+    assert result.seeds == schedules
     check(out, a, b, name, packed="packed" in name, **operands)
 
 
@@ -67,48 +73,57 @@ OPERANDS = {
 }
 
 
+@explored(*SCHEDULES)
 @pytest.mark.parametrize("name", OPERANDS)
-def test_kinds_of_operands(name, rng):
+def test_kinds_of_operands(name, schedules, rng):
     dtype, a_transposed, b_transposed, options, kind = OPERANDS[name]
     m, n, k = 130, 72, 208
     a, b = (x.cpu() for x in (matrix(m, k, dtype, a_transposed), matrix(k, n, dtype, b_transposed)))
     options = {key: scales(*x).cpu() if isinstance(x, tuple) else x for key, x in options.items()}
     out = poison(torch.empty(m, n, dtype=FP16 if dtype == FP16 else BF16))
-    sim.explore(lambda: gemm(a, b, out=out, config=replace(KINDS[kind], stages=2), **options), schedules=SCHEDULES)
+    sim.explore(lambda: gemm(a, b, out=out, config=replace(KINDS[kind], stages=2), **options), schedules=schedules)
     if options.pop("accumulate", None):
         assert relative_error(out, a.double() @ b.double()) < 2e-2
     else:
         check(out, a, b, name, **options)
 
 
-@pytest.mark.parametrize("knobs", [dict(), dict(independent=True), dict(consumers=1, swapped=True), dict(schedule="split_tail")], ids=str)
-@pytest.mark.parametrize("k", [64, 200])
-def test_panels_of_a_residual_in_task_after_task(knobs, k, rng):
+IN_PANELS = [dict(), dict(independent=True), dict(consumers=1, swapped=True), dict(schedule="split_tail")]
+
+
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("knobs, k", crossed(IN_PANELS, [64, 200]), ids=str)
+def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
     """The first two of four panels come while the products of the task run, where the last two of the task before leave."""
     m, n = 290, 136
     a, b, residual = (x.cpu() for x in (randn(m, k), randn(k, n), randn(m, n)))
     out = poison(torch.empty(m, n, dtype=BF16))
     config = Config(cols=64, panel=16, stages=2, **knobs)
-    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=config), schedules=SCHEDULES, multiprocessors=1)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=config), schedules=schedules, multiprocessors=1)
     check(out, a, b, str(knobs), residual=residual)
 
 
-@pytest.mark.parametrize("knobs", [dict(), dict(cluster=2, schedule="split_tail"), dict(cluster=4), dict(cluster=4, swapped=True), dict(cols=48, consumers=1),
-                                   dict(schedule="stream_k"), dict(swapped=True)], ids=str)
-@pytest.mark.parametrize("k", [0, 64, 400])
-def test_packed_results_in_task_after_task(knobs, k, rng):
+PACKED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swapped=True), dict(cols=48, consumers=1), dict(schedule="stream_k"),
+          dict(swapped=True)]  # fmt: skip
+
+
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("knobs, k", crossed(PACKED, [0, 64, 400]), ids=str)
+def test_packed_results_in_task_after_task(knobs, k, schedules, rng):
     """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))
     config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True), **knobs})
-    sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=SCHEDULES, multiprocessors=config.cluster)
+    sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=schedules, multiprocessors=config.cluster)
     check(out, a, b, str(knobs), bias=bias)
 
 
-@pytest.mark.parametrize("k", [0, 64, 900])
-@pytest.mark.parametrize("knobs", [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swapped=True),
-                                   dict(residual=True), dict(residual=True, swapped=True), dict(activation="gelu", residual=True, cols=32)], ids=str)
+DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swapped=True), dict(residual=True),
+        dict(residual=True, swapped=True), dict(activation="gelu", residual=True, cols=32)]  # fmt: skip
+
+
+@pytest.mark.parametrize("knobs, k", crossed(DONE, [0, 64, 900]), ids=str)
 def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
     """Under the next task's products, which may be fewer than that takes."""
     m, n = 290, 136
@@ -123,40 +138,46 @@ def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
     check(out, a, b, str(config), packed=True, **operands)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), dict(cols=256), dict(cols=256, panel=64)], ids=str)
-def test_block_scales(knobs, rng):
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), slow(dict(cols=256)), dict(cols=256, panel=64)], ids=str)
+def test_block_scales(knobs, schedules, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()
     operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu(), residual=randn(m, n).cpu())
     out = poison(torch.empty(m, n, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=SCHEDULES)
+    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=schedules)
     check(out, a, b, **operands)
 
 
+@explored(*SCHEDULES)
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
-def test_copied_operands_and_results(transposed, rng):
+def test_copied_operands_and_results(transposed, schedules, rng):
     a, b, residual = (x.cpu() for x in (matrix(130, 83, transposed="a" in transposed), matrix(83, 71, transposed="b" in transposed), randn(130, 71)))
     out = poison(torch.empty(130, 71, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(cols=64, stages=2)), schedules=SCHEDULES)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(cols=64, stages=2)), schedules=schedules)
     check(out, a, b, residual=residual)
 
 
-@pytest.mark.parametrize("tiles", [Tiles(1, 32, 16, parts=4), Tiles(1, 32, 16, parts=2, wide=True), Tiles(16, 32, 16, parts=4),
-                                   Tiles(16, 32, 32, parts=3, wide=True), Tiles(64, 64, 32, parts=2)], ids=str)  # fmt: skip
-@pytest.mark.parametrize("transposed", [False, True])
-def test_operands_read_by_ordinary_loads(tiles, transposed, rng):
+TILES = [Tiles(1, 32, 16, parts=4), Tiles(1, 32, 16, parts=2, wide=True), Tiles(16, 32, 16, parts=4), Tiles(16, 32, 32, parts=3, wide=True),
+         Tiles(64, 64, 32, parts=2)]  # fmt: skip
+
+
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("tiles, transposed", crossed(TILES, [False, True]), ids=str)
+def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
     """Whichever block of a tile comes last sums its parts."""
     m = 1 if tiles.rows == 1 else 21
     a, b, bias = randn(m, 131).cpu(), matrix(131, 45, transposed=transposed).cpu(), randn(45).cpu()
     out = poison(torch.empty(m, 45, dtype=BF16))
     operands = (bias, None, None, None, None)
     plan = Unaligned(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
-    sim.explore(lambda: plan(a, b, operands, out), schedules=SCHEDULES)
+    sim.explore(lambda: plan(a, b, operands, out), schedules=schedules)
     check(out, a, b, str(tiles), bias=bias, activation="silu")
 
 
-def test_a_decoding_batch(rng):
+@explored(*SCHEDULES)
+def test_a_decoding_batch(schedules, rng):
     a, b, residual = (x.cpu() for x in (randn(3, 5, 136), randn(3, 136, 72), randn(3, 5, 72)))
     out = poison(torch.empty(3, 5, 72, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=KINDS["swapped"]), schedules=SCHEDULES)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=KINDS["swapped"]), schedules=schedules)
     check(out, a, b, residual=residual)

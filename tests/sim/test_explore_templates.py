@@ -9,7 +9,6 @@ from tests.streaming import (
     CountedStream,
     DeferringStream,
     EdgedStream,
-    FollowedStream,
     HandingStream,
     ListedStream,
     PackedStream,
@@ -22,16 +21,14 @@ from tests.streaming import (
     SteppedStream,
     TrailingStream,
     WatchedStream,
-    add_followed,
     add_listed,
     add_sent,
     all_sent,
-    all_sent_of_tasks,
     integers,
     operands,
     prefixes,
 )
-from tests.util import poison
+from tests.util import explored, poison, slow
 from tritonkittens import sim
 
 
@@ -42,65 +39,61 @@ def two_multiprocessors(monkeypatch):
 
 
 LENGTHS = (2, 0, 3, 1, 4)
-LONG = (9, 3, 8, 9, 9, 7, 9, 6, 9)  # with a block for each of most: they ask for their residuals in different iterations
 CASES = [
     (CountedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
-    (PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
-    (CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
+    slow(PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
+    slow(CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
     (PipelinedStream, dict(consumers=2, staggered=True, stages=2), (16, 2, 17, 0, 16, 1, 18, 3)),
-    (PipelinedStream, dict(consumers=3, staggered=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
-    (PipelinedStream, dict(consumers=2, cluster=2, staggered=True, stages=2), (16, 1, 17, 3)),
-    (TrailingStream, dict(consumers=2, staggered=True, stages=2), (17, 16, 16, 3)),
+    slow(PipelinedStream, dict(consumers=3, staggered=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
+    slow(PipelinedStream, dict(consumers=2, cluster=2, staggered=True, stages=2), (16, 1, 17, 3)),
+    slow(TrailingStream, dict(consumers=2, staggered=True, stages=2), (17, 16, 16, 3)),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
     (PackedStream, dict(consumers=2, stages=2), LENGTHS),
-    (PackedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (4, 2, 0, 5, 1, 4, 3)),
-    (PackedStream, dict(consumers=3, stages=3, staggered=True, weighted=False), (6, 1, 7, 0, 2)),
+    slow(PackedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 2, 0, 17, 1, 16, 3)),
+    slow(PackedStream, dict(consumers=3, stages=3, staggered=True, weighted=False), (24, 1, 25, 0, 2)),
     (PackedStream, dict(consumers=1, cluster=2, stages=2, residual=True), (2, 0, 1)),
-    (PackedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
+    slow(PackedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
     (PackedStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2, residual=True), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
     (SteppedStream, dict(consumers=2, stages=2), (9, 2, 0, 5, 8, 1)),
-    (SteppedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (4, 9, 0, 5, 1, 8, 3)),
+    slow(SteppedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 9, 0, 17, 1, 16, 3)),
     (SteppedStream, dict(consumers=1, stages=3, residual=True, schedule=tk.Dynamic()), (10, 0, 3, 9)),
-    (SteppedStream, dict(consumers=2, independent=True, weighted=False, stages=2), (3, 9, 0, 8, 1)),
+    slow(SteppedStream, dict(consumers=2, independent=True, weighted=False, stages=2), (3, 9, 0, 8, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
-    (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2), LENGTHS),
+    slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True, stages=2), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
     (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2), LENGTHS),
-    (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),
-    (TrailingStream, dict(consumers=2, stages=2), LENGTHS),
-    (TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
-    (TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
+    slow(TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),
+    slow(TrailingStream, dict(consumers=2, stages=2), LENGTHS),
+    slow(TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
+    slow(TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
     (TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
-    (TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
-    (SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
+    slow(TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
+    slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
     (HandingStream, dict(consumers=2, stages=2), LENGTHS),
     (DeferringStream, dict(consumers=2, stages=2), LENGTHS),
-    (DeferringStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
-    (DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
+    slow(DeferringStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
+    slow(DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
-    (Prefix, dict(consumers=1, stages=2, tells_tasks=True), LENGTHS),
+    slow(Prefix, dict(consumers=1, stages=2, tells_tasks=True), LENGTHS),
     (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
-    (PipelinedStream, dict(consumers=2, independent=True, weighted=False, residual=True, stages=2), LONG),
-    (CountedStream, dict(consumers=2, residual=True, stages=2), LONG),
     (CountedStream, dict(consumers=2, residual=True, stages=2, single=True), (3, 0)),
-    (TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
-    *((TrailingStream, dict(trailing_producer=True, **knobs), LENGTHS) for knobs in (
-        dict(consumers=2, stages=2),
-        dict(consumers=1, stages=3, schedule=tk.Dynamic()),
-        dict(consumers=2, stages=2, ordered=True, early=False, extra=128),
-        dict(consumers=3, independent=True, weighted=False, stages=2, residual=True),
-        dict(consumers=2, cols=128, weighted=False),  # results over the ring
-    )),
+    slow(TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
+    slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2), LENGTHS),
+    (TrailingStream, dict(trailing_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
+    slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2, ordered=True, early=False, extra=128), LENGTHS),
+    slow(TrailingStream, dict(trailing_producer=True, consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
+    (TrailingStream, dict(trailing_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
     (TrailingStream, dict(consumers=2, stages=2, trailing_producer=True, single=True), (4, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
 ]
 
 
+@explored(8, 20)
 @pytest.mark.parametrize(("cls", "knobs", "lengths"), CASES, ids=lambda x: x.__name__ if isinstance(x, type) else None)
-def test_streams(cls, knobs, lengths, rng):
+def test_streams(cls, knobs, lengths, schedules, rng):
     template = cls(**knobs)
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     sums = prefixes(template, x, e, s, counts)
@@ -111,21 +104,24 @@ def test_streams(cls, knobs, lengths, rng):
     if isinstance(template, Prefix):
         more.append(poison(torch.empty(len(lengths), max(lengths) * template.cluster * template.team * 64, 64)))
     y = poison(torch.empty(expected.shape))
-    sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=None if template.splits else 8 if lengths is LONG else 2), schedules=20)
+    blocks = None if template.splits else 2
+    sim.explore(lambda: template(x, e, s, y, counts, *more, tasks=len(lengths), blocks=blocks), schedules=schedules)
     assert torch.equal(y, expected.float())
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, entries=16), dict(consumers=1, stages=2, cluster=2, entries=5),
-                                   dict(consumers=1, stages=3, trailing_producer=True, entries=9),
+@explored(8, 20)
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, entries=16)),
+                                   dict(consumers=1, stages=2, cluster=2, entries=5),
+                                   slow(dict(consumers=1, stages=3, trailing_producer=True, entries=9)),
                                    dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
-                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True),
+                                   slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True)),
                                    dict(consumers=2, stages=2, schedule=tk.Dynamic(), entries=16)],
                          ids=str)  # fmt: skip
-def test_entries_of_tables(knobs, rng):
+def test_entries_of_tables(knobs, schedules, rng):
     template = ListedStream(**knobs)
     x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.single else 2)), schedules=20)
+    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.single else 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
     assert all(torch.equal(y, expected) for y in found)
 
@@ -138,43 +134,34 @@ def test_deferred_tiles_that_first_does_not_wait_for(rng):
         sim.explore(lambda: template(x, e, s, y, counts, tasks=len(LENGTHS), blocks=2), schedules=20)
 
 
-def watched(rng, **knobs):
+def watched(rng, schedules, **knobs):
     """Explore a block whose second consumer reads what the first writes at the end of each task; returns what it gives, and what it should."""
     template, lengths = WatchedStream(consumers=2, stages=2, **knobs), (16, 19, 17)
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     expected = prefixes(template, x, e, s, counts)[:, -1]
     expected[:-1, :, 1] += 1  # behind the last task nothing follows: there nobody waits
     y, said = poison(torch.empty(expected.reshape(-1, template.cols).shape)), torch.zeros(len(lengths), dtype=torch.int32)
-    sim.explore(lambda: template(x, e, s, y, counts, said, tasks=len(lengths), blocks=1), schedules=20)
+    sim.explore(lambda: template(x, e, s, y, counts, said, tasks=len(lengths), blocks=1), schedules=schedules)
     return y, expected.reshape(-1, template.cols).float()
 
 
-def test_consumers_that_end_one_behind_the_other(rng):
-    assert torch.equal(*watched(rng))
+@explored(8, 20)
+def test_consumers_that_end_one_behind_the_other(schedules, rng):
+    assert torch.equal(*watched(rng, schedules))
     with pytest.raises(sim.SimulationError, match="gives another result than schedule 0"):
-        watched(rng, staggered=False)
-
-
-@pytest.mark.parametrize("knobs", [dict(lag=1), dict(lag=2, consumers=1, following_stages=1), dict(lag=3, stages=2, following_stages=4)], ids=str)
-def test_what_follows_sees_all_that_was_sent(knobs, rng):
-    template = FollowedStream(**knobs)
-    x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
-    found = []
-    sim.explore(lambda: found.append(add_followed(template, x, e, s, lengths, 2)), schedules=20)
-    expected = all_sent_of_tasks(template, x, lengths)
-    followed = (8 - template.lag) * template.team * template.rows
-    assert all(torch.equal(z, expected) and torch.equal(f[:followed], 2 * expected[:followed]) for z, f in found)
+        watched(rng, 20, staggered=False)
 
 
 @pytest.mark.parametrize("cls, knobs", [
     (SendingStream, dict(stages=2)), (SendingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())), (PlainSendingStream, dict(stages=2, consumers=1)),
-    (PlainSendingStream, dict(stages=1, schedule=tk.Dynamic())),
+    slow(PlainSendingStream, dict(stages=1, schedule=tk.Dynamic())),
 ], ids=str)  # fmt: skip
-def test_working_tiles_leave_by_senders(cls, knobs, rng):
+@explored(8, 20)
+def test_working_tiles_leave_by_senders(cls, knobs, schedules, rng):
     template = cls(**knobs)
     x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=20)
+    sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
     sent = all_sent(template, x, lengths)
     assert all(torch.equal(y, expected) and torch.equal(z, sent) and (counts == 11).all() for y, z, counts in found)
@@ -199,7 +186,7 @@ def test_edges(cls, knobs, rng):
 
 
 @pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, independent=True), dict(schedule=tk.ClusterSplitK(2)),
-                                   dict(schedule=tk.ClusterSplitK(4), consumers=2)], ids=str)
+                                   slow(dict(schedule=tk.ClusterSplitK(4), consumers=2))], ids=str)
 def test_products_in_flight(knobs, rng):
     """A block has several tasks: what others send for the next must not arrive before it has read what they sent for this one."""
     a, b = integers(rng, "cpu", torch.bfloat16, 192, 256), integers(rng, "cpu", torch.bfloat16, 256, 64)

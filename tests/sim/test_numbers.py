@@ -13,6 +13,12 @@ pytestmark = pytest.mark.filterwarnings("error:::tritonkittens")
 rng = np.random.default_rng(3)
 
 
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """The module's generator goes on as the fixture's would: from the session's seed and the test's name."""
+    rng.bit_generator.state = request.getfixturevalue("rng").bit_generator.state
+
+
 def every(name):
     word = WORD[name][0]
     return np.arange(1 << (8 * np.dtype(word).itemsize), dtype=np.uint32).astype(word)

@@ -27,6 +27,12 @@ INTEGERS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
 NUMPY = {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}
 
 
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """The module's generator goes on as the fixture's would: from the session's seed and the test's name."""
+    rng.bit_generator.state = request.getfixturevalue("rng").bit_generator.state
+
+
 def kind(name, shape=None):
     number = Pointer(Scalar(name[1:])) if name[0] == "*" else Scalar(name)
     return number if shape is None else Tensor(tuple(shape), number, None)

@@ -4,7 +4,7 @@ from tritonkittens.lang.core.errors import ArchitectureError, KernelError, TileE
 from tritonkittens.lang.core.records import field, shape, struct, with_field
 from tritonkittens.lang.debug import Event, mark, print, timeline
 from tritonkittens.lang.kernel import Kernel, kernel
-from tritonkittens.lang.memory.accumulator_fragments import as_fragments, fragment_place, load_band, store_fragments
+from tritonkittens.lang.memory.accumulator_fragments import as_fragments, fragment_place, store_fragments
 from tritonkittens.lang.memory.bulk import load_bytes_async, store_add_bytes_async, store_bytes_async
 from tritonkittens.lang.memory.first_store_reduce import are_stored, publish, store_or_add_bytes_async
 from tritonkittens.lang.memory.gather import gather_rows, scatter_rows
@@ -159,14 +159,11 @@ from tritonkittens.lang.schedule.dynamic_scheduler import Dynamic
 from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
 from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
-    LongAndShort,
     LongestFirst,
     Order,
     RowMajor,
     Supergroup,
-    long_and_short,
     longest_first,
-    pairs,
     supergroup,
     supergroup_rows,
     tile_at,
@@ -174,7 +171,6 @@ from tritonkittens.lang.schedule.raster import (
 from tritonkittens.lang.schedule.split import SplitK, SplitRest, SplitTail, StreamK, stream_k
 from tritonkittens.lang.schedule.tile_scheduler import OnePerBlock, Persistent, Schedule, task
 from tritonkittens.lang.sync.cluster import cluster_rank, cluster_sync, dependency_wait, dependents_launch
-from tritonkittens.lang.sync.global_counter import count_up, wait_count
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
 from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer_wait, pipeline, pipeline_state, producer_acquire, producer_commit
 from tritonkittens.lang.sync.semaphores import arrive, careful_wait, expect, semaphores, sync, wait
@@ -193,16 +189,16 @@ __all__ = [
     "await_sender", "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row", "byte_operand",
     "byte_operand_column", "Call", "call_sender", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div", "cluster_rank", "cluster_sync", "ClusterSplitK",
     "col_argmax", "col_argmin", "col_cumsum", "col_max", "col_mean", "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols",
-    "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "count_up", "decrease_registers", "dependency_wait", "dependents_launch",
+    "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "dependency_wait", "dependents_launch",
     "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event", "exp", "exp2", "exp2_col", "exp2_row", "expect", "extent",
     "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp8e4m3", "fp8e5m2", "fragment_place", "from_torch", "full", "full_like", "gather_rows", "ge",
     "ge_col", "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "hand_back", "hand_over", "hasnan", "im2col", "increase_registers", "int32", "int64",
     "int8", "iota", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load", "load_async",
-    "load_async_wait", "load_band", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max", "load_scalar", "log", "log2",
-    "long_and_short", "LongAndShort", "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row", "make_causal", "make_causal_t", "mark",
+    "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max", "load_scalar", "log", "log2",
+    "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row", "make_causal", "make_causal_t", "mark",
     "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt",
     "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "my_turn", "named_arrive", "named_sync", "ne",
-    "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "pairs", "pass_turn", "Persistent", "pin", "pipeline",
+    "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "pass_turn", "Persistent", "pin", "pipeline",
     "pipeline_state",
     "pointer_to", "pos_infty", "prefetch", "print", "prod", "producer_acquire", "producer_commit", "producer_registers", "publish", "reciprocal", "release",
     "relu", "rescale_row", "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",
@@ -212,7 +208,7 @@ __all__ = [
     "store_min_async", "store_or_add_bytes_async", "store_read_wait", "store_wait", "stream_k", "StreamK", "struct", "sub", "sub_col", "sub_row", "subtile",
     "subvector", "sum", "Supergroup", "supergroup", "supergroup_rows", "sv", "swap_layout", "sync", "sync_consumers", "take_back", "take_over", "tanh",
     "task", "tensor_allocator", "tile_at", "TileError", "timeline", "to_torch", "transpose", "tril", "triu", "tt", "uint8", "unravel", "upper_fill",
-    "upper_right_fill", "wait", "wait_count", "wait_for", "warp_exceeds", "where", "with_field", "zero",
+    "upper_right_fill", "wait", "wait_for", "warp_exceeds", "where", "with_field", "zero",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 For sums in memory that only kernels of ours see, moved as bytes, element (row, column) of an accumulator of 64 rows lies where the thread that holds it writes
 its next four numbers: two columns of two rows, 16 bytes, side by side for the threads of the warpgroup. So a store is as wide as it can be, free of bank
 conflicts, and its addresses differ by constants, where a swizzled tile takes twice as many stores and a register for every other of them. What a warp writes of
-32 columns, its 16 rows of them, lies together: 2 KB, which another role may take for itself.
+32 columns, its 16 rows of them, lies together: 2 KB.
 Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 """
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _across(begin: int, end: int) -> list[list[int]]:
 
 
 def _order(rows: int, cols: int) -> Any:
-    """That of accumulators of `rows` × `cols`, or of one band of them."""
+    """That of accumulators of `rows` × `cols`."""
     together = min(cols, WIDE.value)
     warps = [[1 << bit, 0] for bit in range(BAND.bit_length() - 1, rows.bit_length() - 1)]
     return gl.SharedLinearLayout([*NUMBERS, *THREADS, *_across(8, together), *warps, *_across(together, cols)])
@@ -76,21 +76,6 @@ def as_fragments(t: Trace, memory: Any) -> Any:
     return shared(sv(tl.float32, number), ((number,),), None, (vector,))
 
 
-@op
-def load_band(t: Trace, memory: Any) -> Any:
-    """A band of what `store_fragments` stored: 16 rows and up to 32 columns, which lie together, from a shared vector of as many numbers, as a tile in the
-    registers of a role of one warp."""
-    t.require_explicit("load_band")
-    number = math.prod(memory.shape) if _plain(memory) and len(memory.axes) == 1 else 0
-    cols = number // BAND
-    if cols not in (8, 16, WIDE.value) or number % BAND:
-        raise TileError(f"load_band of {getattr(memory, 'spec', memory)!r}: takes a shared vector in fp32 of {BAND} rows of 8, 16 or {WIDE.value} columns")
-    if t.num_warps != 1:
-        raise TileError(f"load_band in a role of {t.num_warps} warps: one warp has a band")
-    held = gl.DistributedLinearLayout([*NUMBERS, *_across(8, cols)], THREADS, [], [], [BAND, cols])
-    return t.call(t.call(memory.pieces[0].reinterpret, tl.float32, [BAND, cols], _order(BAND, cols)).load, held)
-
-
 @triton.jit
 def fragment_place(row, col, COLS: tl.constexpr):
     """The number of element (row, col) of an accumulator of 64 rows and COLS columns among those that `store_fragments` stored."""
@@ -99,4 +84,4 @@ def fragment_place(row, col, COLS: tl.constexpr):
     return in_band + ((row >> 4) + col // TOGETHER * 4) * (16 * TOGETHER)
 
 
-__all__ = ["as_fragments", "fragment_place", "load_band", "store_fragments"]
+__all__ = ["as_fragments", "fragment_place", "store_fragments"]

@@ -15,12 +15,22 @@ from tritonkittens.inline_ptx import memory as ptx_memory
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.memory.bulk import bulk_pieces, bulk_sum_type
-from tritonkittens.lang.sync.global_counter import check_counter
 from tritonkittens.lang.sync.semaphores import WAIT_LIMIT_NS, role_thread
 
 CLAIMED, STORED = tl.constexpr(1), tl.constexpr(2)
 POLL_NS = 500  # that it takes to look at a word, at least
+
+
+def _check_word(t: Trace, name: str, word: Any) -> None:
+    """Refuse what is no pointer to int32, and architectures without proxies."""
+    t.require_explicit(name)
+    t.require(f"{name} (fence.proxy.async)", "tma")
+    kind = getattr(unwrap(word), "type", unwrap(word))
+    if kind != tl.pointer_type(tl.int32):
+        raise TileError(f"{name} of {kind}: a word of sums is a pointer to int32 in global memory")
 
 
 @triton.jit
@@ -45,7 +55,7 @@ def _are_stored(word):
 def are_stored(t: Trace, word: Any) -> Any:
     """Did somebody store the sums with this `word` (see `store_or_add_bytes_async`), so that copies may add to them? Source: PTX ISA, ld.acquire,
     fence.proxy.async."""
-    check_counter(t, "are_stored", word)
+    _check_word(t, "are_stored", word)
     return t.call(_are_stored, word)
 
 
@@ -77,7 +87,7 @@ def store_or_add_bytes_async(t: Trace, pointer: Any, src: Any, word: Any, nbytes
     ends the launch with an error. Source: PTX ISA, atom.acquire.
     """
     kind = bulk_sum_type(src, "store_or_add_bytes_async")
-    check_counter(t, "store_or_add_bytes_async", word)
+    _check_word(t, "store_or_add_bytes_async", word)
     polls = WAIT_LIMIT_NS // POLL_NS if t.builder.options.debug else None
     ((piece, target, count),) = bulk_pieces(t, src, pointer, nbytes, "store_or_add_bytes_async")
     first = t.call(_store_or_add, target, piece, t.scalar(count), word, stored, kind, tl.constexpr(polls), role_thread(t))
@@ -97,7 +107,7 @@ def _publish(word, first):
 def publish(t: Trace, word: Any, first: Any) -> Any:
     """Where this role was the `first` to come to sums, as `store_or_add_bytes_async` says: wait until what it stored is there, and let others add to it.
     Source: PTX ISA, st.release, fence.proxy.async."""
-    check_counter(t, "publish", word)
+    _check_word(t, "publish", word)
     t.call(_publish, word, first)
 
 

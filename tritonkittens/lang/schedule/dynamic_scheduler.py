@@ -2,8 +2,7 @@
 
 Those that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's other
 roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
-With a follower, which may wait for other blocks, they draw their first task, too: whoever has a task then runs, and so does, or has done, whoever has a smaller
-number. Else a block begins with the task of its own number, without a wait.
+A block begins with the task of its own number, without a wait.
 
 Where `tells_tasks`, also a task that a block begins with, if it was worked out for what is loaded before the roles begin: what hook `setup` reads from memory
 each of them would wait for again, behind those copies.
@@ -31,7 +30,6 @@ from tritonkittens.lang.sync.semaphores import arrive, new_semaphores, wait
 from tritonkittens.lang.types.tiles import sv
 
 SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
-TALLIES = tl.constexpr(SLOTS.value + 1)  # of so many tasks senders may have said that all is there before the follower has waited for the first
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
@@ -61,8 +59,8 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     numbers._set_name(t.builder, "numbers")
     if not T.draws:
         return {"numbers": numbers}
-    hearers = T.consumers * WARPS + T.senders + T.follows + T.trailing_producer
-    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, T.producer_warps), "heard": new_semaphores(t, SLOTS.value, hearers)}
+    hearers = T.consumers * WARPS + T.senders + T.trailing_producer
+    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, 1), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 
 @op
@@ -97,9 +95,7 @@ def _read(t: Trace, place: Any, task: Any) -> Any:
 @triton.jit
 def draw(ctx):
     """The number of the next task that nobody has."""
-    number = tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu")
-    DRAWN: tl.constexpr = ctx.config.follows  # are first tasks, too?
-    return number if DRAWN else number + tl.num_programs(0)
+    return tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu") + tl.num_programs(0)
 
 
 @triton.jit

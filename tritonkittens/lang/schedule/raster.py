@@ -52,11 +52,6 @@ class LongestFirst(Order):
             raise TileError(f"LongestFirst(rounds={self.rounds!r}): must be at least 1, or None")
 
 
-@dataclass(frozen=True)
-class LongAndShort(Order):
-    """Pairs of a long and a short tile of one column, for work that grows with the row: see `long_and_short`."""
-
-
 @op
 def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
     """(row, col) of task number `task` of a `rows` × `cols` grid of tiles, in an `Order`. Past the last task, row or col lies outside."""
@@ -71,9 +66,7 @@ def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
         if order.rounds is None:
             return t.call(_longest_first, task, rows, cols)
         return t.call(_longest_of_few, task, rows, cols, t.call("num_programs", 0), order.rounds)
-    if isinstance(order, LongAndShort):
-        return t.call(_long_and_short, task, rows, t.call("num_programs", 0))
-    raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows), LongestFirst() or LongAndShort()")
+    raise TileError(f"tile_at(order={order!r}): must be RowMajor(), ColumnMajor(), Supergroup(rows) or LongestFirst()")
 
 
 @triton.jit
@@ -125,32 +118,6 @@ def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
     end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
     return t.call(_longest_first, task, tiles, others)
-
-
-@triton.jit
-def _long_and_short(task, tiles, blocks):
-    pairs = tl.maximum((tiles + 1) // 2, 1)
-    turn = task // blocks
-    unit = turn // 2 * blocks + task % blocks
-    nth = unit % pairs
-    short = tl.where(2 * nth + 1 == tiles, tiles, nth)  # the tile in the middle has no partner: one without work, past the last
-    return tl.where(turn % 2 == 0, tiles - 1 - nth, short), unit // pairs
-
-
-@op
-def long_and_short(t: Trace, task: Any, tiles: Any, blocks: Any) -> Any:
-    """(tile, other) of task number `task`, where the work of tile i of `tiles` grows evenly with i, as under a causal mask.
-
-    A block (of `blocks`, each taking every `blocks`-th task) does the longest tile and then the shortest of one `other` (head · batch), the second longest and
-    the second shortest, …: every pair is the same work, and blocks that run together share what an `other` reads. Where `tiles` is odd the middle one is
-    followed by tile number `tiles`, which does not exist. `pairs(tiles, others)` says how many pairs there are.
-    """
-    return t.call(_long_and_short, task, tiles, blocks)
-
-
-def pairs(tiles: int, others: int) -> int:
-    """Pairs of `long_and_short` (host side): two tasks each."""
-    return -(-tiles // 2) * others
 
 
 def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:

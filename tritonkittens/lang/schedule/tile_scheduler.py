@@ -20,7 +20,7 @@ from tritonkittens.lang.schedule.index import Knob
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "following", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
+            "exchange", "accumulators", "sending", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
 
 
 @op

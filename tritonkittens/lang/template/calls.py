@@ -19,7 +19,6 @@ from tritonkittens.lang.schedule.cluster_split_k import join_in_cluster
 from tritonkittens.lang.schedule.split_k import join_parts, own_part
 from tritonkittens.lang.schedule.tile_scheduler import extra
 from tritonkittens.lang.sync.cluster import cluster_rank
-from tritonkittens.lang.sync.global_counter import count_up
 from tritonkittens.lang.sync.semaphores import arrive, expect, sync, wait
 from tritonkittens.lang.template.consumer_barriers import meet_at_end
 from tritonkittens.lang.template.reduce_warp import await_last_sent, check_calls
@@ -181,14 +180,6 @@ def load_kept(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def call_prefetch(t: Trace, ctx: Any) -> Any:
-    """What L2 may fetch of a task before shared memory has room for it."""
-    hook = getattr(type(unwrap(ctx.config)), "prefetch", None)
-    if hook is not None:
-        t.call(hook, ctx)
-
-
-@op
 def load_finish(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Load what `finish` reads into the staging tiles of each consumer, once it has let go of them."""
     plan = unwrap(ctx.config)._plan
@@ -278,23 +269,6 @@ def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
     t.call(arrive, t.call(memory.sent.__getitem__, ctx.worker), per="warp")
     if hasattr(type(config), "sent"):
         t.call(type(config).sent, ctx, value)
-
-
-@op
-def call_follow(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is made of what earlier tasks have left, where anything is. When it is done, all stores have read its tiles."""
-    hook = getattr(type(unwrap(ctx.config)), "follow", None)
-    if hook is None:
-        return
-    ring = {**memory.following_ring.fields, "arrived": memory.following_arrived} if memory.following_ring.fields else {}
-    t.call(hook, struct(**ctx.fields, following=struct(**in_slot(t, memory.following, 0), **ring)))
-    t.call(store_read_wait, 0)
-
-
-@op
-def call_tally(t: Trace, ctx: Any) -> Any:
-    """Count a task as sent."""
-    t.call(count_up, t.call(type(unwrap(ctx.config)).tally, ctx))
 
 
 def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills pipeline stages in the order of the
 iterations, and the consumers that share the tile compute on them and finish it. Consumers that work on tiles of their own (`independent`) skip the stages of
-the others' tiles. Senders move what consumers give them, and a follower does what belongs to a tile and is in nobody's way.
+the others' tiles. Senders move what consumers give them.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.kernel import kernel
-from tritonkittens.lang.memory.tma import fence_async, store_read_wait, store_wait
+from tritonkittens.lang.memory.tma import fence_async, store_read_wait
 from tritonkittens.lang.register.construction import scheduling_barrier
-from tritonkittens.lang.schedule.dynamic_scheduler import TALLIES, draw, draw_no_more, hear, hear_first, numbered, tell, tell_first
+from tritonkittens.lang.schedule.dynamic_scheduler import draw, draw_no_more, hear, hear_first, numbered, tell, tell_first
 from tritonkittens.lang.schedule.tile_scheduler import first_unit, next_unit, nothing_of, some_work, work_behind, work_of
 from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.sync.warp_specialize import start_roles
@@ -31,12 +31,9 @@ from tritonkittens.lang.template.calls import (
     call_drain,
     call_fetch,
     call_first,
-    call_follow,
-    call_prefetch,
     call_send,
     call_start,
     call_store,
-    call_tally,
     extended,
     fill_packed,
     finish_packed,
@@ -68,12 +65,9 @@ from tritonkittens.lang.types.global_layout import rank_of
 from tritonkittens.lang.types.tiles import split
 
 EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
-EARLY_SLOTS_OF_CLUSTER = 1  # which each block loads alone: a GEMM of 1000³ takes up to 1 % longer with none or two
 # Rings full of iterations from which on consumers end a task one behind the other: before they do, and when the next task begins, the ring runs low. In a task
 # of little more than a ring that costs more than it hides (GEMM 100×50000×512 on the H100: 3 to 5 %)
 LONG_TASK = tl.constexpr(8)
-LONG_PACKED_TASK = tl.constexpr(2)  # where results are packed: who comes first is soon back (GEMM 16384×16384×2048 of e4m3 on the H100: 1 to 1.5 %)
-PRELOAD_SHARES = tl.constexpr(16)  # of the blocks, which ask for what `finish` reads one after the other
 
 
 @op
@@ -81,7 +75,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     config = unwrap(T)
     roles: list[tuple[Any, tuple]] = [(_consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
     roles.append((_producer, (G, A, memory, T)))
-    warps = [*(WARPS,) * config.consumers, config.producer_warps]
+    warps = [*(WARPS,) * config.consumers, 1]
     if config.trailing_producer:
         roles.append((_trailing_producer, (G, A, memory, T)))
         warps.append(1)
@@ -90,9 +84,6 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
         warps.append(1)
     for c in range(config.senders):
         roles.append((_sender, (tl.constexpr(c), G, A, memory, T)))
-        warps.append(1)
-    if config.follows:
-        roles.append((_follower, (G, A, memory, T)))
         warps.append(1)
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
@@ -145,20 +136,18 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 
 @op
 def _facts(t: Trace, T: Any) -> Any:
-    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, draws the
-    first, tallies, staggers, has a trailing producer, tells the first task, iterations of a window of entries, packs, iterations for each) as constants.
+    """(stages, safe stages, over ring, pipelined, has scratch, has preload, output stages, independent, early slots, trailing, has kept tiles, draws, staggers,
+    has a trailing producer, tells the first task, iterations of a window of entries, packs, iterations for each) as constants.
 
     Early are the slots that nothing must be waited for to fill.
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     over_ring = placed.over_ring is not None
-    most = EARLY_SLOTS_OF_CLUSTER if T.cluster > 1 else EARLY_SLOTS
-    early = 0 if T.draws else min(most, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
     facts = (placed.stages, placed.safe_stages, over_ring, T.pipelined, bool(plan.scratch), bool(plan.preload), T.output_stages if plan.output else 0,
-             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, int(T.follows), T.tallies,
-             T.staggers(t.arch), T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed),
-             1 + plan.packed_steps)
+             T.consumers // T.team, early, bool(plan.trailing), bool(plan.common or plan.deferred), T.draws, T.staggers(t.arch),
+             T.trailing_producer, early > 0 and T.tells_tasks, iterations_of_window(plan), len(plan.packed), 1 + plan.packed_steps)
     return tl.tuple([tl.constexpr(x) for x in facts])
 
 
@@ -198,11 +187,8 @@ def _heard_work(ctx, A, memory, nth):
 @triton.jit
 def _told_work(ctx, A, memory, T: tl.constexpr):
     """The same that a role begins with which draws none."""
-    DRAWN: tl.constexpr = _facts(T)[12]
-    TOLD: tl.constexpr = _facts(T)[16]
-    if DRAWN:
-        return _heard_work(ctx, A, memory, 0)
-    elif TOLD:
+    TOLD: tl.constexpr = _facts(T)[14]
+    if TOLD:
         return first_unit(ctx, A), hear_first(memory, some_work(ctx, A))
     else:
         return _first_work(ctx, A)
@@ -219,8 +205,7 @@ def _next_work(ctx, A, unit, work):
 def _told_next(ctx, A, memory, unit, work, turn, T: tl.constexpr):
     """The same behind a role's unit number `turn`, where it draws none."""
     DRAWS: tl.constexpr = _facts(T)[11]
-    DRAWN: tl.constexpr = _facts(T)[12]
-    return _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else _next_work(ctx, A, unit, work)
+    return _heard_work(ctx, A, memory, turn) if DRAWS else _next_work(ctx, A, unit, work)
 
 
 @triton.jit
@@ -258,7 +243,7 @@ def _early_count(work, T: tl.constexpr):
 @triton.jit
 def _iteration(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
     """The context of a unit's iteration number `i` for a producer."""
-    WINDOW: tl.constexpr = _facts(T)[17]
+    WINDOW: tl.constexpr = _facts(T)[15]
     here = at_iteration(whole, whole.begin + i)
     if WINDOW > 0:
         return with_entries(here, memory, window_of(i // WINDOW, PRODUCER), i % WINDOW)
@@ -269,7 +254,7 @@ def _iteration(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def _ask_window(whole, memory, number, PRODUCER: tl.constexpr, T: tl.constexpr):
     """Ask for the entries of a unit's window, where there is one."""
-    WINDOW: tl.constexpr = _facts(T)[17]
+    WINDOW: tl.constexpr = _facts(T)[15]
     if number * WINDOW < whole.count:
         ask_entries(at_iteration(whole, whole.begin + number * WINDOW), memory, window_of(number, PRODUCER))
 
@@ -277,7 +262,7 @@ def _ask_window(whole, memory, number, PRODUCER: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def _open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
     """The entries of a unit's first window, which the block's first unit may have already, and those of the second under way."""
-    WINDOW: tl.constexpr = _facts(T)[17]
+    WINDOW: tl.constexpr = _facts(T)[15]
     EARLY: tl.constexpr = _facts(T)[8]
     if WINDOW > 0:
         if EARLY == 0 or not T.single:
@@ -290,7 +275,7 @@ def _open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def _await_window(i, T: tl.constexpr):
     """In front of an iteration: are the entries of its window there? The first's were waited for."""
-    WINDOW: tl.constexpr = _facts(T)[17]
+    WINDOW: tl.constexpr = _facts(T)[15]
     if WINDOW > 0:
         if (i > 0) and (i % WINDOW == 0):
             await_entries()
@@ -299,7 +284,7 @@ def _await_window(i, T: tl.constexpr):
 @triton.jit
 def _ask_next_window(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
     """Behind the first iteration of a window: nobody reads the one before any more, where the next comes."""
-    WINDOW: tl.constexpr = _facts(T)[17]
+    WINDOW: tl.constexpr = _facts(T)[15]
     if WINDOW > 0:
         if (i > 0) and (i % WINDOW == 0):
             _ask_window(whole, memory, i // WINDOW + 1, PRODUCER, T)
@@ -333,15 +318,6 @@ def _load_early(ctx, work, memory, T: tl.constexpr):
 
 
 @triton.jit
-def _preload_at(count, STAGES: tl.constexpr):
-    """The iteration behind whose input the producer loads for `finish`: not before the task's first slots are on their way, long before the last, and not in
-    all blocks at once: memory would serve nothing else for so long that rings run empty (GEMM 4096³ with a residual on the H200: 293 thousand cycles,
-    290 to 292 so)."""
-    spare = tl.maximum(count - 2 * STAGES, 0)
-    return tl.minimum(count, STAGES) - 1 + spare * (tl.program_id(0) % PRELOAD_SHARES) // PRELOAD_SHARES
-
-
-@triton.jit
 def _load_for_task(ctx, memory, turn):
     """Ask for the tiles that consumers keep for a whole task."""
     load_scratch(ctx, memory, turn)
@@ -365,12 +341,8 @@ def _producer(G, A, memory, T: tl.constexpr):
     HAS_KEPT: tl.constexpr = _facts(T)[10]
     PRELOAD: tl.constexpr = _facts(T)[5]
     EARLY: tl.constexpr = _facts(T)[8]
-    TRAILING: tl.constexpr = _facts(T)[9] and not _facts(T)[15]
+    TRAILING: tl.constexpr = _facts(T)[9] and not _facts(T)[13]
     DRAWS: tl.constexpr = _facts(T)[11]
-    DRAWN: tl.constexpr = _facts(T)[12]
-    # Consumers give the tiles of a task back behind all slots of the ring but the last (those with units of their own, long before). In short tasks they wait
-    # for these tiles most: decoding 64 × 1,024 keys of dimension 64 and 32 takes 0.5 and 1.4 % less on the H200, 64 × 256 would take 1.3 % more
-    BEFORE_LAST: tl.constexpr = max(STAGES - 2, 0) if _facts(T)[7] == 1 else 0
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -378,14 +350,13 @@ def _producer(G, A, memory, T: tl.constexpr):
     previous = 0
     _open(T)
     ctx = new_context(G, A, T)
-    unit, work = _drawn_work(ctx, A, memory, 0) if DRAWN else _told_work(ctx, A, memory, T)
+    unit, work = _told_work(ctx, A, memory, T)
     if EARLY > 0:
         begun = tl.where(work.valid, _early_count(work, T), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
         previous = tl.maximum(begun - 1, 0)
     while work.valid:
         whole = extended(ctx, work)
-        call_prefetch(whole)
         if HAS_SCRATCH or HAS_KEPT:
             if (work.count == 0) and (turn > 0 or EARLY == 0):
                 _load_for_task(whole, memory, turn)
@@ -401,7 +372,7 @@ def _producer(G, A, memory, T: tl.constexpr):
             wait(memory.finished[slot], (phases >> slot) & 1)
             load_input(here, memory, slot)
             if HAS_SCRATCH or HAS_KEPT:
-                if (i == tl.where(work.count >= 2 * STAGES, BEFORE_LAST, 0)) and (turn > 0 or EARLY == 0):
+                if (i == 0) and (turn > 0 or EARLY == 0):
                     _load_for_task(whole, memory, turn)
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
@@ -411,7 +382,7 @@ def _producer(G, A, memory, T: tl.constexpr):
                 previous = slot
             slot, phases = next_slot(slot, phases, STAGES)
             if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
-                if i == _preload_at(work.count, STAGES):
+                if i == tl.minimum(work.count, STAGES) - 1:
                     load_finish(whole, memory, turn)
             _ask_next_window(whole, memory, i, 0, T)
         if TRAILING:
@@ -426,7 +397,7 @@ def _producer(G, A, memory, T: tl.constexpr):
             if work.count <= SAFE:
                 _await_staging(memory, turn)
         if DRAWS:  # the ring is full: there is nothing to load before the answer is here
-            unit, work = _drawn_work(ctx, A, memory, turn + DRAWN)
+            unit, work = _drawn_work(ctx, A, memory, turn)
         else:
             unit, work = _next_work(ctx, A, unit, work)
         turn += 1
@@ -491,7 +462,7 @@ def _behind_edges(work, number):
 @triton.jit
 def _pipelined(mine, memory, state, slot, phases, previous, i, held_at, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
     """An iteration behind the first: (state, next slot, phases, this slot)."""
-    STAGGERS: tl.constexpr = _facts(T)[14]
+    STAGGERS: tl.constexpr = _facts(T)[12]
     if STAGGERS and WORKER > 0:
         if i == held_at:
             await_previous(WORKER)
@@ -508,11 +479,10 @@ def _held_at(ctx, A, following, work, T: tl.constexpr):
     """The iteration in front of which a consumer lets the one ahead end the task, 0 where it does not: behind the last task there is nothing to overlap with,
     in a short one it does not pay (and in one of no more iterations than slots the one ahead could come here again before this one has). The slot before is not
     given back yet: what the one ahead still needs are all others."""
-    STAGGERS: tl.constexpr = _facts(T)[14]
+    STAGGERS: tl.constexpr = _facts(T)[12]
     STAGES: tl.constexpr = _facts(T)[0]
     if STAGGERS:
-        LONG: tl.constexpr = LONG_PACKED_TASK if _facts(T)[18] > 0 else LONG_TASK
-        return tl.where((work.count >= LONG * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
+        return tl.where((work.count >= LONG_TASK * STAGES) & work_behind(ctx, A, work, following).valid, work.count - (STAGES - 1), 0)
     else:
         return 0
 
@@ -539,7 +509,7 @@ def _alone(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.const
 @triton.jit
 def _packed_until(T: tl.constexpr):
     """The iteration in which packed results of the task before have left."""
-    return _facts(T)[0] - 1 + _facts(T)[18] * _facts(T)[19]
+    return _facts(T)[0] - 1 + _facts(T)[16] * _facts(T)[17]
 
 
 @triton.jit
@@ -547,8 +517,8 @@ def _store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
     """Behind the product of iteration i: stage one tile of the results of the task `before`, where those are pending, or do what is left to do with it, by
     code that all tiles share. The first iterations do neither: while the other consumer ends its task, for as many iterations as it was held in front of, this
     one's products are all that tensor cores have."""
-    PACKS: tl.constexpr = _facts(T)[18]
-    EVERY: tl.constexpr = _facts(T)[19]
+    PACKS: tl.constexpr = _facts(T)[16]
+    EVERY: tl.constexpr = _facts(T)[17]
     FIRST: tl.constexpr = _facts(T)[0] - 1
     if (i >= FIRST) & (i < _packed_until(T)) & (pending > 0):
         step = (i - FIRST) % EVERY
@@ -576,8 +546,8 @@ def _store_rest(before, packed, memory, i, pending, T: tl.constexpr):
 @triton.jit
 def _store_last(before, packed, memory, pending, T: tl.constexpr):
     """The packed results of a block's last task: no products hide what is done with them, nor need registers."""
-    PACKS: tl.constexpr = _facts(T)[18]
-    EVERY: tl.constexpr = _facts(T)[19]
+    PACKS: tl.constexpr = _facts(T)[16]
+    EVERY: tl.constexpr = _facts(T)[17]
     if pending > 0:
         for tile in range(PACKS):
             for n in tl.static_range(PACKS):
@@ -595,9 +565,8 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     HAS_SCRATCH: tl.constexpr = _facts(T)[4]
     TEAMS: tl.constexpr = _facts(T)[7]
     DRAWS: tl.constexpr = _facts(T)[11]
-    DRAWN: tl.constexpr = _facts(T)[12]
-    STAGGERS: tl.constexpr = _facts(T)[14]
-    PACKS: tl.constexpr = _facts(T)[18]
+    STAGGERS: tl.constexpr = _facts(T)[12]
+    PACKS: tl.constexpr = _facts(T)[16]
     slot = 0
     phases = 0
     turn = 0
@@ -685,7 +654,7 @@ def _consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             done = work
         else:
             finish_task(ended, state, memory, turn, phases, behind.valid)
-        unit, work = _heard_work(ctx, A, memory, turn + DRAWN) if DRAWS else (following, behind)
+        unit, work = _heard_work(ctx, A, memory, turn) if DRAWS else (following, behind)
         turn += 1
         if TEAMS > 1:
             for _ in tl.static_range(TEAMS - 1):
@@ -729,7 +698,6 @@ def _storer(G, A, memory, T: tl.constexpr):
 @triton.jit
 def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     """Sends the working tiles that a consumer gives it once an iteration."""
-    IS_TALLIED: tl.constexpr = _facts(T)[13]
     sends = 0
     turn = 0
     ctx = new_context(G, A, T)
@@ -739,29 +707,9 @@ def _sender(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         for i in range(work.count):
             call_send(at_iteration(mine, work.begin + i), memory, sends)
             sends += 1
-        if IS_TALLIED:
-            store_wait(0)
-            arrive(memory.stored_all[turn % TALLIES], per="warp")
         unit, work = _told_next(ctx, A, memory, unit, work, turn, T)
         turn += 1
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
-
-
-@triton.jit
-def _follower(G, A, memory, T: tl.constexpr):
-    """What is made of what earlier tasks have left, a share for each unit as soon as it was drawn; then this one's senders are waited for and counted."""
-    IS_TALLIED: tl.constexpr = _facts(T)[13]
-    nth = 0
-    ctx = new_context(G, A, T)
-    unit, work = _heard_work(ctx, A, memory, nth)
-    while work.valid:
-        whole = extended(ctx, work)
-        call_follow(whole, memory)
-        if IS_TALLIED:
-            wait(memory.stored_all[nth % TALLIES], (nth // TALLIES) & 1)
-            call_tally(whole)
-        nth += 1
-        unit, work = _heard_work(ctx, A, memory, nth)
 
 
 @triton.jit
@@ -776,8 +724,8 @@ def _bystander(T: tl.constexpr):
 def _template_kernel(G, A, T: tl.constexpr):
     _prefetch_descriptors(G, T)
     EARLY: tl.constexpr = _facts(T)[8]
-    TOLD: tl.constexpr = _facts(T)[16]
-    WINDOW: tl.constexpr = _facts(T)[17]
+    TOLD: tl.constexpr = _facts(T)[14]
+    WINDOW: tl.constexpr = _facts(T)[15]
     memory = template_memory(T)
     if EARLY > 0:
         ctx = new_context(G, A, T)

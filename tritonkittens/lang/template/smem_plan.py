@@ -12,6 +12,7 @@ from typing import Any
 
 from tritonkittens.arch import chip_of
 from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.types.tiles import rt, rv, st, sv
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
@@ -51,8 +52,6 @@ class layout:
     - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there), or gives its
       sender (hook `send`);
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
-    - `following`: tiles in which hook `follow` works; `following_ring`: tiles in `following_stages` slots that `follow` fills itself,
-      `ctx.following.X[slot]` on the semaphore `ctx.following.arrived[slot]`, each an even number of times (so that its parity is 0 at the beginning of each);
     - `finish`: tiles in which each consumer stages results;
     - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
     - `refill`: names of finish tiles that hook `finish` fills itself, on the semaphore `staging.filled`, an even number of times (so that its parity is 0 at
@@ -88,11 +87,13 @@ class layout:
     deferred: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
-    following: Any = field(default_factory=dict)
-    following_ring: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
     entries: int = 0
     spare: int = 0
+
+    def __new__(cls, *given: Any, **fields: Any) -> layout:
+        refuse_old("layout", "field", fields)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         tensors = []
@@ -100,7 +101,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "common", "deferred", "working", "exchange", "following", "following_ring", "finish", "output"):
+        for name in ("input", "trailing", "scratch", "common", "deferred", "working", "exchange", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -114,10 +115,8 @@ class layout:
             raise TileError(f"layout(packed_steps={self.packed_steps!r}): must be a number of iterations, and 0 where no tiles are packed")
         if both := [n for n, _ in self.input if n in dict(self.trailing)]:
             raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
-        for first, second, kinds in ((self.working, self.exchange, "a working and an exchange tile"),
-                                     (self.following, self.following_ring, "a tile of following and of following_ring")):
-            if both := [n for n, _ in first if n in dict(second)]:
-                raise TileError(f"layout: {both[0]!r} is {kinds}; their names are different")
+        if both := [n for n, _ in self.working if n in dict(self.exchange)]:
+            raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
         for name, tiles in (("multicast", self.ring), ("preload", self.finish), ("refill", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
@@ -173,7 +172,7 @@ class Placement:
 
 def place(
     plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False, output_stages: int = 0,
-    may_overlap: bool = True, others: int = 0, following_stages: int = 1,
+    may_overlap: bool = True, others: int = 0,
 ) -> Placement:
     """Choose the number of stages and where the finish tiles go; `stages` fixes the number.
 
@@ -184,7 +183,6 @@ def place(
     stage, finish = _padded(plan.ring), consumers * _padded(plan.finish)
     scratch = consumers * _padded(plan.scratch) + _padded(plan.common) + _padded(plan.deferred)
     work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
-    work += _padded(plan.following) + following_stages * _padded(plan.following_ring)
     over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"

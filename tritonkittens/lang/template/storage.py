@@ -12,7 +12,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.memory.tensor_memory import tensor_allocator
 from tritonkittens.lang.schedule.cluster_split_k import new_mailboxes
-from tritonkittens.lang.schedule.dynamic_scheduler import TALLIES, new_numbers
+from tritonkittens.lang.schedule.dynamic_scheduler import new_numbers
 from tritonkittens.lang.sync.semaphores import make_semaphores, new_semaphores, publish, semaphore
 from tritonkittens.lang.template.index_prefetch import new_windows
 from tritonkittens.lang.template.pipeline_state import phase_before
@@ -46,8 +46,6 @@ def template_memory(t: Trace, T: Any) -> Any:
     # time, for the same instructions (why was not found: neither products nor stores nor copies alone care where in shared memory they work)
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
     fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
-    fields["following"] = named("following", rings("following", plan.following, 1, "slot"))
-    fields["following_ring"] = named("following", rings("following", plan.following_ring, T.following_stages, "stages"))
     if placed.over_ring is None and placed.over_working is None:
         fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
     fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
@@ -61,8 +59,6 @@ def template_memory(t: Trace, T: Any) -> Any:
     if plan.trailing:
         fields["trailing_arrived"] = new_semaphores(t, placed.stages, 1)
         fields["trailing_finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
-    if plan.following_ring:
-        fields["following_arrived"] = new_semaphores(t, T.following_stages, 1)
     if plan.scratch:
         fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
@@ -81,12 +77,10 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields |= new_numbers(t, T)
     if plan.entries:
         fields |= new_windows(t, T)
-    if T.tallies:
-        fields["stored_all"] = new_semaphores(t, TALLIES.value, T.senders)
     if T.sends:
         fields |= sending_semaphores(t, T)
     if placed.over_ring is not None:
-        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + T.producer_warps + T.trailing_producer)
+        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.trailing_producer)
     if t.chip.tcgen05:
         for n, s in plan.accumulators:
             for c in range(T.consumers):

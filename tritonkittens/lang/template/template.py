@@ -32,7 +32,8 @@ from tritonkittens.lang.schedule.tile_scheduler import Persistent, Schedule
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer_registers
 from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
-from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, MAX_STAGES, Placement, layout, place
+from tritonkittens.lang.template.renamed import refuse_old
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, Placement, layout, place
 from tritonkittens.lang.types.global_layout import gl, map_specs
 from tritonkittens.lang.types.tiles import TileType, rt
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulated_facts, simulator, workspace
@@ -73,8 +74,6 @@ class lcf(Configuration, Interned):
     - `setup(ctx)` → `tk.task(iterations, when=…, **coordinates)`: what task number `ctx.task` is; the loop over tasks ends at the first whose `when` is false;
     - `load_scratch(ctx, scratch)` (producer, once a task for each consumer `ctx.consumer`): copies into the scratch tiles on `scratch.arrived`;
     - `load_common(ctx, common)` (producer, once a task): copies into the common tiles on `common.arrived`; `load_deferred(ctx, deferred)` likewise;
-    - `prefetch(ctx)` (producer, when it begins with a task): what L2 may fetch (`tk.prefetch`) of tiles that shared memory has no room for yet, while the task
-      before ends;
     - `entry(ctx, n)` → pointers to int32 (producers, ahead of the iterations): where entries number `n`, a tile of numbers, counted from iteration `ctx.iter`
       on, stand in global memory, of which each iteration has as many as the layout says (`entries`, at most 16); `ctx.entries[k]` of `load` and
       `load_trailing`. Copies that need a number from a table, such as a page's, would wait for it behind those under way. Every pointer must be valid, also
@@ -111,14 +110,6 @@ class lcf(Configuration, Interned):
       tiles, which go back to the consumer (`tk.await_sender`) when they have been read;
     - `sent(ctx, value)`, behind that: what else is to be done, with what `send` returned.
 
-    And two by the follower, a warp of its own, once a task (`Dynamic`):
-
-    - `follow(ctx)`, when the task has been drawn: what is made of what tasks of smaller numbers have done, as `tally` says (`tk.wait_count`), with the tiles
-      `ctx.following`. Whoever draws a task runs, so blocks may wait for those. Better by copies, one at a time: other accesses of memory get in the consumers'
-      way. Nobody waits for it but those who wait for the tally of this block's later tasks;
-    - `tally(ctx)` → a pointer to int32 in global memory, counted up (`tk.count_up`) once all that senders wrote or added in the task is there, so that others
-      may read it.
-
     With the hook `drain(ctx, state, input)` the computation is pipelined by one iteration: a slot is given back one iteration later, so that products that read
     it may still be under way; `compute(ctx, state, input, previous)` sees the slot of the iteration before as well, and `drain` ends the work on the last one.
     The layout's `trailing` tiles are those that are used one iteration later anyway: `load_trailing(ctx, trailing)` copies them on `trailing.arrived`,
@@ -142,8 +133,8 @@ class lcf(Configuration, Interned):
 
     - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
       `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
-      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, two where results are packed, behind
-      which others come; not where tasks are drawn); `producer_warps` (1); `following_stages` (1) of the ring of `follow`;
+      that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
+      tasks are drawn);
     - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
@@ -157,9 +148,7 @@ class lcf(Configuration, Interned):
     """
 
     consumers: int = 2
-    producer_warps: int = 1
     trailing_producer: bool = False
-    following_stages: int = 1
     independent: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
@@ -175,22 +164,23 @@ class lcf(Configuration, Interned):
 
     _required: ClassVar[tuple[str, ...]] = ("setup", "load", "compute", "finish")
     _optional: ClassVar[tuple[str, ...]] = (
-        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "prefetch", "entry", "fetch", "start", "first", "drain", "send",
-        "sent", "follow", "tally", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
+        "load_scratch", "load_common", "load_deferred", "load_finish", "load_trailing", "entry", "fetch", "start", "first", "drain", "send",
+        "sent", "part", "merge", "pack", "store_packed", "finish_packed", "fill_packed",
     )  # fmt: skip
     _parameters: ClassVar[dict[str, tuple[str, ...]]] = {
         "setup": ("ctx",), "load_scratch": ("ctx", "scratch"), "load_finish": ("ctx", "staging"), "load": ("ctx", "input"),
         "load_trailing": ("ctx", "trailing"), "load_common": ("ctx", "common"), "load_deferred": ("ctx", "deferred"),
-        "prefetch": ("ctx",), "entry": ("ctx", "n"), "fetch": ("ctx",),
+        "entry": ("ctx", "n"), "fetch": ("ctx",),
         "part": ("ctx", "state"), "merge": ("ctx", "mine", "theirs"), "pack": ("ctx", "state", "staging"),
         "store_packed": ("ctx", "tile", "staging", "n"), "finish_packed": ("ctx", "staging", "n", "step", "steps"), "fill_packed": ("ctx", "staging"),
-        "follow": ("ctx",), "tally": ("ctx",), "send": ("ctx", "working"), "sent": ("ctx", "value"),
+        "send": ("ctx", "working"), "sent": ("ctx", "value"),
         "start": ("ctx",), "first": ("ctx", "state", "input"), "compute": ("ctx", "state", "input"), "drain": ("ctx", "state", "input"),
         "finish": ("ctx", "state", "staging"),
     }  # fmt: skip
 
     def __init__(self, **knobs: Any):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
+        refuse_old(type(self).__name__, "knob", knobs)
         for name, value in knobs.items():
             if name not in self._knobs():
                 known = ", ".join(sorted(n for n in self._knobs()))
@@ -201,8 +191,6 @@ class lcf(Configuration, Interned):
         self.single = self.single or self.schedule.single
         self.team = 1 if self.independent else self.consumers  # consumers that share a task
         self.splits, self.draws = self.schedule.splits, self.schedule.draws
-        self.tallies = hasattr(type(self), "tally")
-        self.follows = self.tallies or hasattr(type(self), "follow")  # then blocks draw their first task, too: who waits knows that smaller numbers run
         self.sends = hasattr(type(self), "send")
         self.senders = self.consumers if self.sends else 0  # a warp each
         self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
@@ -215,7 +203,7 @@ class lcf(Configuration, Interned):
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = self.producer_warps + self.trailing_producer + int(bool(self._plan.output)) + self.senders + self.follows
+        busy = 1 + self.trailing_producer + int(bool(self._plan.output)) + self.senders
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -259,10 +247,6 @@ class lcf(Configuration, Interned):
     def _check_knobs(self) -> None:
         if not isinstance(self.consumers, int) or not 1 <= self.consumers <= MAX_CONSUMERS:
             raise self._error(f"(consumers={self.consumers!r}): must be 1 to {MAX_CONSUMERS} warpgroups")
-        if not isinstance(self.producer_warps, int) or self.producer_warps not in (1, 2, 4):
-            raise self._error(f"(producer_warps={self.producer_warps!r}): must be 1, 2 or 4 warps")
-        if not isinstance(self.following_stages, int) or not 1 <= self.following_stages <= MAX_STAGES:
-            raise self._error(f"(following_stages={self.following_stages!r}): a ring has 1 to {MAX_STAGES} stages")
         if not isinstance(self.blocks_per_sm, int) or self.blocks_per_sm < 1:
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
@@ -277,11 +261,6 @@ class lcf(Configuration, Interned):
         if self.single and (self.independent or not self.schedule.may_be_single):
             raise self._error(f"(single=True, schedule={self.schedule!r}, independent={self.independent}): a block of one task neither draws it nor "
                               "enters it in the middle, and its consumers share it; that needs another schedule and independent=False")
-        if following := [name for name in ("follow", "tally") if hasattr(type(self), name)]:
-            if not self.schedule.draws:
-                raise self._error(f"(schedule={self.schedule!r}): hook {following[0]!r} is for tasks that blocks draw; that needs schedule=Dynamic()")
-        if hasattr(type(self), "tally") and not hasattr(type(self), "send"):
-            raise self._error("hook 'tally' counts tasks whose tiles senders have sent; that needs hook 'send'")
         if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or not self.schedule.whole_tasks):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
                               "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
@@ -295,8 +274,7 @@ class lcf(Configuration, Interned):
         if not isinstance(plan, layout):
             raise self._error(f".layout must return tk.layout(…), got {plan!r}")
         hooks = {"scratch": (plan.scratch, "load_scratch"), "common": (plan.common, "load_common"), "deferred": (plan.deferred, "load_deferred"),
-                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing"),
-                 "following": ((*plan.following, *plan.following_ring), "follow")}
+                 "preload": (plan.preload, "load_finish"), "trailing": (plan.trailing, "load_trailing")}
         for what, (tiles, hook) in hooks.items():
             if tiles and not hasattr(type(self), hook):
                 raise self._error(f"its layout has {what} tiles, but hook {hook!r} is missing")
@@ -308,8 +286,6 @@ class lcf(Configuration, Interned):
             raise self._error(f"its layout has entries={plan.entries!r}; an iteration has 0 to {MOST_ENTRIES}")
         if bool(plan.entries) != hasattr(type(self), "entry"):
             raise self._error("its layout has entries, but hook 'entry' is missing" if plan.entries else "hook 'entry' is for a layout with entries")
-        if plan.entries and self.producer_warps > 1:
-            raise self._error(f"(producer_warps={self.producer_warps}): a producer of one warp reads entries ahead")
         if self.trailing_producer and not plan.trailing:
             raise self._error("(trailing_producer=True): its layout has no trailing tiles")
         if plan.trailing and not self.pipelined:
@@ -419,8 +395,7 @@ class lcf(Configuration, Interned):
             scratch = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.draws else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded,
-                                           self.following_stages)
+                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded)
         return self._placements[arch]
 
     def with_less_memory(self, arch: int, excess: int) -> lcf | None:
@@ -493,8 +468,6 @@ class lcf(Configuration, Interned):
             lines.append(f"  {plan.entries} entries of tables an iteration, read ahead, {WINDOW} at a time")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
-        if self.follows:
-            lines.append("  a warp follows; blocks draw their first task, too, so that they may wait for tasks of smaller numbers")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if plan.packed:
@@ -552,7 +525,7 @@ class lcsf(lcf):
     output_stages: int = 2
 
     _required = ("setup", "load", "compute", "store")
-    _optional = ("load_scratch", "load_common", "load_finish", "prefetch", "entry", "fetch", "start", "finish")
+    _optional = ("load_scratch", "load_common", "load_finish", "entry", "fetch", "start", "finish")
     _parameters = {**lcf._parameters, "compute": ("ctx", "state", "input", "output"), "store": ("ctx", "output")}
 
     def _check_knobs(self) -> None:
@@ -653,6 +626,8 @@ def _check_hooks(cls: type[lcf]) -> bool:
         for name, value in vars(c).items():
             if isinstance(value, InterpretedFunction):
                 raise TileError(f"{cls.__name__}.{name}: templates are explicit kernels and do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+            if isinstance(value, (JITFunction, *KNOBS)):
+                refuse_old(cls.__name__, "hook" if isinstance(value, JITFunction) else "knob", (name,))
             if isinstance(value, JITFunction) and name not in known and not name.startswith("_"):
                 raise TileError(f"{cls.__name__}: unknown hook {name!r}; hooks are {', '.join(known)} (start a helper's name with an underscore)")
     for name in required:
