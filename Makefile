@@ -1,4 +1,4 @@
-# make demo | test | test-fast | test-slow | test-gpu | bench | lint
+# make demo | test | test-fast | test-slow | test-gpu | bench | lint | docs
 #
 # test       every test function, with the cases that differ in kind: what CI runs, 15 minutes on two cores
 # test-fast  the language, its errors and layouts, and one GEMM and one attention in the simulator: two minutes, while editing
@@ -14,6 +14,7 @@ VENV := .venv
 RUN := $(or $(PY),$(VENV)/bin/python)
 READY := $(if $(PY),,$(VENV)/ready)
 BENCH_READY := $(if $(PY),,$(VENV)/bench-ready)
+DOCS_READY := $(if $(PY),,$(VENV)/docs-ready)
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(EXTRA)
 
 # pip finds no versions for triton 3.9 together with a CUDA build of torch, each of which pins another triton: both are installed by themselves, then what they
@@ -28,7 +29,7 @@ HAS_GPU := $(shell { test -e /dev/nvidia0 || nvidia-smi -L; } >/dev/null 2>&1 &&
 CPU_TORCH := --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)+cpu
 HAS_TORCH := $(VENV)/bin/python -c "import sys; from importlib.metadata import version; sys.exit(version('torch').split('+')[0] != '$(TORCH)')" 2>/dev/null
 
-.PHONY: demo test test-fast test-slow test-gpu bench lint
+.PHONY: demo test test-fast test-slow test-gpu bench lint docs
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -62,6 +63,10 @@ lint: $(READY)
 	@$(RUN) -m mypy
 	@$(RUN) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
+# Warnings are errors. The pages are in docs/_build/html.
+docs: $(DOCS_READY)
+	@$(RUN) -m sphinx -W --keep-going -q -b html $(ARGS) docs docs/_build/html
+
 # Without build isolation an up-to-date environment is confirmed without a network.
 $(VENV)/ready: pyproject.toml
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -75,5 +80,10 @@ $(VENV)/ready: pyproject.toml
 
 $(VENV)/bench-ready: $(VENV)/ready
 	@$(VENV)/bin/python tools/requirements.py 'tritonkittens[bench,models]' > $(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/docs-ready: $(VENV)/ready
+	@$(VENV)/bin/python tools/requirements.py 'tritonkittens[docs]' > $(VENV)/requirements.txt
 	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@

@@ -31,7 +31,7 @@ def test_kernels_in_a_wheel(tmp_path):
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=copy, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    suffixes = {".py", ".ll", ".c", ".json"}
+    suffixes = {".py", ".typed", ".ll", ".c", ".json"}
     package = {str(p.relative_to(ROOT)) for p in (ROOT / "tritonkittens").rglob("*") if p.suffix in suffixes}
     kernels = {f"tritonkittens/{p.relative_to(ROOT)}" for p in (ROOT / "kernels").rglob("*") if p.suffix in suffixes}
     assert held == package | kernels
