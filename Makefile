@@ -65,7 +65,7 @@ lint: $(READY)
 
 # Warnings are errors. The pages are in docs/_build/html.
 docs: $(DOCS_READY)
-	@$(RUN) -m sphinx -W --keep-going -q -b html $(ARGS) docs docs/_build/html
+	@$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 # Without build isolation an up-to-date environment is confirmed without a network.
 $(VENV)/ready: pyproject.toml
