@@ -1,4 +1,4 @@
-"""The README's tables of figures, from the committed results: `python -m bench.figures`."""
+"""The tables of figures in the README and in docs/performance.md, from the committed results: `python -m bench.figures`."""
 from __future__ import annotations
 
 import json

@@ -1,7 +1,9 @@
 """Sphinx configuration: `make docs` builds the site into docs/_build/html."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
@@ -15,8 +17,6 @@ release = version = tritonkittens.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "reference"]
 exclude_patterns = ["_build"]
-if not (ROOT / "CHANGELOG.md").exists():
-    exclude_patterns.append("project/changelog.md")
 
 html_theme = "furo"
 html_title = "tritonkittens"
@@ -39,3 +39,12 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 pygments_style = "default"
+
+
+def _link_pages(app: Any, docname: str, source: list[str]) -> None:
+    """Links to root files that a page includes lead to that page. In the repository they lead to the files."""
+    source[0] = re.sub(r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md", lambda found: f"](/project/{found[1].lower()}.md", source[0])
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _link_pages)
