@@ -6,22 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tritonkittens import tune
+from tritonkittens.arch import GPUS, REGISTERS
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import RecordedLaunch, recorded
-
-REGISTERS = 1 << 16  # of a multiprocessor
-RESERVED = 1 << 10  # bytes of shared memory that the system takes of a block
 
 
 @functools.cache
 def h200() -> Device:
     """The device whose kernels are shown."""
-    known = tune.Device.named("H200")
-    block = known.shared_memory_per_block
-    return Device(index=-1, name=known.name, capability=known.capability, multiprocessors=known.multiprocessors, shared_memory_per_block=block,
-                  shared_memory_per_multiprocessor=block + RESERVED, registers_per_multiprocessor=REGISTERS, l2_bytes=known.l2_bytes,
-                  memory_bytes=141 * 10**9)  # fmt: skip
+    gpu = GPUS["H200"]
+    chip = gpu.chip
+    return Device(index=-1, name=gpu.name, capability=divmod(chip.capability, 10), multiprocessors=gpu.multiprocessors,
+                  shared_memory_per_block=chip.shared_per_block, shared_memory_per_multiprocessor=chip.shared_per_multiprocessor,
+                  registers_per_multiprocessor=REGISTERS, l2_bytes=gpu.l2_bytes, memory_bytes=141 * 10**9)  # fmt: skip
 
 
 @dataclass(frozen=True)
