@@ -131,7 +131,7 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
     assert fences["attention_decode_lengths_d128"] == fences["attention_decode_d128"] + 2
 
 
-@pytest.mark.parametrize(("dim", "at_once"), [slow(64, 0), slow(64, 1), (64, 3), (64, 4), (128, 0), slow(128, 1)])
+@pytest.mark.parametrize(("dim", "at_once"), [slow(64, 0), slow(64, 1), slow(64, 3), (64, 4), (128, 0), slow(128, 1)])
 def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
     """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
     kernel = decode(Kind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)

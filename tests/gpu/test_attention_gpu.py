@@ -102,7 +102,7 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
 
 
 CONFIGS = [slow(Config(cols=64)), slow(Config(cols=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(ordered=False)),
-           Config(cols=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(cols=64, consumers=4, stages=2)), Config(drawn=False),
+           Config(cols=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(cols=64, consumers=4, stages=2)), slow(Config(drawn=False)),
            slow(Config(cols=176, panel=32)), slow(Config(cols=80, consumers=1)),
            Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]  # fmt: skip
 

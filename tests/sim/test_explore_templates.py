@@ -51,12 +51,12 @@ CASES = [
     (PackedStream, dict(consumers=2, stages=2), LENGTHS),
     slow(PackedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 2, 0, 17, 1, 16, 3)),
     slow(PackedStream, dict(consumers=3, stages=3, staggered=True, weighted=False), (24, 1, 25, 0, 2)),
-    (PackedStream, dict(consumers=1, cluster=2, stages=2, residual=True), (2, 0, 1)),
+    slow(PackedStream, dict(consumers=1, cluster=2, stages=2, residual=True), (2, 0, 1)),
     slow(PackedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
     (PackedStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2, residual=True), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
     (SteppedStream, dict(consumers=2, stages=2), (9, 2, 0, 5, 8, 1)),
     slow(SteppedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 9, 0, 17, 1, 16, 3)),
-    (SteppedStream, dict(consumers=1, stages=3, residual=True, schedule=tk.Dynamic()), (10, 0, 3, 9)),
+    slow(SteppedStream, dict(consumers=1, stages=3, residual=True, schedule=tk.Dynamic()), (10, 0, 3, 9)),
     slow(SteppedStream, dict(consumers=2, independent=True, weighted=False, stages=2), (3, 9, 0, 8, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
@@ -68,7 +68,7 @@ CASES = [
     slow(TrailingStream, dict(consumers=2, stages=2), LENGTHS),
     slow(TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
     slow(TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
-    (TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
+    slow(TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
     slow(TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
     slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
@@ -78,16 +78,16 @@ CASES = [
     slow(DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
     slow(Prefix, dict(consumers=1, stages=2, tells_tasks=True), LENGTHS),
-    (Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
+    slow(Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
     (CountedStream, dict(consumers=2, residual=True, stages=2, single=True), (3, 0)),
     slow(TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
     slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2), LENGTHS),
     (TrailingStream, dict(trailing_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
     slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2, ordered=True, early=False, extra=128), LENGTHS),
     slow(TrailingStream, dict(trailing_producer=True, consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
-    (TrailingStream, dict(trailing_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
+    slow(TrailingStream, dict(trailing_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
     (TrailingStream, dict(consumers=2, stages=2, trailing_producer=True, single=True), (4, 1)),
-    (CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
+    slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
 ]
 
 
