@@ -93,7 +93,7 @@ def test_a_lowered_kernel_has_what_the_simulator_reads():
         assert program.role_names[:3] == ["consumer0", "consumer1", "producer"] and program.total_warps == 12
         copies = [op for op in operations if op.name == "ttng.async_tma_copy_global_to_local"]
         # in the loop, and before the roles start for the first slots
-        assert len(copies) == 4 and all(any(f.file.endswith("gemm/template.py") for f in op.location.frames) for op in copies)
+        assert len(copies) == 4 and all(any(f.file.endswith("gemm/device/gemm.py") for f in op.location.frames) for op in copies)
         assert program.uses_tensor_memory == (arch == "sm_100a")
 
 
@@ -157,7 +157,7 @@ def test_an_unknown_operation_stops_the_run_and_is_named():
     simulation = Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
     simulation.run()
     (finding,) = simulation.findings
-    assert finding.kind == "unknown" and "test.mystery" in str(finding) and any(name in str(finding) for name in ("template.py", "schedule.py"))
+    assert finding.kind == "unknown" and "test.mystery" in str(finding) and any(name in str(finding) for name in ("gemm.py", "raster.py"))
 
 
 def test_the_outputs_alone_are_written(rng):

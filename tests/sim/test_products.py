@@ -209,6 +209,7 @@ def test_destinations_that_no_unit_has_are_refused(what, dtype):
 
 
 def test_tensor_memory_multiplies_int8_on_sm_100a_only():
-    with refused("mm_ABt of int8 into tensor memory (tcgen05, kind::i8) needs sm_100a; this kernel is compiled for sm_103", tk.ArchitectureError):
+    needs = "needs sm_100a (Blackwell data centre); this kernel is compiled for sm_103"
+    with refused(f"mm_ABt of int8 into tensor memory (tcgen05, kind::i8) {needs}", tk.ArchitectureError):
         wrong_destination.compile(tk.gl(meta(64, 64)), "int8", tk.int8, arch="sm_103a")
     assert "kind::i8" in wrong_destination.compile(tk.gl(meta(64, 64)), "int8", tk.int8, arch="sm_100a").asm["ptx"]

@@ -102,7 +102,7 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
     mine = timeline.spans(first)
     arrived = max(s.end for s in mine if s.kind == "load" and s.args["barrier"] == "arrived[0]" and s.args["phase"] == 0)
     assert min(s.start for s in mine if s.kind == "tensor core") >= arrived
-    assert all("template.py:" in s.args["line"] for s in products)
+    assert all("gemm.py:" in s.args["line"] for s in products)
     assert program.name in first.kernel
 
 
