@@ -5,9 +5,9 @@ import torch
 
 from tests.util import poison
 from tritonkittens import sim
-from tritonkittens.kernels.attention.backward import statistics
+from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config as AttentionConfig
-from tritonkittens.kernels.attention.product import forward
+from tritonkittens.kernels.attention.device.backward import statistics
 from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.launch import GlobalArg, Launcher

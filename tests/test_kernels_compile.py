@@ -16,7 +16,7 @@ from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
 from tritonkittens.kernels.attention.dealing import Kind, decode
-from tritonkittens.kernels.attention.decode import AttentionDecode
+from tritonkittens.kernels.attention.device.decode import AttentionDecode
 from tritonkittens.kernels.gemm.device import unaligned
 from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS
 

@@ -97,7 +97,7 @@ driver.get_current_stream = fake.driver.current_stream = lambda device: 0x55
 driver.get_current_target = lambda: GPUTarget("cuda", 90, 32)
 triton.runtime.driver.set_active(driver)
 from tests.test_plain_kernel import N, scaled
-from tritonkittens.kernels.attention.decode import combine
+from tritonkittens.kernels.attention.device.decode import combine
 from tritonkittens.launch import plain
 plain.capability = lambda device: (9, 0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.forward import lines_of_keys
+from tritonkittens.kernels.attention.device.forward import lines_of_keys
 
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)

@@ -10,9 +10,9 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import power_of_two
-from tritonkittens.kernels.attention.backward import ROWS
 from tritonkittens.kernels.attention.config import fitting
-from tritonkittens.kernels.attention.decode import AttentionDecode, AttentionDecodePaged
+from tritonkittens.kernels.attention.device.backward import ROWS
+from tritonkittens.kernels.attention.device.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.lang.template.template import cluster_slots
 

@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import announce_write, call, check_no_gradient, check_tensors, is_plain, overlaps, requires_grad
 from tritonkittens.kernels._tensors import addressable, allocator, check_small, power_of_two, remember, signature, storable
-from tritonkittens.kernels.attention.backward import ROWS
+from tritonkittens.kernels.attention.call_plan import Scores, check, check_window, handed_out, scores_of, see_nothing
 from tritonkittens.kernels.attention.dealing import MAX_PARTS, Deal, Kind, deal_of, kernel_of, rings_of, row_tiles_of
-from tritonkittens.kernels.attention.decode import combine
-from tritonkittens.kernels.attention.product import Scores, check, check_window, handed_out, scores_of, see_nothing
+from tritonkittens.kernels.attention.device.backward import ROWS
+from tritonkittens.kernels.attention.device.decode import combine
 from tritonkittens.launch import multiprocessor_count
 from tritonkittens.tune.cost import memory_bandwidth
 

@@ -11,9 +11,9 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels._dispatch import announce_write, call, check_no_gradient, check_tensors, is_plain, overlaps, requires_grad
 from tritonkittens.kernels._tensors import check_operands, check_small
+from tritonkittens.kernels.attention.call_plan import check_shapes, check_window, handed_out, launch_forward, scores_of, see_nothing
 from tritonkittens.kernels.attention.config import Config
-from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.product import check_shapes, check_window, handed_out, launch_forward, scores_of, see_nothing
+from tritonkittens.kernels.attention.device.forward import AttentionForward
 from tritonkittens.launch import plain_kernel
 
 HEAD_DIMS = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32

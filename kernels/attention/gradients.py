@@ -9,11 +9,11 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator, allocator_like, padded_empty, power_of_two, remember, signature
-from tritonkittens.kernels.attention.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
+from tritonkittens.kernels.attention.backward_plan import Gradients, Operands, Passes, Step, Tensors, plain_step, template_step
+from tritonkittens.kernels.attention.call_plan import TILE, Scores, empty_like
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused, deal, parts_of_group, worth_sums
-from tritonkittens.kernels.attention.fused_backward import AttentionBackward, gather_sums
-from tritonkittens.kernels.attention.passes import Gradients, Operands, Passes, Step, Tensors, plain_step, template_step
-from tritonkittens.kernels.attention.product import TILE, Scores, empty_like
+from tritonkittens.kernels.attention.device.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, statistics
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 _known: dict[tuple, Passes] = {}  # what calls of a kind do

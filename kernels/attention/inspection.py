@@ -13,7 +13,7 @@ from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.fp8 import attention_fp8
-from tritonkittens.kernels.attention.product import attention
+from tritonkittens.kernels.attention.interface import attention
 from tritonkittens.kernels.attention.varlen import attention_varlen
 
 Kind = dict[str, Any]  # arguments of a function of this module

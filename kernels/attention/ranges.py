@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_no_tangent, check_tensors, has_tangent, is_plain, register, second_derivative_of, vmap_by_batch
+from tritonkittens.kernels.attention.call_plan import Scores, check, empty_like, run_forward, scores_of
 from tritonkittens.kernels.attention.gradients import run_backward
-from tritonkittens.kernels.attention.product import Scores, check, empty_like, run_forward, scores_of
 from tritonkittens.kernels.attention.reference import LIMIT
 
 

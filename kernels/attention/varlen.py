@@ -36,9 +36,9 @@ from tritonkittens.kernels._tensors import (
     storable,
     storable_home,
 )
+from tritonkittens.kernels.attention.call_plan import Scores, check_heads, check_window, handed_out, scores_of, see_nothing
 from tritonkittens.kernels.attention.config import Config, Shape, choose
-from tritonkittens.kernels.attention.product import Scores, check_heads, check_window, handed_out, scores_of, see_nothing
-from tritonkittens.kernels.attention.ragged import Listing, PackedForward
+from tritonkittens.kernels.attention.device.varlen import Listing, PackedForward
 from tritonkittens.kernels.attention.varlen_gradients import run_packed_backward
 from tritonkittens.launch import multiprocessor_count
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator, power_of_two, remember, signature
-from tritonkittens.kernels.attention.backward import PARTS, ROWS
+from tritonkittens.kernels.attention.backward_plan import Gradients, Passes, Step, Tensors, plain_step, template_step
+from tritonkittens.kernels.attention.call_plan import TILE, Scores
 from tritonkittens.kernels.attention.config import choose_backward, choose_fused
-from tritonkittens.kernels.attention.gradients import homes_of, parts_for, strides_of_tiles, sum_groups, summand_factor
-from tritonkittens.kernels.attention.passes import Gradients, Passes, Step, Tensors, plain_step, template_step
-from tritonkittens.kernels.attention.product import TILE, Scores
-from tritonkittens.kernels.attention.ragged import (
+from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
+from tritonkittens.kernels.attention.device.varlen import (
     Listing,
     PackedBackward,
     PackedBackwardKeys,
@@ -25,6 +24,7 @@ from tritonkittens.kernels.attention.ragged import (
     packed_statistics,
     tiles_apart,
 )
+from tritonkittens.kernels.attention.gradients import homes_of, parts_for, strides_of_tiles, sum_groups, summand_factor
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # as of `Passes`; where queries, and keys, of sequences begin
 _known: dict[tuple, PackedPasses] = {}  # what calls of a kind do

@@ -7,7 +7,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tests.util import DEVICE, crossed, in_types, on_gpu_or_simulated, poison, relative_error, slow, some_slow
-from tritonkittens.kernels.attention import Config, attention, attention_torch, product
+from tritonkittens.kernels.attention import Config, attention, attention_torch, call_plan
 from tritonkittens.kernels.attention.reference import sides, visible
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -138,8 +138,8 @@ def test_layouts_of_the_operands(rng):
 def test_calls_that_are_known(rng, monkeypatch):
     """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong is refused as before."""
     launched = []
-    original = product.launch_forward
-    monkeypatch.setattr(product, "launch_forward", lambda *given: launched.append(given) or original(*given))
+    original = call_plan.launch_forward
+    monkeypatch.setattr(call_plan, "launch_forward", lambda *given: launched.append(given) or original(*given))
     q, k, v = operands(1, 2, 1, 100, 130, 64)
     for given in ({}, dict(causal=True), dict(window=(20, None)), dict(softcap=2.0, scale=0.2)):
         before = len(launched)

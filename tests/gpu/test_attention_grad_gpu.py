@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.util import DEVICE, assert_eager_is_operator, crossed, in_types, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.attention import attention, attention_torch, gradients
-from tritonkittens.kernels.attention.operator import AttentionFunction
+from tritonkittens.kernels.attention.autograd import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error, slow
 from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, gradients, varlen
-from tritonkittens.kernels.attention.ragged import Listing, most_tiles
+from tritonkittens.kernels.attention.device.varlen import Listing, most_tiles
 from tritonkittens.kernels.attention.varlen import choose
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error, slow
 from tritonkittens.kernels.attention import attention
-from tritonkittens.kernels.attention.operator import AttentionFunction
+from tritonkittens.kernels.attention.autograd import AttentionFunction
 from tritonkittens.ops import scaled_dot_product_attention, use_attention
 
 pytestmark = pytest.mark.usefixtures("kernel_device")

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from tritonkittens.kernels._dispatch import is_ordinary, is_plain
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention, attention_varlen
-from tritonkittens.kernels.attention.product import HEAD_DIMS, attend, known_call
+from tritonkittens.kernels.attention.call_plan import HEAD_DIMS, known_call
+from tritonkittens.kernels.attention.interface import attend
 from tritonkittens.launch import is_reachable
 
 STEP, MAX_DIM = HEAD_DIMS.step, HEAD_DIMS[-1]

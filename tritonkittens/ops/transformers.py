@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_tracing
 
 from tritonkittens.kernels._dispatch import unseen_by_function_modes
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges
-from tritonkittens.kernels.attention.backward import ROWS
+from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.ops.attention import Unsupported, padded, reason_against
 from tritonkittens.ops.mask_functions import Queries, ranges_of
 

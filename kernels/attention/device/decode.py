@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.forward import AttentionForward, nothing_seen
+from tritonkittens.kernels.attention.device.forward import AttentionForward, nothing_seen
 from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.launch import plain_kernel
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import edges_of, hidden, keys_of
+from tritonkittens.kernels.attention.device.masks import edges_of, hidden, keys_of
 
 
 @triton.jit

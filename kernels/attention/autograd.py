@@ -17,10 +17,10 @@ from tritonkittens.kernels._dispatch import (
     vmap_by_batch,
     vmap_by_loop,
 )
+from tritonkittens.kernels.attention.call_plan import CallPlan, Scores, check, computed, empty_like
 from tritonkittens.kernels.attention.decoding import decode
 from tritonkittens.kernels.attention.fp8 import of_fp8
 from tritonkittens.kernels.attention.gradients import run_backward
-from tritonkittens.kernels.attention.product import Known, Scores, check, computed, empty_like
 
 
 @torch.library.custom_op("tritonkittens::attention", mutates_args=())
@@ -29,7 +29,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention`; `left` and `right` as in `Scores`; `deterministic` is for the gradients."""
     check(q, k, v)
-    return computed(q, k, v, Known(Scores(scale, softcap, left, right)))
+    return computed(q, k, v, CallPlan(Scores(scale, softcap, left, right)))
 
 
 @attention_operator.register_fake
@@ -87,7 +87,7 @@ class AttentionFunction(torch.autograd.Function):
     """`attention` of operands that were checked, in eager mode: a call that is known."""
 
     @staticmethod
-    def forward(ctx: Any, known: Known, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, known: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
         output = computed(q, k, v, known)
         _save(ctx, q, k, v, output, known.checked_scores, deterministic)
         return output

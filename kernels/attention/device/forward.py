@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import reach, squashed
-from tritonkittens.kernels.attention.tiles import QueryTiles
+from tritonkittens.kernels.attention.device.masks import reach, squashed
+from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 LIMIT = tl.constexpr(2.0**15)  # of a block's sums of weights that a thread holds: each is below what fp16 has, too

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.masks import hidden_from, queries_of, squashed, whole_from
-from tritonkittens.kernels.attention.tiles import QueryTiles
+from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of, squashed, whole_from
+from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
 ROWS = 64  # queries of a program of `statistics`, a group of what it leaves for `AttentionBackward`

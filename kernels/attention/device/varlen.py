@@ -15,10 +15,17 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator
-from tritonkittens.kernels.attention.backward import ROWS, AttentionBackwardKeys, AttentionBackwardQueries, offsets_and_deltas, store_addends, task_of_keys
-from tritonkittens.kernels.attention.forward import AttentionForward
-from tritonkittens.kernels.attention.fused_backward import AttentionBackward, write_half
-from tritonkittens.kernels.attention.tiles import QueryTiles, task_of_queries
+from tritonkittens.kernels.attention.device.backward import (
+    ROWS,
+    AttentionBackwardKeys,
+    AttentionBackwardQueries,
+    offsets_and_deltas,
+    store_addends,
+    task_of_keys,
+)
+from tritonkittens.kernels.attention.device.forward import AttentionForward
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, write_half
+from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(7)  # of an entry of the list of tiles

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.backward import PARTS, STEP, AttentionBackwardKeys, place_of
-from tritonkittens.kernels.attention.masks import hidden_from, reach, squashed
+from tritonkittens.kernels.attention.device.backward import PARTS, STEP, AttentionBackwardKeys, place_of
+from tritonkittens.kernels.attention.device.masks import hidden_from, reach, squashed
 from tritonkittens.launch import plain_kernel
 
 HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies

@@ -1,0 +1,1 @@
+"""The kernels of attention: forward, backward, decoding, packed sequences."""
