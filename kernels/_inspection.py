@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tritonkittens.arch import GPUS, REGISTERS
+from tritonkittens.arch import GPUS
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import RecordedLaunch, recorded
 
@@ -15,10 +15,7 @@ from tritonkittens.launch.recorder import RecordedLaunch, recorded
 def h200() -> Device:
     """The device whose kernels are shown."""
     gpu = GPUS["H200"]
-    chip = gpu.chip
-    return Device(index=-1, name=gpu.name, capability=divmod(chip.capability, 10), multiprocessors=gpu.multiprocessors,
-                  shared_memory_per_block=chip.shared_per_block, shared_memory_per_multiprocessor=chip.shared_per_multiprocessor,
-                  registers_per_multiprocessor=REGISTERS, l2_bytes=gpu.l2_bytes, memory_bytes=141 * 10**9)  # fmt: skip
+    return Device.of_chip(gpu.chip, gpu.name, gpu.multiprocessors, gpu.l2_bytes, memory_bytes=141 * 10**9)
 
 
 @dataclass(frozen=True)

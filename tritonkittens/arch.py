@@ -1,4 +1,5 @@
-"""Chips: what each architecture has, its limits, and the names it goes by. Nothing else in the library compares with a capability or writes a limit.
+"""Chips: what each architecture has, its limits, and the names it goes by. `inline_ptx` says of each instruction which targets have it; nothing else in the
+library writes a limit of a chip.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; PTX ISA, "Target ISA Notes" of each instruction; data sheets (`GPUS`).
 """
@@ -10,7 +11,7 @@ KIB = 1024
 WARP = 32  # threads
 REGISTERS = 64 * KIB  # 32-bit registers of a multiprocessor, on every chip
 SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system takes of a multiprocessor for each resident thread block
-TENSOR_LANES, TENSOR_COLUMNS = 128, 512  # of tensor memory, where a chip has it; 4 bytes in a lane's column
+TENSOR_COLUMNS = 512  # of tensor memory, where a chip has it
 
 
 class ArchitectureError(RuntimeError):

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from tritonkittens.arch import REGISTERS, Chip
+
 from .target import simulator
 
 
@@ -26,6 +28,21 @@ class Device:
     registers_per_multiprocessor: int
     l2_bytes: int
     memory_bytes: int
+
+    @staticmethod
+    def of_chip(chip: Chip, name: str, multiprocessors: int, l2_bytes: int, memory_bytes: int) -> "Device":
+        """A device that is not there (index -1): its chip's limits, and what differs between products of one chip."""
+        return Device(
+            index=-1,
+            name=name,
+            capability=divmod(chip.capability, 10),
+            multiprocessors=multiprocessors,
+            shared_memory_per_block=chip.shared_per_block,
+            shared_memory_per_multiprocessor=chip.shared_per_multiprocessor,
+            registers_per_multiprocessor=REGISTERS,
+            l2_bytes=l2_bytes,
+            memory_bytes=memory_bytes,
+        )
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
-from tritonkittens.arch import REGISTERS, capability_of, chip_of
+from tritonkittens.arch import capability_of, chip_of
 from tritonkittens.launch import simulator
 from tritonkittens.launch.arguments import argument_types
 from tritonkittens.launch.device import Device as Facts
@@ -31,12 +31,7 @@ from .values import TensorMap
 def facts(capability: int, multiprocessors: int | None = None) -> Facts:
     """What a kernel's configuration may ask of the device that is simulated."""
     chip = chip_of(capability)
-    return Facts(
-        index=-1, name=f"simulated sm_{capability}", capability=divmod(capability, 10), multiprocessors=multiprocessors or chip.multiprocessors,
-        shared_memory_per_block=chip.shared_per_block, shared_memory_per_multiprocessor=chip.shared_per_multiprocessor,
-        registers_per_multiprocessor=REGISTERS,
-        l2_bytes=50 << 20, memory_bytes=80 << 30,
-    )  # fmt: skip
+    return Facts.of_chip(chip, f"simulated sm_{capability}", multiprocessors or chip.multiprocessors, l2_bytes=50 << 20, memory_bytes=80 << 30)
 
 
 class Launch:

@@ -70,7 +70,7 @@ class ExplicitSource(GluonASTSource):
         self.cluster = cluster
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace the kernel. Raises what `_mistakes.plain_error` makes of an exception."""
+        """Trace the kernel. Raises what `mistakes.plain_error` makes of an exception."""
         try:
             return super().make_ir(*args, **kwargs)
         except Exception as error:

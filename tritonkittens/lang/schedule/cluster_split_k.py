@@ -44,6 +44,7 @@ class ClusterSplitK(Schedule):
     """
 
     whole_tasks: ClassVar[bool] = False
+    alone: ClassVar[str] = "the blocks of a cluster share a task's iterations and all their consumers its rows"
 
     parts: int = 2
 
@@ -54,11 +55,6 @@ class ClusterSplitK(Schedule):
     @property
     def cluster_parts(self) -> int:  # type: ignore[override]
         return self.parts
-
-    def conflict(self, cluster: int, independent: bool) -> str | None:
-        if cluster == 1 and not independent:
-            return None
-        return "the blocks of a cluster share a task's iterations and all their consumers its rows; that needs cluster=1 and independent=False"
 
     def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
         info = setup(t, ctx, unit)

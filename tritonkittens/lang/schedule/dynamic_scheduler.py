@@ -43,14 +43,10 @@ class Dynamic(Schedule):
 
     draws: ClassVar[bool] = True
     may_be_single: ClassVar[bool] = False
+    alone: ClassVar[str] = "a block draws its tasks alone, one for all its consumers"
 
     def blocks(self, units: int, slots: int) -> int:
         return min(units, slots)
-
-    def conflict(self, cluster: int, independent: bool) -> str | None:
-        if cluster == 1 and not independent:
-            return None
-        return "a block draws its tasks alone, one for all its consumers; that needs cluster=1 and independent=False"
 
 
 def new_numbers(t: Trace, T: Any) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Schedule(Knob):
     fixed_parts: ClassVar[int] = 0  # parts of every task, where that is a constant
     slots_per_part: ClassVar[int] = 1  # partial sums that a part may be found in
     sums_per_block: ClassVar[int] = 0  # partial sums of each thread block, where their number follows from the grid
+    alone: ClassVar[str] = ""  # why it needs cluster=1 and independent=False, where it does
 
     def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
         """How many work tiles there are where `slots` thread blocks (clusters) run at once."""
@@ -79,7 +80,7 @@ class Schedule(Knob):
 
     def conflict(self, cluster: int, independent: bool) -> str | None:
         """Why a template cannot have this scheduler with these knobs, if it cannot."""
-        return None
+        return f"{self.alone}; that needs cluster=1 and independent=False" if self.alone and (cluster > 1 or independent) else None
 
     # ------------------------------------------------------------ on the device
 

@@ -19,7 +19,6 @@ from tritonkittens.lang.types import swizzle as swizzling
 
 SWIZZLES = (32, 64, 128)
 SWIZZLE_LINE = SWIZZLES[-1]  # bytes of a row that lie together: wider tiles lie line by line
-TMEM_LANES = 128
 ACCESSES = ("row", "column", "ldmatrix")
 
 
