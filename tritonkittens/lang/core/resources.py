@@ -22,11 +22,11 @@ class Bill:
     stored: int = 0  # copies that stores by TMA consist of
     released: int = 0  # ring slots that hooks of a template give back
     awaited: int = 0  # and those that they wait for
-    common_released: int = 0  # times that they give back tiles which consumers keep for a task
-    deferred_released: int = 0
-    senders_called: int = 0  # by hooks of a template
-    senders_awaited: int = 0
-    calls_awaited: int = 0  # by hook `send`
+    task_released: int = 0  # times that they give back tiles which consumers keep for a task
+    late_task_released: int = 0
+    reduces_committed: int = 0  # by hooks of a template
+    reduces_acquired: int = 0
+    reduces_awaited: int = 0  # by hook `send`
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
     reads_ring: bool | None = None  # are any in hooks that work on ring slots? None before the first of these hooks
     cluster_synced: bool = False  # by the whole block, before any roles

@@ -56,10 +56,10 @@ class ClusterSplitK(Schedule):
     def cluster_parts(self) -> int:  # type: ignore[override]
         return self.parts
 
-    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
-        info = setup(t, ctx, unit)
+    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+        info = setup(t, ctx, index)
         begin, count = t.call(iterations_of, ctx.part, t.scalar(self.parts), info.iterations)
-        return struct(**{**info.fields, "task": unit, "begin": begin, "count": count})
+        return struct(**{**info.fields, "task_id": index, "begin": begin, "count": count})
 
 
 def slice_bytes(plan: Any, sharers: int) -> int:
@@ -68,7 +68,7 @@ def slice_bytes(plan: Any, sharers: int) -> int:
 
 
 def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
-    """Bytes of the mailboxes of a block. Raises `TileError` for tiles whose columns cannot be dealt to so many blocks."""
+    """Bytes of the mailboxes of a block. Raises `TileError` for tiles whose columns cannot be split between so many blocks."""
     if sharers == 1:
         return 0
     for n, tile in joined(plan):
@@ -78,7 +78,7 @@ def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
         if isinstance(tile, rt):
             step = STEP // (4 * tile.rows)
             if tile.cols % (sharers * step):
-                raise TileError(f"{what}: its columns are dealt to {sharers} blocks and must be a multiple of {sharers * step}")
+                raise TileError(f"{what}: its columns are split between {sharers} blocks and must be a multiple of {sharers * step}")
         elif tile.length % (STEP // (4 * SPREAD)):
             raise TileError(f"{what}: its length must be a multiple of {STEP // (4 * SPREAD)}")
     return consumers * (sharers - 1) * slice_bytes(plan, sharers)

@@ -1,14 +1,13 @@
-"""Tasks that one role tells the others of a block.
+"""Work tiles that one role broadcasts to the other roles of a thread block.
 
-Those that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's other
-roles, a task ahead of them: its number, or, where `broadcast_tile`, the task itself, which consumers otherwise work out when nothing else is left to do.
-A block begins with the task of its own number, without a wait.
+With `Dynamic`, the producer fetches the next task number from a counter in global memory and broadcasts it one task ahead. With `broadcast_tile` it broadcasts
+the whole work tile; otherwise each role calls `setup` with the number. A thread block begins with the task of its own number, without a wait.
 
-Where `broadcast_tile`, also a task that a block begins with, if it was worked out for what is loaded before the roles begin: what hook `setup` reads from memory
-each of them would wait for again, behind those copies.
+With `broadcast_tile`, a thread block's first work tile is broadcast too, if the loads before the roles begin needed it: what `setup` reads from memory would
+otherwise wait in each role behind those loads.
 
-The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
-dynamic persistent tile scheduler.
+The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its dynamic
+persistent tile scheduler.
 """
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from tritonkittens.lang.schedule.tile_scheduler import Schedule
 from tritonkittens.lang.sync.semaphores import arrive, new_semaphores, wait
 from tritonkittens.lang.types.tiles import sv
 
-SLOTS = tl.constexpr(2)  # tasks that the producer is ahead at most
+SLOTS = tl.constexpr(2)  # tasks that the producer is ahead, at most
 COUNTERS = 2
 NUMBERS = 32  # of a task, at most
 BYTES = 4 * NUMBERS * SLOTS.value
@@ -37,31 +36,32 @@ BYTES = 4 * NUMBERS * SLOTS.value
 
 @dataclass(frozen=True)
 class Dynamic(Schedule):
-    """As many blocks as run at once, each taking the next task when it needs one: for tasks of unequal length, the longest first, so that all blocks end at
-    nearly the same time. What a task ends with overlaps with the loads of the next. Which block does a task, and so when, changes from run to run.
+    """A persistent grid whose thread blocks fetch their next task from a counter: for tasks of unequal length, the longest first, so that all blocks end at nearly
+    the same time. A task's epilogue overlaps with the next task's loads. Which thread block computes a task, and when, changes from run to run.
     """
 
     dynamic: ClassVar[bool] = True
     may_have_one_tile_per_block: ClassVar[bool] = False
-    alone: ClassVar[str] = "a block draws its tasks alone, one for all its consumers"
+    alone: ClassVar[str] = "a thread block fetches one task for all its consumers"
 
-    def blocks(self, units: int, slots: int) -> int:
-        return min(units, slots)
+    def blocks(self, work_tiles: int, slots: int) -> int:
+        return min(work_tiles, slots)
 
 
-def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
-    """What the producer tells the other roles, and the semaphores by which they know. Where blocks draw nothing, they are told one task before they begin."""
+def tile_broadcast_memory(t: Trace, T: Any) -> dict[str, Any]:
+    """The shared memory for broadcast work tiles, and with a dynamic schedule its full and empty barriers. Otherwise only the first work tile is broadcast, before
+    the roles begin."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.dynamic else 1)), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
     if not T.dynamic:
         return {"numbers": numbers}
-    hearers = T.consumers * WARPS + T.senders + T.lagged_producer
-    return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, 1), "heard": new_semaphores(t, SLOTS.value, hearers)}
+    receivers = T.consumers * WARPS + T.reducers + T.lagged_producer
+    return {"numbers": numbers, "tile_full": new_semaphores(t, SLOTS.value, 1), "tile_empty": new_semaphores(t, SLOTS.value, receivers)}
 
 
 @op
 def numbered(t: Trace, number: Any) -> Any:
-    """The number of a task, of which those who hear of it work out the task."""
+    """The number of a task as a record, from which each receiver computes the work tile."""
     return struct(number=t.scalar(number))
 
 
@@ -74,7 +74,7 @@ def _place(t: Trace, memory: Any, slot: Any) -> Any:
 def _write(t: Trace, place: Any, task: Any) -> None:
     numbers = list(numbers_of(task))
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
-        raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: tasks that blocks draw have at most "
+        raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast task has at most "
                         f"{NUMBERS}, truth values or int32")
     for i, number in enumerate(numbers):
         t.call(ptx_shared.store, t.method(place, "__add__", 4 * i), t.method(number, "to", tl.int32), tl.int32)
@@ -83,52 +83,52 @@ def _write(t: Trace, place: Any, task: Any) -> None:
 @op
 def _read(t: Trace, place: Any, task: Any) -> Any:
     numbers = list(numbers_of(task))
-    told = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
-    heard, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(told, numbers, strict=True)], 0)
-    return heard
+    read = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
+    received, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(read, numbers, strict=True)], 0)
+    return received
 
 
 @triton.jit
-def draw(ctx):
-    """The number of the next task that nobody has."""
+def fetch_next(ctx):
+    """The number of the next task that no thread block has."""
     return tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu") + tl.num_programs(0)
 
 
 @triton.jit
-def tell(memory, task, nth):
-    """Tell the others the `nth` task that this block drew."""
+def broadcast(memory, tile, nth):
+    """Send the `nth` fetched work tile to the other roles."""
     slot = nth % SLOTS
-    wait(memory.heard[slot], ((nth // SLOTS) & 1) ^ 1)
-    _write(_place(memory, slot), task)
-    arrive(memory.told[slot], per="warp")
+    wait(memory.tile_empty[slot], ((nth // SLOTS) & 1) ^ 1)
+    _write(_place(memory, slot), tile)
+    arrive(memory.tile_full[slot], per="warp")
 
 
 @triton.jit
-def hear(memory, task, nth):
-    """What the producer told: a task of the same fields as `task`, whose numbers nobody needs."""
+def receive(memory, tile, nth):
+    """The `nth` work tile that the producer broadcasts: a record with the fields of `tile`, whose own numbers are not used."""
     slot = nth % SLOTS
-    wait(memory.told[slot], (nth // SLOTS) & 1)
-    heard = _read(_place(memory, slot), task)
+    wait(memory.tile_full[slot], (nth // SLOTS) & 1)
+    received = _read(_place(memory, slot), tile)
     ptx_barrier.syncwarp()  # one lane arrives for all, which must have read
-    arrive(memory.heard[slot], per="warp")
-    return heard
+    arrive(memory.tile_empty[slot], per="warp")
+    return received
 
 
 @triton.jit
-def tell_first(memory, task):
-    """Tell the roles, which have not begun, the block's first task."""
-    _write(_place(memory, 0), task)
+def broadcast_first(memory, tile):
+    """Write the thread block's first work tile, before the roles begin."""
+    _write(_place(memory, 0), tile)
 
 
 @triton.jit
-def hear_first(memory, task):
-    """What was told: a task of the same fields as `task`, whose numbers nobody needs."""
-    return _read(_place(memory, 0), task)
+def receive_first(memory, tile):
+    """The thread block's first work tile: a record with the fields of `tile`, whose own numbers are not used."""
+    return _read(_place(memory, 0), tile)
 
 
 @triton.jit
-def draw_no_more(ctx):
-    """This block draws no more; the last one leaves the counters as it found them."""
+def fetch_no_more(ctx):
+    """This thread block fetches no more tasks; the last one resets the counters."""
     if tl.atomic_add(ctx.counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(ctx.counters, 0)
         tl.store(ctx.counters + 1, 0)

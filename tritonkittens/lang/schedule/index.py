@@ -48,6 +48,6 @@ def unravel(t: Trace, index: Any, extent: Any) -> Any:
 
 
 @triton.jit
-def deal(block, blocks, steps):
-    """The first step of a block, where `steps` are dealt evenly."""
+def first_step(block, blocks, steps):
+    """The first step of a block, where `steps` are split evenly."""
     return block * (steps // blocks) + tl.minimum(block, steps % blocks)

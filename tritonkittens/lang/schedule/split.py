@@ -11,7 +11,7 @@ from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
-from tritonkittens.lang.schedule.index import deal
+from tritonkittens.lang.schedule.index import first_step
 from tritonkittens.lang.schedule.tile_scheduler import Schedule, SplitPlan, _block, _blocks, extra, setup
 
 MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
@@ -26,15 +26,15 @@ class _Split(Schedule):
         """Parts of a task that is split."""
         raise NotImplementedError
 
-    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
+    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
         if not self.splits:
-            return super().tile(t, ctx, A, unit)
+            return super().tile(t, ctx, A, index)
         whole, tasks, *numbers = extra(ctx.config, A)[2:]
-        index, parts, part, slot, valid = t.call(_tail_part, unit, whole, tasks, self._parts(t, numbers))
+        index, parts, part, slot, is_valid = t.call(_tail_part, index, whole, tasks, self._parts(t, numbers))
         info = setup(t, ctx, index)
         begin, count = t.call(iterations_of, part, parts, info.iterations)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
-        return struct(**{**info.fields, "valid": t.method(info.valid, "__and__", valid), "task": index, **shared})
+        return struct(**{**info.fields, "is_valid": t.method(info.is_valid, "__and__", is_valid), "task_id": index, **shared})
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SplitK(_Split):
     def fixed_parts(self) -> int:  # type: ignore[override]
         return self.parts
 
-    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+    def work_tiles(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
         return tasks * self.parts
 
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
@@ -83,12 +83,12 @@ class SplitTail(_Split):
         whole = tasks // slots * slots
         return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
 
-    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+    def work_tiles(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
         whole, parts = self.split(tasks, slots, blocks_per_sm)
         return whole + (tasks - whole) * parts
 
-    def blocks(self, units: int, slots: int) -> int:
-        return min(units, slots)
+    def blocks(self, work_tiles: int, slots: int) -> int:
+        return min(work_tiles, slots)
 
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
         whole, each = self.split(tasks, slots, blocks_per_sm)
@@ -114,7 +114,7 @@ class SplitRest(SplitTail):
 
 @dataclass(frozen=True)
 class StreamK(Schedule):
-    """Whole tasks while they fill the device; the iterations of the rest, of one to two rounds, dealt evenly to all blocks, which sum up the tasks that they
+    """Whole tasks while they fill the device; the iterations of the rest, of one to two rounds, split evenly to all blocks, which sum up the tasks that they
     share as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al. (2023), "Stream-K", section 5.2.
     """
 
@@ -124,11 +124,11 @@ class StreamK(Schedule):
     slots_per_part: ClassVar[int] = 2
     sums_per_block: ClassVar[int] = 2
 
-    def blocks(self, units: int, slots: int) -> int:
-        return slots if units % slots else min(units, slots)
+    def blocks(self, work_tiles: int, slots: int) -> int:
+        return slots if work_tiles % slots else min(work_tiles, slots)
 
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
-        """As many whole rounds as leave between one and two rounds to be dealt out evenly."""
+        """As many whole rounds as leave between one and two rounds to be split evenly."""
         blocks = max(1, blocks)
         whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
         return SplitPlan((whole, tasks), self.sums_per_block * blocks)
@@ -137,15 +137,15 @@ class StreamK(Schedule):
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_first, block, blocks, whole, steps)
 
-    def next(self, t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+    def next(self, t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
-        return t.call(_stream_next, unit, work.count, block, blocks, whole, steps)
+        return t.call(_stream_next, index, tile.count, block, blocks, whole, steps)
 
-    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
-        index, begin, count, valid, parts, part, slot, late = t.call(_stream_part, unit, *_stream(t, ctx, A))
+    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+        index, begin, count, is_valid, parts, part, slot, late = t.call(_stream_part, index, *_stream(t, ctx, A))
         info = setup(t, ctx, index)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
-        return struct(**{**info.fields, "valid": valid, "task": index, **shared})
+        return struct(**{**info.fields, "is_valid": is_valid, "task_id": index, **shared})
 
 
 @triton.jit
@@ -158,31 +158,31 @@ def _holder(step, blocks, steps):
 
 @triton.jit
 def _stream_first(block, blocks, whole, steps):
-    return tl.where(block < whole, block, whole + deal(block, blocks, steps))
+    return tl.where(block < whole, block, whole + first_step(block, blocks, steps))
 
 
 @triton.jit
-def _stream_next(unit, count, block, blocks, whole, steps):
-    behind = unit + blocks
-    return tl.where(unit < whole, tl.where(behind < whole, behind, whole + deal(block, blocks, steps)), unit + tl.maximum(count, 1))
+def _stream_next(index, count, block, blocks, whole, steps):
+    behind = index + blocks
+    return tl.where(index < whole, tl.where(behind < whole, behind, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
 
 
 @triton.jit
-def _stream_part(unit, block, blocks, whole, tasks, iterations, steps):
-    """(task, begin, count, valid, parts, part, slot, late) of a unit: a whole task below `whole`, above it `whole` plus a step of the rest."""
+def _stream_part(index, block, blocks, whole, tasks, iterations, steps):
+    """(task, begin, count, is_valid, parts, part, slot, late) of an index: a whole task below `whole`, above it `whole` plus a step of the rest."""
     depth = tl.maximum(iterations, 1)
-    is_part = unit >= whole
-    step = unit - whole
+    is_part = index >= whole
+    step = index - whole
     tile = step // depth
     start = tile * depth
-    end = deal(block + 1, blocks, steps)
+    end = first_step(block + 1, blocks, steps)
     begin = tl.where(is_part, step - start, 0)
     count = tl.where(is_part, tl.minimum(iterations - begin, end - step), iterations)
-    valid = tl.where(is_part, step < end, unit < tasks)
+    is_valid = tl.where(is_part, step < end, index < tasks)
     first = _holder(start, blocks, steps)
     parts = tl.where(is_part, _holder(start + depth - 1, blocks, steps) - first + 1, 1)
-    late = tl.where(deal(first, blocks, steps) < start, 1, 0)
-    return tl.where(is_part, whole + tile, unit), begin, count, valid, parts, block - first, 2 * first, late
+    late = tl.where(first_step(first, blocks, steps) < start, 1, 0)
+    return tl.where(is_part, whole + tile, index), begin, count, is_valid, parts, block - first, 2 * first, late
 
 
 @triton.jit
@@ -201,13 +201,13 @@ def _steps(tasks, whole, iterations):
 
 
 @triton.jit
-def _tail_part(unit, whole, tasks, parts):
-    """(task, parts, part, first slot, valid) of a unit: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
+def _tail_part(index, whole, tasks, parts):
+    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
     by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
     is a whole one, nothing."""
-    task, shared, part, slot = unit, 1, 0, 0
-    if unit >= whole:
-        tail, split = unit - whole, tl.maximum(tasks - whole, 1)
+    task, shared, part, slot = index, 1, 0, 0
+    if index >= whole:
+        tail, split = index - whole, tl.maximum(tasks - whole, 1)
         part = tail // split
         nth = tail - part * split
         task, shared, slot = whole + nth, parts, nth * parts
@@ -226,14 +226,14 @@ def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
 @triton.jit
 def _stream_k(block, blocks, tiles, iterations):
     total = tiles * iterations
-    begin = deal(block, blocks, total)
+    begin = first_step(block, blocks, total)
     depth = tl.maximum(iterations, 1)
-    return begin // depth, begin % depth, deal(block + 1, blocks, total) - begin
+    return begin // depth, begin % depth, first_step(block + 1, blocks, total) - begin
 
 
 @op
 def stream_k(t: Trace, block: Any, blocks: Any, tiles: Any, iterations: Any) -> Any:
-    """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, dealt evenly.
+    """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, split evenly.
 
     From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its
     neighbours' parts. Counts differ by at most one; the total must be below 2³¹. Source: Osama et al. (2023), "Stream-K".

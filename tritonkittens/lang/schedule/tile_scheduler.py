@@ -19,8 +19,8 @@ from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.schedule.index import Knob
 
 # What else the context of a hook holds
-RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "begin", "count", "parts", "part", "slot", "late", "params", "entries", "edge"}
+RESERVED = {"globals", "args", "config", "task_id", "task", "late_task", "iterations", "is_valid", "iter", "consumer", "worker", "rank", "reduce_buffer", "exchange",
+            "accumulators", "reducing", "begin", "count", "parts", "part", "slot", "late", "params", "page_indices", "edge"}
 
 
 @op
@@ -40,7 +40,7 @@ def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coord
             raise TileError(f"task(edges={unwrap(edges)}): as a constant it is 0 or 1, else a number of the task")
     elif unwrap(edges) is not None:
         edges = t.scalar(edges)
-    return struct(iterations=t.scalar(iterations), valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars)
+    return struct(iterations=t.scalar(iterations), is_valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars)
 
 
 class SplitPlan(NamedTuple):
@@ -55,7 +55,7 @@ class Schedule(Knob):
     """Base of the tile schedulers, with what a persistent one does."""
 
     splits: ClassVar[bool] = False  # are parts of a task joined through global memory?
-    dynamic: ClassVar[bool] = False  # do thread blocks fetch a task when they need one?
+    dynamic: ClassVar[bool] = False  # does a thread block fetch its next task from a counter?
     whole_tasks: ClassVar[bool] = True  # does one thread block compute all of a task?
     may_have_one_tile_per_block: ClassVar[bool] = True  # may a launch have a thread block for every work tile?
     single: ClassVar[bool] = False  # does it always?
@@ -65,14 +65,14 @@ class Schedule(Knob):
     sums_per_block: ClassVar[int] = 0  # partial sums of each thread block, where their number follows from the grid
     alone: ClassVar[str] = ""  # why it needs cluster=1 and pingpong=False, where it does
 
-    def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
+    def work_tiles(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
         """How many work tiles there are where `slots` thread blocks (clusters) run at once."""
         return tasks
 
-    def blocks(self, units: int, slots: int) -> int:
+    def blocks(self, work_tiles: int, slots: int) -> int:
         """How many thread blocks (clusters) a launch has: only as many as keep the number of rounds, so that every round is equally full."""
-        rounds = max(1, -(-units // slots))
-        return -(-units // rounds)
+        rounds = max(1, -(-work_tiles // slots))
+        return -(-work_tiles // rounds)
 
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
         """How `tasks` are split, of schedulers that do."""
@@ -85,17 +85,17 @@ class Schedule(Knob):
     # ------------------------------------------------------------ on the device
 
     def first(self, t: Trace, ctx: Any, A: Any) -> Any:
-        """The number of this block's first work tile."""
+        """The index of this thread block's first work tile."""
         return t.call(_block, unwrap(ctx.config).cluster_size)
 
-    def next(self, t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
-        """The number of the work tile behind `unit`, whose `work` says how much of a task it was."""
-        return t.method(unit, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
+    def next(self, t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+        """The index of the work tile after `index`; `tile` says how much of a task that one is."""
+        return t.method(index, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
 
-    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
-        """Work tile number `unit`: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
-        info = setup(t, ctx, unit)
-        return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})
+    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+        """Work tile number `index`: the fields of its task, its iterations `begin` … `begin` + `count`, and which thread blocks share the task."""
+        info = setup(t, ctx, index)
+        return struct(**{**info.fields, "task_id": index, "begin": t.scalar(0), "count": info.iterations})
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class OnePerBlock(Schedule):
 
     single: ClassVar[bool] = True
 
-    def blocks(self, units: int, slots: int) -> int:
-        return units
+    def blocks(self, work_tiles: int, slots: int) -> int:
+        return work_tiles
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,15 @@ class Persistent(Schedule):
 
 
 def setup(t: Trace, ctx: Any, index: Any) -> struct:
-    """What hook `setup` says of task number `index`."""
-    info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task": index}))
+    """What hook `setup` returns for task number `index`."""
+    info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task_id": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
         raise TileError(f"{type(unwrap(ctx.config)).__name__}.setup must return tk.task(iterations, …)")
     return info
 
 
 def extra(T: Any, A: Any) -> list[Any]:
-    """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails); where they are drawn:
+    """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails); with a dynamic schedule:
     counters."""
     return list(A)[len(unwrap(T)._plan.args):]
 
@@ -138,45 +138,45 @@ def _blocks(CLUSTER: tl.constexpr):
 
 
 @op
-def nothing_of(t: Trace, work: Any) -> Any:
-    """Zero, made of all numbers of the work of a unit: who has it has computed them."""
+def depends_on(t: Trace, tile: Any) -> Any:
+    """Zero, computed from all numbers of a work tile: who has it has computed them."""
     found = t.call(opaque_zero)
     mixed = t.scalar(0)
-    for number in numbers_of(work):
+    for number in numbers_of(tile):
         if number.dtype == tl.int32:
             mixed = t.method(mixed, "__or__", number)
     return t.method(mixed, "__and__", found)
 
 
 @op
-def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
-    """The number of the first work tile of this block."""
-    return unwrap(ctx.config).schedule.compute_first(t, ctx, A)
+def first_index(t: Trace, ctx: Any, A: Any) -> Any:
+    """The index of this thread block's first work tile."""
+    return unwrap(ctx.config).schedule.first(t, ctx, A)
 
 
 @op
-def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
-    """The number of this block's work tile behind `unit`."""
+def next_index(t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+    """The index of this thread block's work tile after `index`."""
     config = unwrap(ctx.config)
-    return unit if config.one_tile_per_block else config.schedule.next(t, ctx, A, unit, work)
+    return index if config.one_tile_per_block else config.schedule.next(t, ctx, A, index, tile)
 
 
 @op
-def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
-    """Work tile number `unit`, see `Schedule.tile`."""
-    return unwrap(ctx.config).schedule.tile(t, ctx, A, unit)
+def work_tile(t: Trace, ctx: Any, A: Any, index: Any) -> Any:
+    """Work tile number `index`, see `Schedule.tile`."""
+    return unwrap(ctx.config).schedule.tile(t, ctx, A, index)
 
 
 @op
-def work_behind(t: Trace, ctx: Any, A: Any, work: Any, following: Any) -> Any:
-    """What unit number `following` is, behind the one of this `work`: none, where a block has one at most. The compiler then leaves the loop out, and nobody
-    divides behind a task's last iteration."""
+def tile_after(t: Trace, ctx: Any, A: Any, tile: Any, following: Any) -> Any:
+    """Work tile number `following`, which comes after `tile`; with `one_tile_per_block` an invalid one. The compiler then leaves the loop out, and no division
+    follows a task's last iteration."""
     if unwrap(ctx.config).one_tile_per_block:
-        return struct(**{**work.fields, "valid": t.method(t.scalar(0), "to", tl.int1)})
-    return t.call(work_of, ctx, A, following)
+        return struct(**{**tile.fields, "is_valid": t.method(t.scalar(0), "to", tl.int1)})
+    return t.call(work_tile, ctx, A, following)
 
 
 @op
-def some_work(t: Trace, ctx: Any, A: Any) -> Any:
-    """A work that has the fields of any unit's, for those who need nothing else of it: what computes its numbers is then dead code."""
-    return t.call(work_of, ctx, A, t.scalar(0))
+def any_tile(t: Trace, ctx: Any, A: Any) -> Any:
+    """A work tile of which only the fields matter: the code that computes its numbers is dead."""
+    return t.call(work_tile, ctx, A, t.scalar(0))

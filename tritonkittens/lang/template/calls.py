@@ -21,9 +21,9 @@ from tritonkittens.lang.schedule.tile_scheduler import extra
 from tritonkittens.lang.sync.cluster import cluster_rank
 from tritonkittens.lang.sync.semaphores import arrive, expect, sync, wait
 from tritonkittens.lang.template.consumer_barriers import meet_at_end
-from tritonkittens.lang.template.reduce_warp import await_last_sent, check_calls
+from tritonkittens.lang.template.reduce_warp import await_last_reduce, check_calls
 from tritonkittens.lang.template.smem_plan import nbytes
-from tritonkittens.lang.template.storage import KEPT, in_slot, kept_tiles, slot_tiles, staging_tiles
+from tritonkittens.lang.template.storage import KEPT, in_slot, block_task_tiles, slot_tiles, epilogue_tiles
 from tritonkittens.lang.types.tiles import split, st
 
 # ---------------------------------------------------------------- contexts
@@ -38,7 +38,7 @@ def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
         tensors[name] = g if not tiles else struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([]),
                                                    **({"ragged": None} if name in plan.ragged else {}))
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
-    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).draws else ()
+    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).dynamic else ()
     split = dict(zip(names, extra(T, A), strict=False))
     if unwrap(T).sharers > 1:
         split["part"] = t.call(cluster_rank)
@@ -47,7 +47,7 @@ def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
 
 @op
 def extended(t: Trace, ctx: Any, more: Any) -> Any:
-    """The context plus the fields of the work of a unit."""
+    """The context plus the fields of the work of a index."""
     scalars = {n: t.scalar(v) if isinstance(unwrap(v), int) and n != "edges" else v for n, v in more.fields.items()}
     return struct(**{**ctx.fields, **scalars})
 
@@ -59,26 +59,26 @@ def at_iteration(t: Trace, ctx: Any, i: Any, edge: Any = None) -> Any:
 
 
 @op
-def marked_edges(t: Trace, work: Any) -> Any:
-    """Which iterations of a unit are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
-    edges = unwrap(work.edges)
+def marked_edges(t: Trace, tile: Any) -> Any:
+    """Which iterations of a index are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
+    edges = unwrap(tile.edges)
     return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
 
 
 @op
 def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
-    """The context with the tiles that consumers share addressed anew: their slot is zero, but the compiler cannot tell. Else it computes the descriptors of all
+    """The context with the tiles that consumers share addressed anew: their slot is zero, but the compiler cannot broadcast. Else it computes the descriptors of all
     their parts once, and keeps them in registers that accumulators need."""
     kept = [ctx.fields[group] for group in KEPT if ctx.fields[group].fields]
-    return struct(**{**ctx.fields, **kept_tiles(t, memory, t.call(opaque_zero), kept[0].phase)}) if kept else ctx
+    return struct(**{**ctx.fields, **block_task_tiles(t, memory, t.call(opaque_zero), kept[0].phase)}) if kept else ctx
 
 
 @op
 def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
     """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
-    tiles = {name: struct(**in_slot(t, memory.fields[name], c)) for name in ("scratch", "working")} | {"exchange": memory.exchange}
-    tiles |= kept_tiles(t, memory, 0, t.method(turn, "__and__", 1))
+    tiles = {name: struct(**in_slot(t, memory.fields[name], c)) for name in ("task", "reduce_buffer")} | {"exchange": memory.exchange}
+    tiles |= block_task_tiles(t, memory, 0, t.method(turn, "__and__", 1))
     place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in config._plan.accumulators}
     number = tl.constexpr(c % config.team)
     return struct(**{**ctx.fields, "consumer": number, "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
@@ -113,7 +113,7 @@ def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected
     _, (copied,) = _counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
     if copied != expected:
         raise TileError(f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
-                        "tile of the argument exactly once, on its `arrived`")
+                        "tile of the argument exactly once, on its `full`")
 
 
 @op
@@ -121,7 +121,7 @@ def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     """Ask for the input tiles of an iteration."""
     config = unwrap(ctx.config)
     expected = nbytes(config._plan.input)
-    t.call(expect, t.call(memory.arrived.__getitem__, slot), expected)
+    t.call(expect, t.call(memory.input_full.__getitem__, slot), expected)
     _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(slot_tiles, memory, slot, True))
 
 
@@ -131,7 +131,7 @@ def load_lagged(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
     config = unwrap(ctx.config)
     expected, bar = nbytes(config._plan.lagged), t.call(memory.lagged_full.__getitem__, slot)
     t.call(expect, bar, expected)
-    tiles = struct(**in_slot(t, memory.lagged, slot), arrived=bar)
+    tiles = struct(**in_slot(t, memory.lagged, slot), full=bar)
     _checked_load(t, type(config).load_lagged, "load_lagged", None, expected, ctx, tiles)
 
 
@@ -152,7 +152,7 @@ def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, 
         t.call(wait, t.call(free.__getitem__, worker), phase)
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, arrived=bar)
+        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, full=bar)
         _checked_load(t, getattr(type(config), what), what, c, expected, mine, filled)
 
 
@@ -161,8 +161,8 @@ def load_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Fill the tiles that each consumer keeps for a task, once it has given back those of the task before."""
     plan = unwrap(ctx.config)._plan
     if plan.task:
-        free = t.method(turn, "__add__", 1)  # fresh scratch is free
-        _load_for_consumers(t, ctx, "load_task", memory.scratch.fields, plan.task, memory.scratch_arrived, memory.scratch_finished, free)
+        free = t.method(turn, "__add__", 1)  # fresh task is free
+        _load_for_consumers(t, ctx, "load_task", memory.task.fields, plan.task, memory.task_full, memory.task_empty, free)
 
 
 @op
@@ -172,10 +172,10 @@ def load_block_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     for group in KEPT:
         if not getattr(config._plan, group):
             continue
-        bar, expected = t.call(memory.fields[f"{group}_arrived"].__getitem__, 0), nbytes(getattr(config._plan, group))
-        t.call(wait, t.call(memory.fields[f"{group}_finished"].__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
+        bar, expected = t.call(memory.fields[f"{group}_full"].__getitem__, 0), nbytes(getattr(config._plan, group))
+        t.call(wait, t.call(memory.fields[f"{group}_empty"].__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
         t.call(expect, bar, expected)
-        tiles = struct(**in_slot(t, memory.fields[group], 0), arrived=bar)
+        tiles = struct(**in_slot(t, memory.fields[group], 0), full=bar)
         _checked_load(t, getattr(type(config), f"load_{group}"), f"load_{group}", None, expected, ctx, tiles)
 
 
@@ -184,7 +184,7 @@ def load_epilogue(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Load what `finish` reads into the epilogue tiles of each consumer, once it has let go of them."""
     plan = unwrap(ctx.config)._plan
     chosen = tuple((n, s) for n, s in plan.epilogue if n in plan.epilogue_loads)
-    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.preload_arrived, memory.preload_free, turn)
+    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.epilogue_full, memory.epilogue_empty, turn)
 
 
 # ---------------------------------------------------------------- epilogue
@@ -196,22 +196,22 @@ def _fills_tiles(config: Any) -> bool:
 
 
 @op
-def give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
+def release_epilogue(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
     """Let the producer load for `finish`, or consumers work where the results of the task before were staged. Called in the first iteration: then the stores of
     the task before have been read while products were under way."""
     config = unwrap(T)
-    if config.placement(t.arch).over_working is not None:
-        t.call(_leave_staging, T)
+    if config.placement(t.arch).over_reduce_buffer is not None:
+        t.call(_leave_epilogue, T)
     if not config._plan.epilogue_loads:
         return
     if _fills_tiles(config):
         t.call(store_read_wait, 0)
-    t.call(arrive, t.call(memory.preload_free.__getitem__, worker), per="warp")
+    t.call(arrive, t.call(memory.epilogue_empty.__getitem__, worker), per="warp")
 
 
 @op
-def _leave_staging(t: Trace, T: Any) -> Any:
-    """The stores, results' and those from working tiles, have read shared memory, and products are done: of all consumers whose tiles lie over one another."""
+def _leave_epilogue(t: Trace, T: Any) -> Any:
+    """The stores, results' and those from reduce_buffer tiles, have read shared memory, and products are done: of all consumers whose tiles lie over one another."""
     t.call(store_read_wait, 0)
     if unwrap(T).placement(t.arch).over_own:
         t.call(sync)
@@ -223,7 +223,7 @@ def _leave_staging(t: Trace, T: Any) -> Any:
 
 
 @op
-def await_kept(t: Trace, tiles: Any) -> Any:
+def await_block_task(t: Trace, tiles: Any) -> Any:
     """Wait until a task's common tiles have arrived, when it begins, or its deferred ones, behind the first iteration or where there is none: a parity tells
     two phases apart, so nobody may miss one."""
     if tiles.fields:
@@ -231,12 +231,12 @@ def await_kept(t: Trace, tiles: Any) -> Any:
 
 
 @op
-def give_kept_back(t: Trace, ctx: Any, drained: Any = False) -> Any:
+def release_block_task(t: Trace, ctx: Any, drained: Any = False) -> Any:
     """Give back what hook `compute_last`, where it was called, has not."""
     compute_last = f"compute_last: {type(unwrap(ctx.config)).drain.cache_key}" if unwrap(drained) else ""
     for group in KEPT:
         if ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {compute_last}", 0):
-            t.call(arrive, ctx.fields[group].finished, per="warp")
+            t.call(arrive, ctx.fields[group].empty, per="warp")
 
 
 # ---------------------------------------------------------------- computation
@@ -250,23 +250,23 @@ def call_start(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def call_fetch(t: Trace, ctx: Any) -> Any:
+def call_load_params(t: Trace, ctx: Any) -> Any:
     """The context plus what hook `fetch` reads."""
     hook = getattr(type(unwrap(ctx.config)), "fetch", None)
     return ctx if hook is None else struct(**{**ctx.fields, "params": t.call(hook, ctx)})
 
 
 @op
-def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
-    """Send a consumer's working tiles, of its call number `sends`, and give them back."""
+def call_reduce_store(t: Trace, ctx: Any, memory: Any, reduces: Any) -> Any:
+    """Send a consumer's reduce_buffer tiles, of its call number `reduces`, and give them back."""
     config = unwrap(ctx.config)
     hook = type(config).send
-    sending = struct(given=t.call(memory.given.__getitem__, ctx.worker), parity=t.method(sends, "__and__", 1))
-    value, (awaited,) = _counted(t, hook, f"send: {hook.cache_key}", ("calls_awaited",), struct(**{**ctx.fields, "sending": sending}), ctx.reduce_buffer)
+    reducing = struct(given=t.call(memory.reduce_full.__getitem__, ctx.worker), parity=t.method(reduces, "__and__", 1))
+    value, (awaited,) = _counted(t, hook, f"send: {hook.cache_key}", ("reduces_awaited",), struct(**{**ctx.fields, "reducing": reducing}), ctx.reduce_buffer)
     if awaited != 1:
-        raise TileError(f"{type(config).__name__}.send calls tk.reduce_wait {awaited} times; it does so once, in the hook itself, before it reads working tiles")
+        raise TileError(f"{type(config).__name__}.send calls tk.reduce_wait {awaited} times; it does so once, in the hook itself, before it reads reduce_buffer tiles")
     t.call(store_read_wait, 0)
-    t.call(arrive, t.call(memory.sent.__getitem__, ctx.worker), per="warp")
+    t.call(arrive, t.call(memory.reduce_empty.__getitem__, ctx.worker), per="warp")
     if hasattr(type(config), "sent"):
         t.call(type(config).sent, ctx, value)
 
@@ -286,14 +286,14 @@ def _hook(what: str) -> Any:
         hook = getattr(type(config), what)
         read_before = bill().reads_shared
         counters = ("released", "awaited") if config._plan.lagged else ()
-        sending = ("senders_called", "senders_awaited") if config.sends else ()
-        counted = (*counters, *sending, *(f"{group}_released" for group in KEPT))
+        reducing = ("reduces_committed", "reduces_acquired") if config.reduces else ()
+        counted = (*counters, *reducing, *(f"{group}_released" for group in KEPT))
         new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", counted, ctx, state, *inputs)
         found = dict(zip(counted, counts, strict=True))
         if counters:
             _check_trailing(config, what, found["released"], found["awaited"])
-        if sending:
-            check_calls(config, what, found["senders_called"], found["senders_awaited"])
+        if reducing:
+            check_calls(config, what, found["reduces_committed"], found["reduces_acquired"])
         for group in KEPT:
             _check_given_back(config, what, group, found[f"{group}_released"])
         _note_reads(read_before)
@@ -327,14 +327,14 @@ def _check_given_back(config: Any, what: str, group: str, times: int) -> None:
         raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may give {group} tiles back, once")
 
 
-call_compute, call_drain = _hook("compute"), _hook("compute_last")
+call_compute, call_compute_last = _hook("compute"), _hook("compute_last")
 
 
 _first_hook = _hook("compute_first")
 
 
 @op
-def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
+def call_compute_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
     """Iteration 0 of a pipelined computation."""
     return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "compute_first") else t.call(call_compute, ctx, state, input, input)
 
@@ -350,10 +350,10 @@ def release(t: Trace, ctx: Any, tiles: Any) -> Any:
     account, group = bill(), unwrap(tiles.fields.get("group"))
     if group is not None:
         setattr(account, f"{group}_released", getattr(account, f"{group}_released") + 1)
-        t.call(arrive, tiles.finished, per="warp")
+        t.call(arrive, tiles.empty, per="warp")
         return
     account.released += 1
-    t.call(_give_back, tiles.finished, ctx.config)
+    t.call(_give_back, tiles.empty, ctx.config)
 
 
 @op
@@ -376,7 +376,7 @@ def release_slot(t: Trace, finished: Any, slot: Any, T: Any) -> Any:
 @op
 def release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
     """Give back what is left of the slot of the iteration before: its lagged tiles, or all of it."""
-    t.call(release_slot, memory.lagged_empty if memory.lagged.fields else memory.finished, slot, T)
+    t.call(release_slot, memory.lagged_empty if memory.lagged.fields else memory.input_empty, slot, T)
 
 
 @op
@@ -415,11 +415,11 @@ def copies(tiles: Any) -> int:
     return sum(len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length)) for _, tile in tiles)
 
 
-def _staging(t: Trace, ctx: Any, memory: Any) -> Any:
+def _epilogue(t: Trace, ctx: Any, memory: Any) -> Any:
     """The tiles in which this consumer stages results, and the semaphore on which it fills them itself, if it does."""
-    epilogue = t.call(staging_tiles, ctx, memory, ctx.worker)
+    epilogue = t.call(epilogue_tiles, ctx, memory, ctx.worker)
     if unwrap(ctx.config)._plan.epilogue_reloads:
-        epilogue = struct(**epilogue.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
+        epilogue = struct(**epilogue.fields, reload_full=t.call(memory.reload_full.__getitem__, unwrap(ctx.worker)))
     return epilogue
 
 
@@ -427,50 +427,50 @@ def _staging(t: Trace, ctx: Any, memory: Any) -> Any:
 def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     hook = getattr(type(unwrap(ctx.config)), "finish", None)
     if hook is not None:
-        t.call(hook, ctx, state, _staging(t, ctx, memory))
+        t.call(hook, ctx, state, _epilogue(t, ctx, memory))
 
 
 @op
-def nothing_packed(t: Trace, T: Any) -> Any:
+def nothing_deferred(t: Trace, T: Any) -> Any:
     """Packed tiles before the first task has ended."""
-    return struct(**{n: t.call(zero, tile) for n, tile in unwrap(T)._plan.packed})
+    return struct(**{n: t.call(zero, tile) for n, tile in unwrap(T)._plan.deferred})
 
 
 @op
-def _call_pack(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+def _call_defer_results(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
     config = unwrap(ctx.config)
-    packed = t.call(type(config).pack, ctx, state, _staging(t, ctx, memory))
-    declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.packed}
-    if not isinstance(packed, struct) or {n: (shape_of(v), v.dtype) for n, v in packed.fields.items()} != declared:
-        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in packed.fields.items()) if isinstance(packed, struct) else repr(packed)
-        raise TileError(f"{type(config).__name__}.pack: must return a tk.struct as layout(packed={dict(config._plan.packed)}) says, not {have}")
-    return struct(**{n: packed.fields[n] for n in declared})
+    deferred = t.call(type(config).pack, ctx, state, _epilogue(t, ctx, memory))
+    declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.deferred}
+    if not isinstance(deferred, struct) or {n: (shape_of(v), v.dtype) for n, v in deferred.fields.items()} != declared:
+        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in deferred.fields.items()) if isinstance(deferred, struct) else repr(deferred)
+        raise TileError(f"{type(config).__name__}.pack: must return a tk.struct as layout(deferred={dict(config._plan.deferred)}) says, not {have}")
+    return struct(**{n: deferred.fields[n] for n in declared})
 
 
 @triton.jit
-def _pack_joined(ctx, state, memory):
-    """What is packed of a task that blocks share, and whether this block is the last of them. Where it is not, what it packs is of no use; but a branch would
+def _defer_joined(ctx, state, memory):
+    """What is deferred of a task that blocks share, and whether this block is the last of them. Where it is not, what it deferred_tiles is of no use; but a branch would
     keep the results of the task before in registers."""
     state, last = join_parts(ctx, own_part(ctx, state))
-    return _call_pack(ctx, state, memory), tl.where(last, 1, 0)
+    return _call_defer_results(ctx, state, memory), tl.where(last, 1, 0)
 
 
 @op
-def pack_results(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+def defer_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
     """(what hook `defer_results` makes of a task's state, 1 or 0 where another block ends the task)."""
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
-        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+        t.call(wait, t.call(memory.epilogue_full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
-        return t.call(_pack_joined, ctx, state, memory)
-    return tl.tuple([t.call(_call_pack, ctx, state, memory), 1])
+        return t.call(_defer_joined, ctx, state, memory)
+    return tl.tuple([t.call(_call_defer_results, ctx, state, memory), 1])
 
 
 @op
-def store_deferred(t: Trace, ctx: Any, packed: Any, memory: Any, n: Any) -> Any:
-    """Stage tile number n of packed results."""
+def store_deferred(t: Trace, ctx: Any, deferred: Any, memory: Any, n: Any) -> Any:
+    """Stage tile number n of deferred results."""
     config, n = unwrap(ctx.config), unwrap(n)
-    t.call(type(config).store_deferred, ctx, packed.fields[config._plan.packed[n][0]], _staging_of_packed(t, ctx, memory), tl.constexpr(n))
+    t.call(type(config).store_deferred, ctx, deferred.fields[config._plan.deferred[n][0]], _epilogue_of_deferred(t, ctx, memory), tl.constexpr(n))
 
 
 @op
@@ -478,20 +478,20 @@ def finish_deferred(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: A
     """What is done with tile number n, which is staged: a step of so many, or all at once."""
     hook = getattr(type(unwrap(ctx.config)), "finish_deferred", None)
     if hook is not None:
-        t.call(hook, ctx, _staging_of_packed(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
+        t.call(hook, ctx, _epilogue_of_deferred(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
 
 
 @op
 def prefetch_deferred(t: Trace, ctx: Any, memory: Any) -> Any:
-    """What is asked for in advance where packed results are staged, which those of the task before have left."""
+    """What is asked for in advance where deferred results are staged, which those of the task before have left."""
     hook = getattr(type(unwrap(ctx.config)), "prefetch_deferred", None)
     if hook is not None and unwrap(ctx.config)._plan.epilogue_reloads:
-        t.call(hook, ctx, _staging_of_packed(t, ctx, memory))
+        t.call(hook, ctx, _epilogue_of_deferred(t, ctx, memory))
 
 
-def _staging_of_packed(t: Trace, ctx: Any, memory: Any) -> Any:
-    """Where packed results are staged. The producer fills what is loaded for `defer_results` already for the next task."""
-    return t.call(without, _staging(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
+def _epilogue_of_deferred(t: Trace, ctx: Any, memory: Any) -> Any:
+    """Where deferred results are staged. The producer fills what is loaded for `defer_results` already for the next task."""
+    return t.call(without, _epilogue(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
 
 
 @triton.jit
@@ -506,22 +506,22 @@ def _finish_if_last(ctx, state, memory):
 def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
     """Stage and store the results. The epilogue tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
-    `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion
+    `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion
     of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another
     task? Blocks that share tasks wait for that to send it their sums.
     """
     config = unwrap(ctx.config)
     over_ring = config.placement(t.arch).over_ring is not None
-    if config.placement(t.arch).over_working is not None:
-        t.call(await_last_sent, memory, ctx.worker, phases, ctx.config)
-        t.call(_leave_staging, ctx.config)
+    if config.placement(t.arch).over_reduce_buffer is not None:
+        t.call(await_last_reduce, memory, ctx.worker, phases, ctx.config)
+        t.call(_leave_epilogue, ctx.config)
     elif over_ring:  # one consumer too: its warps leave the last slot at different times
         t.call(meet_at_end, ctx.config)
-        t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
+        t.call(wait, t.call(memory.ring_empty.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
     elif config._plan.finish and not _fills_tiles(config):
         t.call(store_read_wait, 0)
     if config._plan.epilogue_loads:
-        t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+        t.call(wait, t.call(memory.epilogue_full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
     elif config.sharers > 1:
@@ -530,4 +530,4 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: 
         t.call(_call_finish, ctx, state, memory)
     if over_ring:
         t.call(store_read_wait, 0)
-        t.call(arrive, t.call(memory.staging_free.__getitem__, 0), per="warp")
+        t.call(arrive, t.call(memory.ring_empty.__getitem__, 0), per="warp")

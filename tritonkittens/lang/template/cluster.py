@@ -37,9 +37,9 @@ def leave_cluster(memory, phases, T: tl.constexpr):
     wrote is visible on the device (`fence.acq_rel.gpu`)."""
     CLUSTER: tl.constexpr = T.cluster
     STAGES: tl.constexpr = facts(T).stages
-    TRAILING: tl.constexpr = facts(T).has_trailing
+    LAGGED: tl.constexpr = facts(T).has_lagged
     if CLUSTER > 1:
         for slot in range(STAGES):
-            wait(memory.finished[slot], (phases >> slot) & 1)
-            if TRAILING:
+            wait(memory.input_empty[slot], (phases >> slot) & 1)
+            if LAGGED:
                 wait(memory.lagged_empty[slot], (phases >> slot) & 1)

@@ -1,4 +1,4 @@
-"""What the consumers of a block tell each other, by named barriers: whose turn it is, what they wrote for each other, that all are done."""
+"""What the consumers of a block broadcast each other, by named barriers: whose turn it is, what they wrote for each other, that all are done."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +8,7 @@ from tritonkittens.lang.core.constants import GROUP, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
 
-TURN_BARRIER = 8  # named barriers 8 … 11: what up to four consumers tell the next one, or what two hand over to each other
+TURN_BARRIER = 8  # named barriers 8 … 11: what up to four consumers broadcast the next one, or what two hand over to each other
 HAND_OVER_BARRIER = 10
 EXCHANGE_BARRIER = 12
 FINISH_BARRIER = 15
@@ -29,25 +29,25 @@ def call_next(t: Trace, worker: Any, T: Any) -> Any:
 @op
 def warp_scheduler_sync(t: Trace, ctx: Any) -> Any:
     """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
-    if _alternate(ctx.config):
+    if _has_turns(ctx.config):
         t.call(await_previous, ctx.worker)
 
 
 @op
 def warp_scheduler_arrive(t: Trace, ctx: Any) -> Any:
     """Hand the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
-    if _alternate(ctx.config):
+    if _has_turns(ctx.config):
         t.call(call_next, ctx.worker, ctx.config)
 
 
 @op
 def open_turns(t: Trace, worker: Any, T: Any) -> Any:
     """The last consumer gives the first turn to consumer 0."""
-    if _alternate(T) and unwrap(worker) == unwrap(T).consumers - 1:
+    if _has_turns(T) and unwrap(worker) == unwrap(T).consumers - 1:
         t.call(call_next, worker, T)
 
 
-def _alternate(T: Any) -> bool:
+def _has_turns(T: Any) -> bool:
     return bool(unwrap(T).warp_scheduler_barrier and unwrap(T).consumers > 1)
 
 

@@ -9,51 +9,51 @@ from tritonkittens.lang.template.facts import facts
 
 
 @triton.jit
-def packed_until(T: tl.constexpr):
-    """The iteration in which packed results of the task before have left."""
-    return facts(T).stages - 1 + facts(T).packs * facts(T).packed_every
+def deferred_until(T: tl.constexpr):
+    """The iteration in which deferred results of the task before have left."""
+    return facts(T).stages - 1 + facts(T).deferred_tiles * facts(T).deferred_every
 
 
 @triton.jit
-def store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
+def store_deferred_at(before, deferred, memory, i, pending, T: tl.constexpr):
     """Behind the product of iteration i: stage one tile of the results of the task `before`, where those are pending, or do what is left to do with it, by
     code that all tiles share. The first iterations do neither: while the other consumer ends its task, for as many iterations as it was held in front of, this
     one's products are all that tensor cores have."""
-    PACKS: tl.constexpr = facts(T).packs
-    EVERY: tl.constexpr = facts(T).packed_every
+    DEFERRED: tl.constexpr = facts(T).deferred_tiles
+    EVERY: tl.constexpr = facts(T).deferred_every
     FIRST: tl.constexpr = facts(T).stages - 1
-    if (i >= FIRST) & (i < packed_until(T)) & (pending > 0):
+    if (i >= FIRST) & (i < deferred_until(T)) & (pending > 0):
         step = (i - FIRST) % EVERY
         if EVERY == 1 or step == 0:
-            for n in tl.static_range(PACKS):
+            for n in tl.static_range(DEFERRED):
                 if i == FIRST + n * EVERY:
-                    store_deferred(before, packed, memory, n)
+                    store_deferred(before, deferred, memory, n)
         else:
             finish_deferred(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
 
 
 @triton.jit
-def fill_packed_at(mine, memory, i, T: tl.constexpr):
-    if i == packed_until(T):
+def prefetch_deferred_at(mine, memory, i, T: tl.constexpr):
+    if i == deferred_until(T):
         prefetch_deferred(mine, memory)
 
 
 @triton.jit
-def store_rest(before, packed, memory, i, pending, T: tl.constexpr):
-    """What iterations before `i` have not stored of packed results, in front of the end of a short task."""
-    for j in range(tl.maximum(i, facts(T).stages - 1), packed_until(T)):
-        store_packed_at(before, packed, memory, j, pending, T)
+def store_rest(before, deferred, memory, i, pending, T: tl.constexpr):
+    """What iterations before `i` have not stored of deferred results, in front of the end of a short task."""
+    for j in range(tl.maximum(i, facts(T).stages - 1), deferred_until(T)):
+        store_deferred_at(before, deferred, memory, j, pending, T)
 
 
 @triton.jit
-def store_last(before, packed, memory, pending, T: tl.constexpr):
-    """The packed results of a block's last task: no products hide what is done with them, nor need registers."""
-    PACKS: tl.constexpr = facts(T).packs
-    EVERY: tl.constexpr = facts(T).packed_every
+def store_last(before, deferred, memory, pending, T: tl.constexpr):
+    """The deferred results of a block's last task: no products hide what is done with them, nor need registers."""
+    DEFERRED: tl.constexpr = facts(T).deferred_tiles
+    EVERY: tl.constexpr = facts(T).deferred_every
     if pending > 0:
-        for tile in range(PACKS):
-            for n in tl.static_range(PACKS):
+        for tile in range(DEFERRED):
+            for n in tl.static_range(DEFERRED):
                 if tile == n:
-                    store_deferred(before, packed, memory, n)
+                    store_deferred(before, deferred, memory, n)
             if EVERY > 1:
                 finish_deferred(before, memory, tile, 0, 1)

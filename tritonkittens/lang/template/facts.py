@@ -20,17 +20,17 @@ def facts(t: Trace, T: Any) -> Any:
     - `stages` of the rings; `safe_stages` of them lie under no finish tiles, where these lie `over_ring`; `output_stages` of lcsf;
     - `teams` of consumers, each of which has tasks of its own;
     - `early_stages`: filled before the roles begin, for nothing must be waited for;
-    - `window`: iterations whose entries are read at a time, 0 without entries;
-    - `packs`: tiles of packed results, one of which leaves in `packed_every` iterations.
+    - `window`: iterations whose page_indices are read at a time, 0 without page_indices;
+    - `deferred_tiles`: tiles of deferred results, one of which leaves in `deferred_every` iterations.
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
     early = 0 if T.dynamic else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
     found = dict(
-        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, has_scratch=bool(plan.task),
-        has_preload=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0, teams=T.consumers // T.team, early_stages=early,
-        has_trailing=bool(plan.lagged), has_kept=bool(plan.common or plan.late_task), dynamic=T.dynamic, staggers=T.staggers(t.arch),
-        lagged_producer=T.lagged_producer, tells_first=early > 0 and T.broadcast_tile, window=iterations_of_window(plan), packs=len(plan.packed),
-        packed_every=1 + plan.deferred_steps,
+        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, has_task=bool(plan.task),
+        has_epilogue_loads=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0, teams=T.consumers // T.team, early_stages=early,
+        has_lagged=bool(plan.lagged), has_block_task=bool(plan.common or plan.late_task), dynamic=T.dynamic, staggers_epilogue=T.staggers_epilogue(t.arch),
+        lagged_producer=T.lagged_producer, broadcasts_first=early > 0 and T.broadcast_tile, window=iterations_of_window(plan), deferred_tiles=len(plan.deferred),
+        deferred_every=1 + plan.deferred_steps,
     )  # fmt: skip
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

@@ -8,7 +8,7 @@ from tritonkittens.lang.core.backend import InterpretedFunction, JITFunction
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.template.renamed import refuse_old
 
-PRODUCER, CONSUMER, STORER, SENDER, EVERY_ROLE = "producer", "consumer", "storer", "sender", "every role"
+PRODUCER, CONSUMER, STORER, REDUCER, EVERY_ROLE = "producer", "consumer", "storer", "reducer", "every role"
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Hook:
 HOOKS: tuple[Hook, ...] = (
     Hook("setup", EVERY_ROLE, "once a task", ("ctx",), "`tk.task(iterations, when=…, **coordinates)`",
          "What task number `ctx.task_id` is. The loop over tasks ends at the first task whose `when` is false.", required=True),
-    Hook("load_task", PRODUCER, "once a task for each consumer", ("ctx", "scratch"), "",
-         "Copies into the scratch tiles of consumer `ctx.consumer`, on `task.full`.", "scratch"),
+    Hook("load_task", PRODUCER, "once a task for each consumer", ("ctx", "task"), "",
+         "Copies into the task tiles of consumer `ctx.consumer`, on `task.full`.", "task"),
     Hook("load_task", PRODUCER, "once a task", ("ctx", "common"), "", "Copies into the common tiles, on `task.full`.", "common"),
     Hook("load_late_task", PRODUCER, "once a task", ("ctx", "deferred"), "",
          "Copies into the deferred tiles, on `late_task.full`. Hook `compute_first` waits for them itself.", "deferred", lcsf=False),
-    Hook("entry", PRODUCER, "ahead of the iterations", ("ctx", "n"), "pointers to int32",
-         "Where entries number `n` of a table stand in global memory: a tile of numbers, counted from iteration `ctx.iter` on. Each iteration has as many "
-         "entries as the layout says; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that reads a page number itself would wait for that "
-         "load behind the copies in flight. Every pointer must be valid, also those of iterations past the last.", "entries"),
+    Hook("page_index", PRODUCER, "ahead of the iterations", ("ctx", "n"), "pointers to int32",
+         "Where page_indices number `n` of a table stand in global memory: a tile of numbers, counted from iteration `ctx.iter` on. Each iteration has as many "
+         "page_indices as the layout says; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that reads a page number itself would wait for that "
+         "load behind the copies in flight. Every pointer must be is_valid, also those of iterations past the last.", "page_indices"),
     Hook("load", PRODUCER, "once an iteration", ("ctx", "input"), "",
          "Copies into every tile of `input`, on `input.full`. The template checks the number of bytes.", required=True),
     Hook("load_lagged", PRODUCER, "once an iteration", ("ctx", "lagged"), "",
@@ -66,24 +66,24 @@ HOOKS: tuple[Hook, ...] = (
     Hook("compute_last", CONSUMER, "after the last iteration", ("ctx", "state", "input"), "the state",
          "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that read it may still be in flight. `compute` "
          "then sees the stage before as `previous`, and `compute_last` ends the work on the last one.", lcsf=False),
-    Hook("reduce_store", SENDER, "once an iteration", ("ctx", "working"), "any value",
-         "A warp beside each consumer waits for the working tiles (`tk.reduce_wait`) and starts copies out of them. They go back to the consumer "
+    Hook("reduce_store", REDUCER, "once an iteration", ("ctx", "reduce_buffer"), "any value",
+         "A warp beside each consumer waits for the reduce_buffer tiles (`tk.reduce_wait`) and starts copies out of them. They go back to the consumer "
          "(`tk.reduce_acquire`) when they have been read.", lcsf=False),
-    Hook("sent", SENDER, "after `reduce_store`", ("ctx", "value"), "", "What else is to be done, with what `reduce_store` returned.", lcsf=False),
+    Hook("sent", REDUCER, "after `reduce_store`", ("ctx", "value"), "", "What else is to be done, with what `reduce_store` returned.", lcsf=False),
     Hook("part", CONSUMER, "after the iterations of a part", ("ctx", "state"), "a `tk.struct` of the layout's `merged`",
          "What a part of a task comes to, where the tile scheduler splits tasks. Without `part` and `merge` the accumulators are added.", "merged", lcsf=False),
     Hook("merge", CONSUMER, "once for each further part", ("ctx", "mine", "theirs"), "a `tk.struct` of the layout's `merged`",
          "Two parts together. `finish` gets all parts, in their order; in a cluster (`ClusterSplitK`) each block gets its columns.", "merged", lcsf=False),
-    Hook("defer_results", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "epilogue"), "a `tk.struct` of the layout's `packed`",
-         "Results in fewer registers than accumulators take. They leave under the products of the block's next task.", "packed", lcsf=False),
+    Hook("defer_results", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "epilogue"), "a `tk.struct` of the layout's `deferred`",
+         "Results in fewer registers than accumulators take. They leave under the products of the block's next task.", "deferred", lcsf=False),
     Hook("store_deferred", CONSUMER, "after the product of an iteration", ("ctx", "tile", "epilogue", "n"), "",
-         "Stores packed tile number `n` (a constant) through the epilogue tiles, those in `epilogue_loads` excepted. `ctx` is that of the task that packed it.",
-         "packed", lcsf=False),
+         "Stores deferred tile number `n` (a constant) through the epilogue tiles, those in `epilogue_loads` excepted. `ctx` is that of the task that deferred it.",
+         "deferred", lcsf=False),
     Hook("finish_deferred", CONSUMER, "after each of the next `deferred_steps` iterations", ("ctx", "epilogue", "n", "step", "steps"), "",
          "One of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only staged; where no products are left to hide it, all in one "
          "step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the instruction cache.", lcsf=False),
     Hook("prefetch_deferred", CONSUMER, "once a task, before `defer_results`", ("ctx", "epilogue"), "",
-         "Starts the copies of what will be added to the first packed tile, as soon as the results of the task before have left the epilogue tiles.",
+         "Starts the copies of what will be added to the first deferred tile, as soon as the results of the task before have left the epilogue tiles.",
          lcsf=False),
     Hook("finish", CONSUMER, "once a task", ("ctx", "state", "epilogue"), "",
          "Stores the results through the epilogue tiles. Those that the layout names in `epilogue_reloads` it fills first, or again, on `epilogue.reload_full`, an even number "

@@ -16,14 +16,14 @@ from tritonkittens.inline_ptx.tma import prefetch_tensormap
 from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.kernel import kernel
-from tritonkittens.lang.schedule.dynamic_scheduler import tell_first
+from tritonkittens.lang.schedule.dynamic_scheduler import broadcast_first
 from tritonkittens.lang.sync.warp_specialize import start_roles
 from tritonkittens.lang.template.calls import extended, new_context
 from tritonkittens.lang.template.consumer import consumer
 from tritonkittens.lang.template.facts import facts
-from tritonkittens.lang.template.helper_warps import bystander, sender, storer
-from tritonkittens.lang.template.index_prefetch import await_entries
-from tritonkittens.lang.template.next_tile import first_work
+from tritonkittens.lang.template.helper_warps import bystander, reducer, storer
+from tritonkittens.lang.template.index_prefetch import await_page_indices
+from tritonkittens.lang.template.next_tile import computed_first_tile
 from tritonkittens.lang.template.producer import ask_window, load_early, producer, lagged_producer
 from tritonkittens.lang.template.storage import open_memory, template_memory
 from tritonkittens.lang.types.global_layout import rank_of
@@ -42,8 +42,8 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     if config._plan.output:
         roles.append((storer, (G, A, memory, T)))
         warps.append(1)
-    for c in range(config.senders):
-        roles.append((sender, (tl.constexpr(c), G, A, memory, T)))
+    for c in range(config.reducers):
+        roles.append((reducer, (tl.constexpr(c), G, A, memory, T)))
         warps.append(1)
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
@@ -67,21 +67,21 @@ def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
 def _template_kernel(G, A, T: tl.constexpr):
     _prefetch_descriptors(G, T)
     EARLY: tl.constexpr = facts(T).early_stages
-    TOLD: tl.constexpr = facts(T).tells_first
+    BROADCAST: tl.constexpr = facts(T).broadcasts_first
     WINDOW: tl.constexpr = facts(T).window
     memory = template_memory(T)
     if EARLY > 0:
         ctx = new_context(G, A, T)
-        unit, work = first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
+        index, tile = computed_first_tile(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
         if WINDOW > 0:  # under way meanwhile, too: 0.6 % of decoding with attention from pages of 16 keys, 8 × 4,096 of dimension 64 (H200)
-            if work.valid:
+            if tile.is_valid:
                 for number in tl.static_range(1 + T.lagged_producer):
-                    ask_window(extended(ctx, work), memory, 0, number, T)
+                    ask_window(extended(ctx, tile), memory, 0, number, T)
     open_memory(memory, T)
     if EARLY > 0:
-        if TOLD:
-            tell_first(memory, work)
+        if BROADCAST:
+            broadcast_first(memory, tile)
         if WINDOW > 0:
-            await_entries()
-        load_early(ctx, work, memory, T)
+            await_page_indices()
+        load_early(ctx, tile, memory, T)
     _run_roles(G, A, memory, T)

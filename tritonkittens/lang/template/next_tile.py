@@ -4,60 +4,60 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.schedule.dynamic_scheduler import draw, hear, hear_first, numbered, tell
-from tritonkittens.lang.schedule.tile_scheduler import first_unit, next_unit, some_work, work_behind, work_of
+from tritonkittens.lang.schedule.dynamic_scheduler import fetch_next, receive, receive_first, numbered, broadcast
+from tritonkittens.lang.schedule.tile_scheduler import first_index, next_index, any_tile, tile_after, work_tile
 from tritonkittens.lang.template.facts import facts
 
 
 @triton.jit
-def first_work(ctx, A):
-    """(unit, its work) that this block begins with, where it does not draw it."""
-    unit = first_unit(ctx, A)
-    return unit, work_of(ctx, A, unit)
+def computed_first_tile(ctx, A):
+    """(index, its tile) that this block begins with, where it does not fetch_next it."""
+    index = first_index(ctx, A)
+    return index, work_tile(ctx, A, index)
 
 
 @triton.jit
-def drawn_work(ctx, A, memory, nth):
-    """The same of the `nth` unit that this block draws: the producer tells the others."""
-    unit = draw(ctx)
+def fetched_tile(ctx, A, memory, nth):
+    """The same of the `nth` index that this block dynamic: the producer tells the others."""
+    index = fetch_next(ctx)
     if ctx.config.broadcast_tile:
-        work = work_of(ctx, A, unit)
-        tell(memory, work, nth)
+        tile = work_tile(ctx, A, index)
+        broadcast(memory, tile, nth)
     else:
-        tell(memory, numbered(unit), nth)
-        work = work_of(ctx, A, unit)
-    return unit, work
+        broadcast(memory, numbered(index), nth)
+        tile = work_tile(ctx, A, index)
+    return index, work
 
 
 @triton.jit
-def heard_work(ctx, A, memory, nth):
-    """The same, as the others hear of it."""
+def received_tile(ctx, A, memory, nth):
+    """The same, as the others receive of it."""
     if ctx.config.broadcast_tile:
-        work = hear(memory, some_work(ctx, A), nth)
+        tile = receive(memory, any_tile(ctx, A), nth)
     else:
-        work = work_of(ctx, A, hear(memory, numbered(0), nth).number)
-    return work.task, work
+        tile = work_tile(ctx, A, receive(memory, numbered(0), nth).number)
+    return tile.task, work
 
 
 @triton.jit
-def told_work(ctx, A, memory, T: tl.constexpr):
-    """The same that a role begins with which draws none."""
-    TOLD: tl.constexpr = facts(T).tells_first
-    if TOLD:
-        return first_unit(ctx, A), hear_first(memory, some_work(ctx, A))
+def first_tile(ctx, A, memory, T: tl.constexpr):
+    """The same that a role begins with which dynamic none."""
+    BROADCAST: tl.constexpr = facts(T).broadcasts_first
+    if BROADCAST:
+        return first_index(ctx, A), receive_first(memory, any_tile(ctx, A))
     else:
-        return first_work(ctx, A)
+        return computed_first_tile(ctx, A)
 
 
 @triton.jit
-def next_work(ctx, A, unit, work):
-    """The same behind a unit."""
-    following = next_unit(ctx, A, unit, work)
-    return following, work_behind(ctx, A, work, following)
+def next_tile(ctx, A, index, tile):
+    """The same behind a index."""
+    following = next_index(ctx, A, index, tile)
+    return following, tile_after(ctx, A, tile, following)
 
 
 @triton.jit
-def told_next(ctx, A, memory, unit, work, turn, T: tl.constexpr):
-    """The same behind a role's unit number `turn`, where it draws none."""
-    DRAWS: tl.constexpr = facts(T).draws
-    return heard_work(ctx, A, memory, turn) if DRAWS else next_work(ctx, A, unit, work)
+def following_tile(ctx, A, memory, index, tile, turn, T: tl.constexpr):
+    """The same behind a role's index number `turn`, where it dynamic none."""
+    DYNAMIC: tl.constexpr = facts(T).dynamic
+    return received_tile(ctx, A, memory, turn) if DYNAMIC else next_tile(ctx, A, index, tile)

@@ -4,67 +4,67 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.schedule.dynamic_scheduler import draw_no_more
+from tritonkittens.lang.schedule.dynamic_scheduler import fetch_no_more
 from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.calls import at_iteration, extended, load_epilogue, load_input, load_block_task, load_task, load_lagged, new_context
 from tritonkittens.lang.template.cluster import cluster_opened, leave_cluster, open_cluster
 from tritonkittens.lang.template.facts import facts
-from tritonkittens.lang.template.index_prefetch import ask_entries, await_entries, window_of, with_entries
-from tritonkittens.lang.template.next_tile import drawn_work, next_work, told_next, told_work
+from tritonkittens.lang.template.index_prefetch import ask_page_indices, await_page_indices, window_of, with_page_indices
+from tritonkittens.lang.template.next_tile import fetched_tile, next_tile, following_tile, first_tile
 from tritonkittens.lang.template.pipeline_state import next_slot, phase_before, skip_slots
 from tritonkittens.lang.template.storage import own_rings
 
 
 @triton.jit
-def early_count(work, T: tl.constexpr):
-    """How many slots of the block's first unit are filled before the roles begin; with preloaded tiles not its last, behind which the producer loads those."""
+def early_count(tile, T: tl.constexpr):
+    """How many slots of the block's first index are filled before the roles begin; with preloaded tiles not its last, behind which the producer loads those."""
     LIMIT: tl.constexpr = facts(T).early_stages
-    PRELOAD: tl.constexpr = facts(T).has_preload
-    if PRELOAD:
-        return tl.minimum(tl.maximum(work.count - 1, 0), LIMIT)
+    EPILOGUE_LOADS: tl.constexpr = facts(T).has_epilogue_loads
+    if EPILOGUE_LOADS:
+        return tl.minimum(tl.maximum(tile.count - 1, 0), LIMIT)
     else:
-        return tl.minimum(work.count, LIMIT)
+        return tl.minimum(tile.count, LIMIT)
 
 
 @triton.jit
 def iteration_context(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
-    """The context of a unit's iteration number `i` for a producer."""
+    """The context of a index's iteration number `i` for a producer."""
     WINDOW: tl.constexpr = facts(T).window
     here = at_iteration(whole, whole.begin + i)
     if WINDOW > 0:
-        return with_entries(here, memory, window_of(i // WINDOW, PRODUCER), i % WINDOW)
+        return with_page_indices(here, memory, window_of(i // WINDOW, PRODUCER), i % WINDOW)
     else:
         return here
 
 
 @triton.jit
 def ask_window(whole, memory, number, PRODUCER: tl.constexpr, T: tl.constexpr):
-    """Ask for the entries of a unit's window, where there is one."""
+    """Ask for the page_indices of a index's window, where there is one."""
     WINDOW: tl.constexpr = facts(T).window
     if number * WINDOW < whole.count:
-        ask_entries(at_iteration(whole, whole.begin + number * WINDOW), memory, window_of(number, PRODUCER))
+        ask_page_indices(at_iteration(whole, whole.begin + number * WINDOW), memory, window_of(number, PRODUCER))
 
 
 @triton.jit
 def open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
-    """The entries of a unit's first window, which the block's first unit may have already, and those of the second under way."""
+    """The page_indices of a index's first window, which the block's first index may have already, and those of the second under way."""
     WINDOW: tl.constexpr = facts(T).window
     EARLY: tl.constexpr = facts(T).early_stages
     if WINDOW > 0:
         if EARLY == 0 or not T.one_tile_per_block:
             if EARLY == 0 or turn > 0:
                 ask_window(whole, memory, 0, PRODUCER, T)
-                await_entries()
+                await_page_indices()
         ask_window(whole, memory, 1, PRODUCER, T)
 
 
 @triton.jit
 def await_window(i, T: tl.constexpr):
-    """In front of an iteration: are the entries of its window there? The first's were waited for."""
+    """In front of an iteration: are the page_indices of its window there? The first's were waited for."""
     WINDOW: tl.constexpr = facts(T).window
     if WINDOW > 0:
         if (i > 0) and (i % WINDOW == 0):
-            await_entries()
+            await_page_indices()
 
 
 @triton.jit
@@ -77,17 +77,17 @@ def ask_next_window(whole, memory, i, PRODUCER: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def load_early(ctx, work, memory, T: tl.constexpr):
+def load_early(ctx, tile, memory, T: tl.constexpr):
     """Ask for the block's first input before the roles begin: starting them takes as long as the first bytes are under way. A block of a cluster loads it for
     itself, for the others' semaphores may not be there yet."""
-    TRAILING: tl.constexpr = facts(T).has_trailing
-    if work.valid:
-        whole = extended(ctx, work)
+    LAGGED: tl.constexpr = facts(T).has_lagged
+    if tile.is_valid:
+        whole = extended(ctx, tile)
         own = own_rings(memory, T)
         # The first input before the tiles of the task: 0.1 to 0.3 µs of decoding with attention, whose keys no cache has (H200). Those of several consumers, as
         # many bytes as the input or more, go first
         LAST: tl.constexpr = T.consumers == 1
-        count = early_count(work, T)
+        count = early_count(tile, T)
         if not LAST:
             load_for_task(whole, own, 0)
         for i in range(count):
@@ -95,7 +95,7 @@ def load_early(ctx, work, memory, T: tl.constexpr):
             if LAST:
                 if i == 0:
                     load_for_task(whole, own, 0)
-            if TRAILING:
+            if LAGGED:
                 if i > 0:
                     load_lagged(iteration_context(whole, memory, i - 1, 0, T), own, i - 1)
         if LAST:
@@ -111,11 +111,11 @@ def load_for_task(ctx, memory, turn):
 
 
 @triton.jit
-def await_staging(memory, turn):
+def await_ring(memory, turn):
     """Once a task, before the slots that epilogue tiles lie over are filled: the stores of the task before have read them. Each producer says that it has seen
     so, for the next phase."""
-    wait(memory.staging_free[0], (turn & 1) ^ 1)
-    arrive(memory.staging_free[0], per="warp")
+    wait(memory.ring_empty[0], (turn & 1) ^ 1)
+    arrive(memory.ring_empty[0], per="warp")
 
 
 @triton.jit
@@ -123,12 +123,12 @@ def producer(G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = facts(T).stages
     SAFE: tl.constexpr = facts(T).safe_stages
     OVER_RING: tl.constexpr = facts(T).over_ring
-    HAS_SCRATCH: tl.constexpr = facts(T).has_scratch
-    HAS_KEPT: tl.constexpr = facts(T).has_kept
-    PRELOAD: tl.constexpr = facts(T).has_preload
+    HAS_TASK: tl.constexpr = facts(T).has_task
+    HAS_BLOCK_TASK: tl.constexpr = facts(T).has_block_task
+    EPILOGUE_LOADS: tl.constexpr = facts(T).has_epilogue_loads
     EARLY: tl.constexpr = facts(T).early_stages
-    TRAILING: tl.constexpr = facts(T).has_trailing and not facts(T).lagged_producer
-    DRAWS: tl.constexpr = facts(T).draws
+    LAGGED: tl.constexpr = facts(T).has_lagged and not facts(T).lagged_producer
+    DYNAMIC: tl.constexpr = facts(T).dynamic
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
     turn = 0
@@ -136,60 +136,60 @@ def producer(G, A, memory, T: tl.constexpr):
     previous = 0
     open_cluster(T)
     ctx = new_context(G, A, T)
-    unit, work = told_work(ctx, A, memory, T)
+    index, tile = first_tile(ctx, A, memory, T)
     if EARLY > 0:
-        begun = tl.where(work.valid, early_count(work, T), 0)
+        begun = tl.where(tile.is_valid, early_count(tile, T), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
         previous = tl.maximum(begun - 1, 0)
-    while work.valid:
-        whole = extended(ctx, work)
-        if HAS_SCRATCH or HAS_KEPT:
-            if (work.count == 0) and (turn > 0 or EARLY == 0):
+    while tile.is_valid:
+        whole = extended(ctx, tile)
+        if HAS_TASK or HAS_BLOCK_TASK:
+            if (tile.count == 0) and (turn > 0 or EARLY == 0):
                 load_for_task(whole, memory, turn)
         if OVER_RING:
             slot = begun  # the tail of the ring must be the slots that are filled last
         open_windows(whole, memory, turn, 0, T)
-        for i in range(begun, work.count):
+        for i in range(begun, tile.count):
             if OVER_RING:
                 if i == SAFE:
-                    await_staging(memory, turn)
+                    await_ring(memory, turn)
             await_window(i, T)
             here = iteration_context(whole, memory, i, 0, T)
-            wait(memory.finished[slot], (phases >> slot) & 1)
+            wait(memory.input_empty[slot], (phases >> slot) & 1)
             load_input(here, memory, slot)
-            if HAS_SCRATCH or HAS_KEPT:
+            if HAS_TASK or HAS_BLOCK_TASK:
                 if (i == 0) and (turn > 0 or EARLY == 0):
                     load_for_task(whole, memory, turn)
-            if TRAILING:  # used one iteration later, and so asked for
+            if LAGGED:  # used one iteration later, and so asked for
                 if i > 0:
                     before = iteration_context(whole, memory, i - 1, 0, T)
                     wait(memory.lagged_empty[previous], phase_before(phases, previous))
                     load_lagged(before, memory, previous)
                 previous = slot
             slot, phases = next_slot(slot, phases, STAGES)
-            if PRELOAD:  # consumers give the epilogue tiles back once they are in the task: not before its first slots are on their way
-                if i == tl.minimum(work.count, STAGES) - 1:
+            if EPILOGUE_LOADS:  # consumers give the epilogue tiles back once they are in the task: not before its first slots are on their way
+                if i == tl.minimum(tile.count, STAGES) - 1:
                     load_epilogue(whole, memory, turn)
             ask_next_window(whole, memory, i, 0, T)
-        if TRAILING:
-            if work.count > 0:
-                before = iteration_context(whole, memory, work.count - 1, 0, T)
+        if LAGGED:
+            if tile.count > 0:
+                before = iteration_context(whole, memory, tile.count - 1, 0, T)
                 wait(memory.lagged_empty[previous], phase_before(phases, previous))
                 load_lagged(before, memory, previous)
-        if PRELOAD:
-            if work.count == 0:
+        if EPILOGUE_LOADS:
+            if tile.count == 0:
                 load_epilogue(whole, memory, turn)
         if OVER_RING:
-            if work.count <= SAFE:
-                await_staging(memory, turn)
-        if DRAWS:  # the ring is full: there is nothing to load before the answer is here
-            unit, work = drawn_work(ctx, A, memory, turn)
+            if tile.count <= SAFE:
+                await_ring(memory, turn)
+        if DYNAMIC:  # the ring is full: there is nothing to load before the answer is here
+            index, tile = fetched_tile(ctx, A, memory, turn)
         else:
-            unit, work = next_work(ctx, A, unit, work)
+            index, tile = next_tile(ctx, A, index, tile)
         turn += 1
         begun = 0
-    if DRAWS:
-        draw_no_more(ctx)
+    if DYNAMIC:
+        fetch_no_more(ctx)
     cluster_opened(T)
     leave_cluster(memory, phases, T)
 
@@ -207,19 +207,19 @@ def lagged_producer(G, A, memory, T: tl.constexpr):
     begun = 0
     open_cluster(T)
     ctx = new_context(G, A, T)
-    unit, work = told_work(ctx, A, memory, T)
+    index, tile = first_tile(ctx, A, memory, T)
     if EARLY > 1:
-        begun = tl.where(work.valid, tl.maximum(early_count(work, T) - 1, 0), 0)
+        begun = tl.where(tile.is_valid, tl.maximum(early_count(tile, T) - 1, 0), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
-    while work.valid:
-        whole = extended(ctx, work)
+    while tile.is_valid:
+        whole = extended(ctx, tile)
         if OVER_RING:
             slot = begun
         open_windows(whole, memory, turn, 1, T)
-        for i in range(begun, work.count):
+        for i in range(begun, tile.count):
             if OVER_RING:
                 if i == SAFE:
-                    await_staging(memory, turn)
+                    await_ring(memory, turn)
             await_window(i, T)
             here = iteration_context(whole, memory, i, 1, T)
             wait(memory.lagged_empty[slot], (phases >> slot) & 1)
@@ -227,9 +227,9 @@ def lagged_producer(G, A, memory, T: tl.constexpr):
             slot, phases = next_slot(slot, phases, STAGES)
             ask_next_window(whole, memory, i, 1, T)
         if OVER_RING:
-            if work.count <= SAFE:
-                await_staging(memory, turn)
-        unit, work = told_next(ctx, A, memory, unit, work, turn, T)
+            if tile.count <= SAFE:
+                await_ring(memory, turn)
+        index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
         begun = 0
     cluster_opened(T)

@@ -12,11 +12,11 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.memory.tensor_memory import tensor_allocator
 from tritonkittens.lang.schedule.cluster_split_k import new_mailboxes
-from tritonkittens.lang.schedule.dynamic_scheduler import new_numbers
+from tritonkittens.lang.schedule.dynamic_scheduler import tile_broadcast_memory
 from tritonkittens.lang.sync.semaphores import make_semaphores, new_semaphores, publish, semaphore
 from tritonkittens.lang.template.index_prefetch import new_windows
 from tritonkittens.lang.template.pipeline_state import phase_before
-from tritonkittens.lang.template.reduce_warp import sending_semaphores
+from tritonkittens.lang.template.reduce_warp import reduce_semaphores
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
 from tritonkittens.lang.types.tiles import tt
 
@@ -40,47 +40,47 @@ def template_memory(t: Trace, T: Any) -> Any:
 
     ring = rings("input", plan.input, placed.stages, "stages")
     lagged = rings("lagged", plan.lagged, placed.stages, "stages")
-    scratch = rings("scratch", plan.task, T.consumers, "consumers")
+    task = rings("task", plan.task, T.consumers, "consumers")
     fields |= {group: named(group, rings(group, getattr(plan, group), 1, "slot")) for group in KEPT}
-    # Exchange tiles in front of working tiles of the same size, where the compiler puts them so: the backward of attention at dimension 64 takes 1 to 2 % less
-    # time, for the same instructions (why was not found: neither products nor stores nor copies alone care where in shared memory they work)
+    # Exchange tiles in front of reduce_buffer tiles of the same size, where the compiler puts them so: the backward of attention at dimension 64 takes 1 to 2 % less
+    # time, for the same instructions (why was not found: neither products nor stores nor copies alone care where in shared memory they tile)
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
-    fields["working"] = named("working", rings("working", plan.reduce_buffer, T.consumers, "consumers"))
-    if placed.over_ring is None and placed.over_working is None:
+    fields["reduce_buffer"] = named("reduce_buffer", rings("reduce_buffer", plan.reduce_buffer, T.consumers, "consumers"))
+    if placed.over_ring is None and placed.over_reduce_buffer is None:
         fields["epilogue"] = named("finish", rings("finish", plan.epilogue, T.consumers, "consumers"))
-    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "lagged": named("lagged", lagged)}
+    fields |= {"ring": named("input", ring), "task": named("task", task), "lagged": named("lagged", lagged)}
     fields |= _shared_by(T.cluster, plan, fields)
     if plan.output:
         fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
-        fields["written"] = new_semaphores(t, T.output_stages, T.team * WARPS)
-        fields["stored"] = new_semaphores(t, T.output_stages, 1)
-    fields["arrived"] = new_semaphores(t, placed.stages, 1)
-    fields["finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+        fields["output_full"] = new_semaphores(t, T.output_stages, T.team * WARPS)
+        fields["output_empty"] = new_semaphores(t, T.output_stages, 1)
+    fields["input_full"] = new_semaphores(t, placed.stages, 1)
+    fields["input_empty"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
     if plan.lagged:
         fields["lagged_full"] = new_semaphores(t, placed.stages, 1)
         fields["lagged_empty"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
     if plan.task:
-        fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
-        fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
+        fields["task_full"] = new_semaphores(t, T.consumers, 1)
+        fields["task_empty"] = new_semaphores(t, T.consumers, WARPS)
     for group in KEPT:
         if getattr(plan, group):
-            fields[f"{group}_arrived"] = new_semaphores(t, 1, 1)
-            fields[f"{group}_finished"] = new_semaphores(t, 1, T.consumers * WARPS)
+            fields[f"{group}_full"] = new_semaphores(t, 1, 1)
+            fields[f"{group}_empty"] = new_semaphores(t, 1, T.consumers * WARPS)
     if plan.epilogue_loads:
-        fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
-        fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
+        fields["epilogue_full"] = new_semaphores(t, T.consumers, 1)
+        fields["epilogue_empty"] = new_semaphores(t, T.consumers, WARPS)
     if plan.epilogue_reloads:
-        fields["filled"] = new_semaphores(t, T.consumers, 1)
+        fields["reload_full"] = new_semaphores(t, T.consumers, 1)
     if T.sharers > 1:
         fields |= new_mailboxes(t, T)
     if T.dynamic or T.broadcast_tile:
-        fields |= new_numbers(t, T)
+        fields |= tile_broadcast_memory(t, T)
     if plan.page_indices:
         fields |= new_windows(t, T)
-    if T.sends:
-        fields |= sending_semaphores(t, T)
+    if T.reduces:
+        fields |= reduce_semaphores(t, T)
     if placed.over_ring is not None:
-        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.lagged_producer)
+        fields["ring_empty"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.lagged_producer)
     if t.chip.tcgen05:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
@@ -109,7 +109,7 @@ def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, stru
 
 @op
 def own_rings(t: Trace, memory: Any, T: Any) -> Any:
-    """The same memory, for a block of a cluster that loads its rings alone. The many copies of a slot with entries one thread issues: between two of them the
+    """The same memory, for a block of a cluster that loads its rings alone. The many copies of a slot with page_indices one thread issues: between two of them the
     compiler would put a barrier."""
     plan = unwrap(T)._plan
     rings = _shared_by(1, plan, memory.fields)
@@ -123,7 +123,7 @@ def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
     return {name: t.call(ring.__getitem__, slot) for name, ring in rings.fields.items()}
 
 
-def kept_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct]:
+def block_task_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct]:
     """The tiles that all consumers of a task share, by group, with the semaphores that they arrive on and that give them back. `phase`: of the task; `slot`:
     zero."""
     found = {}
@@ -137,15 +137,15 @@ def kept_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct
 
 
 @op
-def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
     """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
-    over = placed.over_ring if placed.over_working is None else placed.over_working
+    over = placed.over_ring if placed.over_reduce_buffer is None else placed.over_reduce_buffer
     if over is None:
         return struct(**in_slot(t, memory.epilogue, c))
     tiles = {}
-    homes = {**memory.ring.fields, **memory.lagged.fields} if placed.over_working is None else memory.reduce_buffer.fields
+    homes = {**memory.ring.fields, **memory.lagged.fields} if placed.over_reduce_buffer is None else memory.reduce_buffer.fields
     for (name, spec), places in zip(config._plan.finish, over, strict=True):
         source, slot, part, parts = places[c]
         piece = t.call(homes[source].__getitem__, slot).pieces[0]
@@ -160,9 +160,9 @@ def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
     """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with lagged tiles that which gives them back."""
     tiles = in_slot(t, memory.ring, slot)
     if unwrap(producer):
-        tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
+        tiles["full"] = t.call(memory.input_full.__getitem__, slot)
     elif memory.lagged.fields:
-        tiles["finished"] = t.call(memory.finished.__getitem__, slot)
+        tiles["empty"] = t.call(memory.input_empty.__getitem__, slot)
     return struct(**tiles)
 
 

@@ -31,7 +31,7 @@ from tritonkittens.lang.schedule.split_k import elements
 from tritonkittens.lang.schedule.tile_scheduler import Persistent, Schedule
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, producer_registers
 from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
-from tritonkittens.lang.template.index_prefetch import MOST_ENTRIES, WINDOW
+from tritonkittens.lang.template.index_prefetch import MOST_PAGE_INDICES, WINDOW
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, Placement, layout, place
@@ -82,9 +82,9 @@ class lcf(Configuration, Interned):
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
     `part` (of the task, where blocks share it);
-    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `scratch`, `common`, `deferred`, `working`,
+    where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `task`, `common`, `deferred`, `reduce_buffer`,
     `exchange`, `accumulators`; consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? They run in a loop of their own, so
-    that the others have no branch for what only edges need. Where `setup` does not tell their number any iteration may be one, and where it does so at run time
+    that the others have no branch for what only edges need. Where `setup` does not broadcast their number any iteration may be one, and where it does so at run time
     the first of a pipelined computation may.
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
@@ -135,8 +135,8 @@ class lcf(Configuration, Interned):
         self.one_tile_per_block = self.one_tile_per_block or self.schedule.one_tile_per_block
         self.team = 1 if self.pingpong else self.consumers  # consumers that share a task
         self.splits, self.dynamic = self.schedule.splits, self.schedule.dynamic
-        self.sends = hasattr(type(self), "reduce_store")
-        self.senders = self.consumers if self.sends else 0  # a warp each
+        self.reduces = hasattr(type(self), "reduce_store")
+        self.reducers = self.consumers if self.reduces else 0  # a warp each
         self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
         self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
@@ -147,7 +147,7 @@ class lcf(Configuration, Interned):
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.senders
+        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -203,7 +203,7 @@ class lcf(Configuration, Interned):
         if conflict := self.schedule.conflict(self.cluster, self.pingpong):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, pingpong={self.pingpong}): {conflict}")
         if self.one_tile_per_block and (self.pingpong or not self.schedule.may_have_one_tile_per_block):
-            raise self._error(f"(one_tile_per_block=True, schedule={self.schedule!r}, pingpong={self.pingpong}): a block of one task neither draws it nor "
+            raise self._error(f"(one_tile_per_block=True, schedule={self.schedule!r}, pingpong={self.pingpong}): a block of one task neither dynamic it nor "
                               "enters it in the middle, and its consumers share it; that needs another schedule and pingpong=False")
         if hasattr(type(self), "reduce_store") and (self.cluster > 1 or self.pingpong or not self.schedule.whole_tasks):
             raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, pingpong={self.pingpong}): hook 'reduce_store' is for whole tasks that the "
@@ -220,14 +220,14 @@ class lcf(Configuration, Interned):
         for hook in hooks_of(self._stores).values():
             if hook.layout and getattr(plan, hook.layout) and not hasattr(type(self), hook.name):
                 raise self._error(f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
-        if self.sends and not plan.reduce_buffer:
-            raise self._error("hook 'reduce_store' sends working tiles; its layout has none")
-        if self.sends and self.pipelined and not hasattr(type(self), "compute_first"):
+        if self.reduces and not plan.reduce_buffer:
+            raise self._error("hook 'reduce_store' reduces reduce_buffer tiles; its layout has none")
+        if self.reduces and self.pipelined and not hasattr(type(self), "compute_first"):
             raise self._error("hook 'reduce_store' of a pipelined computation needs hook 'compute_first': what an iteration gives is sent one later")
-        if not isinstance(plan.page_indices, int) or not 0 <= plan.page_indices <= MOST_ENTRIES:
-            raise self._error(f"its layout has page_indices={plan.page_indices!r}; an iteration has 0 to {MOST_ENTRIES}")
-        if not plan.page_indices and hasattr(type(self), "entry"):
-            raise self._error("hook 'page_index' is for a layout with entries")
+        if not isinstance(plan.page_indices, int) or not 0 <= plan.page_indices <= MOST_PAGE_INDICES:
+            raise self._error(f"its layout has page_indices={plan.page_indices!r}; an iteration has 0 to {MOST_PAGE_INDICES}")
+        if not plan.page_indices and hasattr(type(self), "page_index"):
+            raise self._error("hook 'page_index' is for a layout with page_indices")
         if self.lagged_producer and not plan.lagged:
             raise self._error("(lagged_producer=True): its layout has no lagged tiles")
         if plan.lagged and not self.pipelined:
@@ -235,26 +235,26 @@ class lcf(Configuration, Interned):
         if plan.late_task and not hasattr(type(self), "compute_first"):
             raise self._error("its layout has deferred tiles, which hook 'compute_first' of a pipelined computation waits for; hook 'compute_first' is missing")
         if self.pingpong and (plan.task or plan.output or plan.common or plan.late_task or plan.exchange):
-            raise self._error("(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
+            raise self._error("(pingpong=True): consumers with tasks of their own have neither task, common, deferred, exchange nor output tiles")
         if self.staggered_epilogue and plan.exchange:
             raise self._error("(staggered_epilogue=True): consumers that write exchange tiles for each other end together")
-        self._check_packed()
+        self._check_deferred()
         if (self.splits or self.sharers > 1) and not (plan.merged or plan.accumulators):
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
         self.received = received_bytes(plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         if bool(plan.output) != self._stores:
             raise self._error("output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
 
-    def _check_packed(self) -> None:
-        if not self._plan.packed:
+    def _check_deferred(self) -> None:
+        if not self._plan.deferred:
             if not self._stores and not hasattr(type(self), "finish"):
-                raise self._error("hook 'finish' is missing; its layout has no packed tiles")
+                raise self._error("hook 'finish' is missing; its layout has no deferred tiles")
             return
-        if not self.pipelined or self.sharers > 1 or self._plan.working:
-            raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'compute_last', whole tasks "
-                              "of a block, and no working tiles")
+        if not self.pipelined or self.sharers > 1 or self._plan.reduce_buffer:
+            raise self._error(f"(schedule={self.schedule!r}): deferred results are stored under products of the next task; that needs hook 'compute_last', whole tasks "
+                              "of a block, and no reduce_buffer tiles")
         if self._plan.epilogue_reloads and self.splits:
-            raise self._error(f"(schedule={self.schedule!r}): of a task that blocks share only one stores packed results; none can fill finish tiles itself "
+            raise self._error(f"(schedule={self.schedule!r}): of a task that blocks share only one stores deferred results; none can fill finish tiles itself "
                               f"(epilogue_reloads={self._plan.epilogue_reloads})")
 
     def _moved(self, tiles: tuple) -> tuple:
@@ -285,11 +285,11 @@ class lcf(Configuration, Interned):
 
     def blocks(self, slots: int, *shapes: Any) -> int:
         """How many blocks (clusters) of the device's `slots` a launch takes."""
-        return self.schedule.blocks(self.units(slots, *shapes), slots)
+        return self.schedule.blocks(self.work_tiles(slots, *shapes), slots)
 
-    def units(self, slots: int, *shapes: Any) -> int:
+    def work_tiles(self, slots: int, *shapes: Any) -> int:
         """How many tasks, or parts of tasks where the schedule fixes these, tensors of these shapes make for so many `slots`."""
-        return self.schedule.units(self.tasks(*shapes), slots, self.blocks_per_sm)
+        return self.schedule.work_tiles(self.tasks(*shapes), slots, self.blocks_per_sm)
 
     def _knobs(self) -> dict[str, Any]:
         names = [n for c in type(self).__mro__ if c is not object for n, v in vars(c).items() if isinstance(v, KNOBS)]
@@ -328,12 +328,12 @@ class lcf(Configuration, Interned):
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             plan = self._plan
-            together = not (self.pingpong or self.splits or self.cluster_size > 1 or plan.epilogue_loads or plan.epilogue_reloads or plan.output or plan.packed)
+            together = not (self.pingpong or self.splits or self.cluster_size > 1 or plan.epilogue_loads or plan.epilogue_reloads or plan.output or plan.deferred)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
-            scratch = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
+            task = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.dynamic else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded)
+                                           getattr(self, "output_stages", 0), together, self.received + task + numbers + self._conceded)
         return self._placements[arch]
 
     def with_less_memory(self, arch: int, excess: int) -> lcf | None:
@@ -361,10 +361,10 @@ class lcf(Configuration, Interned):
         given = "" if self.stages is None else f"(stages={self.stages})"
         return type(self).__name__ + given, "; take fewer `stages` (None: as many as fit) or smaller tiles; `spare` in the layout keeps bytes for the compiler"
 
-    def staggers(self, arch: int) -> bool:
+    def staggers_epilogue(self, arch: int) -> bool:
         """Do consumers end tasks one behind the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
         placed = self.placement(arch)
-        apart = placed.over_ring is None and placed.over_working is None
+        apart = placed.over_ring is None and placed.over_reduce_buffer is None
         return self.staggered_epilogue and self.pipelined and self.team > 1 and not self.dynamic and apart
 
     def registers(self) -> tuple[int, ...]:
@@ -390,7 +390,7 @@ class lcf(Configuration, Interned):
             why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
         lines = [f"{type(self).__name__} on sm_{arch}", f"  stages {placed.stages} ({why}): a slot is {slot}"]
         if plan.epilogue:
-            place = "over what the consumers worked in" if placed.over_working is not None else (
+            place = "over what the consumers worked in" if placed.over_reduce_buffer is not None else (
                 "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
                 f"over the ring behind slot {placed.safe_stages}: beside it there is room for too few stages")
             lines.append(f"  finish tiles {place}: {', '.join(f'{n} {tile!r}' for n, tile in plan.epilogue)} for each of {self.consumers} consumers")
@@ -403,13 +403,13 @@ class lcf(Configuration, Interned):
         if self.lagged_producer:
             lines.append("  a warp of its own loads lagged tiles")
         if plan.page_indices:
-            lines.append(f"  {plan.page_indices} entries of tables an iteration, read ahead, {WINDOW} at a time")
-        if self.sends:
-            lines.append("  working tiles leave by a warp of their own for each consumer")
-        if self.staggers(arch):
+            lines.append(f"  {plan.page_indices} page_indices of tables an iteration, read ahead, {WINDOW} at a time")
+        if self.reduces:
+            lines.append("  reduce_buffer tiles leave by a warp of their own for each consumer")
+        if self.staggers_epilogue(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
-        if plan.packed:
-            tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.packed)
+        if plan.deferred:
+            tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.deferred)
             often = "an iteration" if plan.deferred_steps == 0 else f"in {1 + plan.deferred_steps} iterations"
             lines.append(f"  results wait in registers ({tiles}) and leave under the next task, a tile {often}, behind its first {placed.stages - 1}")
         if self.cluster > 1:
@@ -471,7 +471,7 @@ class lcsf(lcf):
         if not self.schedule.whole_tasks:
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
         if self.schedule.dynamic:
-            raise self._error(f"(schedule={self.schedule!r}): only an lcf template draws its tasks")
+            raise self._error(f"(schedule={self.schedule!r}): only an lcf template dynamic its tasks")
 
 
 def cluster_slots(multiprocessors: int, size: int) -> int:
@@ -504,7 +504,7 @@ class Call:
             single = "one_tile_per_block=True, " if template.one_tile_per_block and not template.schedule.one_tile_per_block else ""
             raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         self.grid = (template.blocks(slots, *shapes),)
-        self.fewest = template.units(slots, *shapes) if template.one_tile_per_block and on_device else 0
+        self.fewest = template.work_tiles(slots, *shapes) if template.one_tile_per_block and on_device else 0
         self.numbers: tuple[int, ...] = ()  # what the kernel has to know of how tasks are split
         self._check_blocks(self.grid[0])
         if self.splits:
