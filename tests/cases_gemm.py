@@ -95,7 +95,7 @@ def check(out, a, b, what="", deferred_epilogue=False, **operands):
     if out.dtype in FP8:
         ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
     inexact = (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) + (APPROXIMATION if "activation" in host else 0)
-    magnitude_before = rounded_before(sums, **behind) if packed else 0
+    magnitude_before = rounded_before(sums, **behind) if deferred_epilogue else 0
     bound = HALF_ULP[out.dtype] * (ref.abs() + magnitude_before) + inexact * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
     assert out.shape == ref.shape, f"{what}: shape {tuple(out.shape)}, expected {tuple(ref.shape)}"
     error = (out.double() - ref).abs()

@@ -103,7 +103,7 @@ class Walk(tk.lcf):
         tl.atomic_add(ctx.globals.finished.pointer + ctx.task_id, 1)
 
 
-class Extremes(tk.lcf):
+class Extremes(tk.SplitTask, tk.lcf):
     """Of bands of 64 rows a consumer, of X (M × N, bf16): the largest of the elements of a row whose columns differ by 64 (M × 64, fp32), and the least of a
     row (M). The parts of a task are merged by hooks."""
 

@@ -148,7 +148,7 @@ class PipelinedStream(Stream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
-class DeferredStream(PipelinedStream):
+class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
     """The same, whose halves wait in registers and leave, one behind the other through one tile, under the iterations of the next task."""
 
     def layout(self):
@@ -157,7 +157,8 @@ class DeferredStream(PipelinedStream):
             tensors[name] = tk.st(self.out, self.rows, self.cols // 2) if name == "Y" else tiles or None
         half = tk.rt(self.out, self.rows, self.cols // 2)
         residual = dict(R=tk.st(self.out, self.rows, self.cols)) if self.residual else {}
-        return dataclasses.replace(plan, globals=tensors, epilogue=dict(Y=tensors["Y"], **residual), epilogue_loads=tuple(residual), packed=dict(left=half, right=half))
+        return dataclasses.replace(plan, globals=tensors, epilogue=dict(Y=tensors["Y"], **residual), epilogue_loads=tuple(residual),
+                                   deferred_results=dict(left=half, right=half))
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -188,7 +189,8 @@ class SteppedStream(DeferredStream):
         tensors = {name: tiles or None for name, tiles in plan.globals}
         residual = dict(R=tensors["Y"]) if self.residual else {}
         staged = dict(Y=tk.st(self.out, self.rows, self.cols // 2))
-        return dataclasses.replace(plan, globals=tensors | residual, epilogue=staged, epilogue_loads=(), epilogue_reloads=("Y",) if self.residual else (), deferred_steps=2)
+        return dataclasses.replace(plan, globals=tensors | residual, epilogue=staged, epilogue_loads=(), epilogue_reloads=("Y",) if self.residual else (),
+                                   deferred_steps=2)
 
     @triton.jit
     def prefetch_deferred(ctx, epilogue):
@@ -307,7 +309,7 @@ class LaggedStream(Stream):
         return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
-class IndexedStream(LaggedStream):
+class IndexedStream(tk.IndexPrefetch, LaggedStream):
     """The same where the tiles of iteration i are the number of the task's that `entries` numbers in P add up to."""
 
     entries: int = 1
@@ -346,14 +348,14 @@ def add_listed(template, x, e, s, lengths, blocks):
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one common tile, what a consumer adds of E handed to it by its neighbour, and the sum kept in a working tile."""
+    """The same with all consumers' weights in one task tile of the block, and what a consumer adds of E passed to it by its neighbour."""
 
     extra: int = 128
 
     def layout(self):
-        plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
+        plan = super().layout()
         weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights), reduce_buffer=dict(W=tile),
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights),
                                    exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
 
     @triton.jit
@@ -369,9 +371,7 @@ class SharingStream(PipelinedStream):
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
         acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.task.S, ctx.consumer, acc)
         part = _part_of(ctx, tiles.E, NEXT % (ctx.config.extra // ctx.config.rows), acc)
-        tk.store(ctx.reduce_buffer.W, acc)
-        part = ctx.config._swapped(ctx, part, number)
-        return tk.load(ctx.reduce_buffer.W, like=acc) + part
+        return acc + ctx.config._swapped(ctx, part, number)
 
     @triton.jit
     def _swapped(ctx, part, number):
@@ -394,7 +394,7 @@ class SharingStream(PipelinedStream):
 
 
 class LateTaskStream(PipelinedStream):
-    """The same with all consumers' weights in a common tile, and again in a deferred one, which `compute_first` waits for where it `waits`, and which is for the last
+    """The same with all consumers' weights in a task tile, and again in a late one, which `compute_first` waits for where it `waits`, and which is for the last
     iteration. `compute_last` gives both back where it is `early`, the template where it is not."""
 
     waits: bool = True
@@ -466,7 +466,7 @@ class HandingStream(SharingStream):
         return part
 
 
-class ReducingStream(PipelinedStream):
+class ReducingStream(tk.ReduceStoreWarp, PipelinedStream):
     """The same, and senders add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
 
     def layout(self):
@@ -519,7 +519,7 @@ class CountedStream(Stream):
         return X[0]
 
 
-class PlainReducingStream(CountedStream):
+class PlainReducingStream(tk.ReduceStoreWarp, CountedStream):
     """A `ReducingStream` without `compute_last`, which sends a tile in its own iteration."""
 
     def layout(self):

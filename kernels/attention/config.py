@@ -41,19 +41,19 @@ class Config:
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
         dealt = deal(causal, self.dynamic) if self.order is None else dict(order=self.order)
-        return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns, stages=self.stages,
-                    blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **dealt)
+        return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns,
+                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **dealt)
 
 
 def deal(causal: bool, dynamic: bool = True) -> dict[str, Any]:
-    """Knobs of a template that say how tasks are dealt to blocks. `dynamic`: have blocks more than one task each?
+    """Knobs of a template for the order of tasks and who computes them. `dynamic`: have blocks more than one task each?
 
-    Causal tasks differ in length. Blocks draw them, those of as few heads at a time as keep all blocks busy, so that L2 holds their operands and sums, the
-    longest first. Pairs of a long and a short task in equal rounds leave the last round half empty (measured: docs/notes/attention_forward.md).
+    Causal tasks differ in length. Blocks fetch them, the longest first, those of as few heads at a time as keep all blocks busy, so that L2 holds their
+    operands and sums. Pairs of a long and a short task in equal rounds leave the last round half empty (measured: docs/notes/attention_forward.md).
     """
     if not causal:
         return dict(order=tk.ColumnMajor())
-    return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if drawn else dict(order=tk.LongestFirst())
+    return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if dynamic else dict(order=tk.LongestFirst())
 
 
 class Shape(NamedTuple):
@@ -205,7 +205,7 @@ def parts_of_group(units: int, group: int, slots: int, dynamic: bool = False, at
     `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum (measured:
     docs/notes/attention_backward.md).
     """
-    rounds = {parts: max(1, units * parts / slots if drawn else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
+    rounds = {parts: max(1, units * parts / slots if dynamic else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
     return next((parts for parts in rounds if at_once <= parts and rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values())), group)
 
 

@@ -14,7 +14,7 @@ from tritonkittens.kernels.attention.config import fitting
 from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.kernels.attention.device.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.lang.core.constants import GROUP
-from tritonkittens.lang.template.template import cluster_slots
+from tritonkittens.lang.template.call import cluster_slots
 
 MAX_PARTS = 128  # of a sequence
 OPERANDS = 30  # registers that ptxas wants for an instruction of a product beside those of its result
@@ -91,10 +91,11 @@ def decode(
     kind: Kind, partial: bool = True, lse: bool = True, dynamic: bool = False, sharers: int = 1, at_once: int = 0, even: bool = False,
     one_tile_per_block: bool = False,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)? Are tasks that
+    """The decode kernel. Do blocks fetch their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)? Are tasks that
     not every multiprocessor can have split (`SplitRest`)? Has each block one task (or part of one) at most?"""
-    schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.SplitRest() if even else tk.Persistent()
-    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule, one_tile_per_block=single)
+    schedule = tk.Dynamic() if dynamic else tk.ClusterSplitK(sharers) if sharers > 1 else tk.SplitRest() if even else tk.Persistent()
+    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
+    knobs |= dict(partial=partial, lse=lse, schedule=schedule, one_tile_per_block=one_tile_per_block)
     page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     options = [option for room in (SHARED if sharers > 1 else ROOMS[at_once]) for option in room.options(kind.key_bytes)]
@@ -183,7 +184,7 @@ def kernel_of(kind: Kind, deal: Deal, tasks: int, multiprocessors: int, lse: boo
 def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> bool:
     """Is there a thread block for every task, and every part of one?"""
     slots = cluster_slots(multiprocessors, kernel.cluster_size) * kernel.blocks_per_sm
-    return kernel.schedule.units(tasks, slots, kernel.blocks_per_sm) <= slots
+    return kernel.schedule.work_tiles(tasks, slots, kernel.blocks_per_sm) <= slots
 
 
 @functools.lru_cache(maxsize=4096)

@@ -174,7 +174,7 @@ def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
 def parts_for(device: int, group: int, units: int, dynamic: bool = False, at_once: int = 0) -> int:
     """In how many parts groups of so many query heads (1: they stay whole) are dealt out, where whole groups are `units` of work and bytes `at_once`: see
     `parts_of_group`."""
-    return parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1
+    return parts_of_group(units, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device)) if group > 1 else 1
 
 
 def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from tritonkittens.kernels.gemm.device.gemm import is_one_product
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.schedule.raster import supergroup_rows
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE
-from tritonkittens.lang.template.template import cluster_slots
+from tritonkittens.lang.template.call import cluster_slots
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
@@ -411,8 +411,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
     slot = (block_rows + cols) * depth * size
-    epilogue = config.consumers * config.tile_m * config.staged * out
-    stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - epilogue) // slot))
+    staged = config.consumers * config.tile_m * config.staged * out
+    stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - staged) // slot))
     latency = rounds * iterations * LATENCY / stages
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
     # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
@@ -425,7 +425,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
         summed = turns if config.schedule == "split_k" else 1
         synchronisation += summed * (FIX_UP + (1 + read) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors))
     if config.sharers > 1:
-        reduce_store_done = block_rows * (cols - config.result_cols) * 4
+        sent = block_rows * (cols - config.result_cols) * 4
         synchronisation += turns * (SUM_IN_CLUSTER + sent / (device.shared_bytes_per_second / device.multiprocessors / 4))
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)

@@ -163,7 +163,7 @@ def test_working_tiles_leave_by_senders(cls, knobs, schedules, rng):
     found = []
     sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
-    reduce_store_done = all_sent(template, x, lengths)
+    sent = all_sent(template, x, lengths)
     assert all(torch.equal(y, expected) and torch.equal(z, sent) and (counts == 11).all() for y, z, counts in found)
 
 

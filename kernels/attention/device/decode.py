@@ -33,7 +33,7 @@ def _hidden(ctx, s):
         return tk.right_fill(s, behind, float("-inf"))
 
 
-class AttentionDecode(AttentionForward):
+class AttentionDecode(tk.SplitTask, AttentionForward):
     """The queries of a group of heads are rows of one tile, so that K and V are read once for all, or of `row_tiles` of a key head where they are too many; a
     sequence is dealt to `parts` tasks, whose results `combine` weighs, unless there is only one (`partial` False), which blocks may share (of a cluster:
     `ClusterSplitK`; others: `SplitRest`). Source: Flash-Decoding (Dao et al., 2023); packed groups: FlashAttention-3, `pack_gqa`.
@@ -200,7 +200,7 @@ def _load_pages(ctx, tiles, to, source, width):
         tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (ctx.page_indices[i], ctx.kv_head, part, 0), tiles.full, cache_policy=ctx.config.cache_policy)
 
 
-class AttentionDecodePaged(AttentionDecode):
+class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
     copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
 

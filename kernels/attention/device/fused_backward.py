@@ -14,7 +14,7 @@ from tritonkittens.launch import plain_kernel
 HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 
 
-class AttentionBackward(AttentionBackwardKeys):
+class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     """dK, dV, and dQ added up in a buffer in fp32: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
 
     A task is `tile_m` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
@@ -99,9 +99,9 @@ class AttentionBackward(AttentionBackwardKeys):
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
         addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64))
-        input, common, deferred = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
-        moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **common, **deferred}
-        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, task=common, late_task=deferred,
+        input, task, late_task = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
+        moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **task, **late_task}
+        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
                          epilogue=staged, args=(*self.numbers, "gradient"), reduce_buffer=dict(dQ=tk.st(tk.fp32, 64, 64)),
                          exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
 
@@ -211,7 +211,7 @@ class AttentionBackward(AttentionBackwardKeys):
         word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
         stored = tk.are_stored(word)
         tk.reduce_wait(ctx)
-        half = tk.as_fragments(working.dQ)
+        half = tk.as_fragments(reduce_buffer.dQ)
         first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
         return tk.struct(word=word, first=first)
 

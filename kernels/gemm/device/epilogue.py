@@ -50,9 +50,9 @@ class Epilogue(tk.Knob):
 
     def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False) -> tuple[dict, dict, dict]:
         """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in
-        `staged`: (`globals` of the residual, those of the operands, and what `finish`, `epilogue_loads` and `epilogue_reloads` say). The residual comes to where results are
-        staged: ahead, and of more than two panels the later ones once those before have left; with `deferred_epilogue` results, and a `late_gate` for these, once those
-        of the task before have. A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
+        `staged`: (`globals` of the residual, those of the operands, and `epilogue`, `epilogue_loads` and `epilogue_reloads`). The residual is
+        loaded into the tiles where results are staged: ahead, and of more than two panels the later ones once the panels before have left; with
+        `deferred_epilogue`, and a `late_gate` then too, once the previous task's results have. A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
         residual = dict(residual=result) if self.residual else {}
@@ -61,7 +61,8 @@ class Epilogue(tk.Knob):
         later = ("C",) if self.residual and (packed or (panel is not None and cols > 2 * panel)) else ()
         if late_gate:
             later = (*later, "gate")
-        return residual, operands, dict(epilogue=dict(C=staged, **vectors), epilogue_loads=(*ahead, *(name for name in vectors if name not in later)), epilogue_reloads=later)
+        loads = (*ahead, *(name for name in vectors if name not in later))
+        return residual, operands, dict(epilogue=dict(C=staged, **vectors), epilogue_loads=loads, epilogue_reloads=later)
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""

@@ -33,7 +33,7 @@ def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: i
     return rows == 64 and lines and (consumers < 4 or cols <= FOUR_CONSUMERS_COLS)
 
 
-class Gemm(tk.lcf):
+class Gemm(tk.DeferredEpilogue, tk.lcf):
     """One task is a tile of C of `tile_n` columns and `tile_m` rows a consumer (and block of the cluster); `tile_k` of K an iteration.
 
     Consumers end a long task one behind the other (`staggered_epilogue`): the other's products hide what one does between two tasks.
@@ -78,7 +78,7 @@ class Gemm(tk.lcf):
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
         residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n, self.deferred_epilogue, self.gates_late)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)), deferred_epilogue=packed, deferred_steps=steps,
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)), deferred_results=packed, deferred_steps=steps,
                          multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0)
 

@@ -58,7 +58,7 @@ class Schedule(Knob):
     dynamic: ClassVar[bool] = False  # does a thread block fetch its next task from a counter?
     whole_tasks: ClassVar[bool] = True  # does one thread block compute all of a task?
     may_have_one_tile_per_block: ClassVar[bool] = True  # may a launch have a thread block for every work tile?
-    single: ClassVar[bool] = False  # does it always?
+    one_tile_per_block: ClassVar[bool] = False  # does it always?
     cluster_parts: ClassVar[int] = 1  # thread blocks of a cluster that share a task's iterations
     fixed_parts: ClassVar[int] = 0  # parts of every task, where that is a constant
     slots_per_part: ClassVar[int] = 1  # partial sums that a part may be found in
@@ -80,7 +80,7 @@ class Schedule(Knob):
 
     def conflict(self, cluster: int, pingpong: bool) -> str | None:
         """Why a template cannot have this scheduler with these knobs, if it cannot."""
-        return f"{self.alone}; that needs cluster=1 and pingpong=False" if self.alone and (cluster > 1 or independent) else None
+        return f"{self.alone}; that needs cluster=1 and pingpong=False" if self.alone and (cluster > 1 or pingpong) else None
 
     # ------------------------------------------------------------ on the device
 
@@ -102,7 +102,7 @@ class Schedule(Knob):
 class OnePerBlock(Schedule):
     """A thread block for every task: the hardware schedules them, and a block's end overlaps with nothing of its own."""
 
-    single: ClassVar[bool] = True
+    one_tile_per_block: ClassVar[bool] = True
 
     def blocks(self, work_tiles: int, slots: int) -> int:
         return work_tiles

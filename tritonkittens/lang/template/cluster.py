@@ -15,8 +15,8 @@ from tritonkittens.lang.template.facts import facts
 
 @op
 def open_cluster(t: Trace, T: Any) -> Any:
-    """Before the first copy to other blocks all warps of a cluster meet: no block is written to whose semaphores are not there yet. Blocks that share a task's
-    iterations only say that they are there: they send each other nothing before its end, see `_opened`. Semaphores are all that was written, and fenced."""
+    """Before the first copy to other blocks all warps of a cluster meet, so that every block has made its barriers. Blocks that share a task's iterations only
+    arrive: they send each other nothing before its end, see `cluster_opened`. The barriers are all that was written, and fenced."""
     if unwrap(T).cluster_size > 1:
         t.call(ptx_cluster.arrive, "relaxed")
     if unwrap(T).cluster > 1:
@@ -25,21 +25,21 @@ def open_cluster(t: Trace, T: Any) -> Any:
 
 @op
 def cluster_opened(t: Trace, T: Any) -> Any:
-    """The other half of `_open`, where that is not all."""
+    """The other half of `open_cluster`, where that only arrived."""
     if unwrap(T).sharers > 1:
         t.call(ptx_cluster.wait)
 
 
 @triton.jit
 def leave_cluster(memory, phases, T: tl.constexpr):
-    """Behind a block's last copy: no block of a cluster ends while others still arrive at its semaphores. What they write to its tiles its consumers have
-    waited for; that they have given every slot back its producer sees here. A barrier of the cluster would have each of its threads wait until all that it
-    wrote is visible on the device (`fence.acq_rel.gpu`)."""
+    """After a block's last copy: no block of a cluster ends while others still arrive at its barriers. Its consumers have waited for what others write to its
+    tiles; here its producer sees that they have released every stage. A barrier of the cluster would make each thread wait until all that it wrote is visible on
+    the device (`fence.acq_rel.gpu`)."""
     CLUSTER: tl.constexpr = T.cluster
     STAGES: tl.constexpr = facts(T).stages
-    LAGGED: tl.constexpr = facts(T).has_lagged
+    LAGGED: tl.constexpr = facts(T).lagged
     if CLUSTER > 1:
         for slot in range(STAGES):
-            wait(memory.input_empty[slot], (phases >> slot) & 1)
+            wait(memory.input_pipeline.empty[slot], (phases >> slot) & 1)
             if LAGGED:
-                wait(memory.lagged_empty[slot], (phases >> slot) & 1)
+                wait(memory.lagged_pipeline.empty[slot], (phases >> slot) & 1)

@@ -1,4 +1,4 @@
-"""What the consumers of a block broadcast each other, by named barriers: whose turn it is, what they wrote for each other, that all are done."""
+"""Named barriers between the consumers of a block: turns, exchange tiles, and the end of a task."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,41 +8,43 @@ from tritonkittens.lang.core.constants import GROUP, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
 
-TURN_BARRIER = 8  # named barriers 8 … 11: what up to four consumers broadcast the next one, or what two hand over to each other
-HAND_OVER_BARRIER = 10
-EXCHANGE_BARRIER = 12
+# Named barriers 8 … 11: from each of up to four consumers to the next one; or, between two that exchange tiles, empty (8, 9) and full (10, 11)
+TURN_BARRIER = 8
+EXCHANGE_FULL_BARRIER = 10
+MEETING_BARRIER = 12
 FINISH_BARRIER = 15
 
 
 @op
 def await_previous(t: Trace, worker: Any) -> Any:
-    """Wait until the consumer before this one has called `call_next`: for this one's turn, for the ring, or for the end of a task. Both call equally often."""
+    """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a task. Both call equally often."""
     t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
 
 @op
 def call_next(t: Trace, worker: Any, T: Any) -> Any:
-    """The next consumer, behind the last one the first, may go on."""
+    """The next consumer, after the last one the first, may go on."""
     t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
 @op
 def warp_scheduler_sync(t: Trace, ctx: Any) -> Any:
-    """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
+    """Wait for this consumer's turn (templates with `warp_scheduler_barrier=True` and several consumers; otherwise nothing). Source: FlashAttention-3 (Shah et
+    al., 2024), section 3.1."""
     if _has_turns(ctx.config):
         t.call(await_previous, ctx.worker)
 
 
 @op
 def warp_scheduler_arrive(t: Trace, ctx: Any) -> Any:
-    """Hand the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
+    """Pass the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
     if _has_turns(ctx.config):
         t.call(call_next, ctx.worker, ctx.config)
 
 
 @op
 def open_turns(t: Trace, worker: Any, T: Any) -> Any:
-    """The last consumer gives the first turn to consumer 0."""
+    """The last consumer passes the first turn to consumer 0."""
     if _has_turns(T) and unwrap(worker) == unwrap(T).consumers - 1:
         t.call(call_next, worker, T)
 
@@ -53,9 +55,9 @@ def _has_turns(T: Any) -> bool:
 
 @op
 def sync_consumers(t: Trace, ctx: Any) -> Any:
-    """All consumers of a task meet: what each wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it, the others now see.
-    Each calls it equally often."""
-    t.call(named_sync, EXCHANGE_BARRIER, unwrap(ctx.config).consumers * GROUP)
+    """All consumers of a task meet: each then sees what the others wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it. Each
+    calls it equally often."""
+    t.call(named_sync, MEETING_BARRIER, unwrap(ctx.config).consumers * GROUP)
 
 
 def _of_two(ctx: Any, call: str) -> int:
@@ -67,7 +69,7 @@ def _of_two(ctx: Any, call: str) -> int:
     return unwrap(ctx.worker)
 
 
-def _tell_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
+def _arrive_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
     t.call(named_arrive, barrier + 1 - _of_two(ctx, call), 2 * GROUP)
 
 
@@ -76,27 +78,27 @@ def _wait_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
 
 
 @op
-def hand_over(t: Trace, ctx: Any) -> Any:
-    """The other of two consumers may read what this one wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it: it does so
-    behind `tk.exchange_wait`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
-    wrote."""
-    _tell_other(t, ctx, HAND_OVER_BARRIER, "exchange_commit")
+def exchange_commit(t: Trace, ctx: Any) -> Any:
+    """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read them, to the other of two consumers, which
+    reads them after `tk.exchange_wait`. Both call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits until it needs the other's tiles."""
+    _arrive_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_commit")
 
 
 @op
-def take_over(t: Trace, ctx: Any) -> Any:
+def exchange_wait(t: Trace, ctx: Any) -> Any:
     """Wait until the other consumer has called `tk.exchange_commit`."""
-    _wait_for_other(t, ctx, HAND_OVER_BARRIER, "exchange_wait")
+    _wait_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_wait")
 
 
 @op
-def hand_back(t: Trace, ctx: Any) -> Any:
-    """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.exchange_acquire`; both equally often, in turn."""
-    _tell_other(t, ctx, TURN_BARRIER, "exchange_release")
+def exchange_release(t: Trace, ctx: Any) -> Any:
+    """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after `tk.exchange_acquire`. Both call both equally often,
+    in turn."""
+    _arrive_for_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 
 @op
-def take_back(t: Trace, ctx: Any) -> Any:
+def exchange_acquire(t: Trace, ctx: Any) -> Any:
     """Wait until the other consumer has called `tk.exchange_release`."""
     _wait_for_other(t, ctx, TURN_BARRIER, "exchange_acquire")
 

@@ -8,29 +8,29 @@ import triton.language as tl
 from tritonkittens.lang.core.backend import Trace, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
-from tritonkittens.lang.template.index_prefetch import iterations_of_window
+from tritonkittens.lang.template.storage import block_tasks
 
-EARLY_SLOTS = 2  # measured on the H200: 1 to 2 % of a GEMM of 1024³; more keep the roles waiting for the barriers between their copies
+EARLY_STAGES = 2  # more keep the roles waiting for the barriers between their copies (measured: docs/notes/gemm.md)
 
 
 @op
 def facts(t: Trace, T: Any) -> Any:
     """A record of constants.
 
-    - `stages` of the rings; `safe_stages` of them lie under no finish tiles, where these lie `over_ring`; `output_stages` of lcsf;
+    - `stages` of the rings; no epilogue tiles lie over the first `safe_stages` of them where these lie `over_ring`; `output_stages` of lcsf;
     - `teams` of consumers, each of which has tasks of its own;
-    - `early_stages`: filled before the roles begin, for nothing must be waited for;
-    - `window`: iterations whose page_indices are read at a time, 0 without page_indices;
-    - `deferred_tiles`: tiles of deferred results, one of which leaves in `deferred_every` iterations.
+    - `early_stages`: filled before the roles begin, because nothing must be waited for;
+    - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
+    - `broadcasts_first`: is the block's first work tile broadcast to the roles before they begin?
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
-    early = 0 if T.dynamic else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
+    early = 0 if T.dynamic else min(EARLY_STAGES, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
+    own_task = bool(plan.task) and plan.per == "consumer"
     found = dict(
-        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, has_task=bool(plan.task),
-        has_epilogue_loads=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0, teams=T.consumers // T.team, early_stages=early,
-        has_lagged=bool(plan.lagged), has_block_task=bool(plan.common or plan.late_task), dynamic=T.dynamic, staggers_epilogue=T.staggers_epilogue(t.arch),
-        lagged_producer=T.lagged_producer, broadcasts_first=early > 0 and T.broadcast_tile, window=iterations_of_window(plan), deferred_tiles=len(plan.deferred),
-        deferred_every=1 + plan.deferred_steps,
+        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, own_task=own_task,
+        any_task=own_task or bool(block_tasks(plan)), epilogue_loads=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0,
+        teams=T.consumers // T.team, early_stages=early, lagged=bool(plan.lagged), dynamic=T.dynamic, staggers=T.staggers(t.arch),
+        broadcasts_first=early > 0 and T.broadcast_tile,
     )  # fmt: skip
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

@@ -1,8 +1,7 @@
-"""What a template runs: the roles, their pipelines, and the loop over the tiles of a thread block. The hooks are called from here.
+"""What a template runs: the roles, their pipelines, and the loop over the work tiles of a thread block. The hooks are called from here.
 
 A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills pipeline stages in the order of the
-iterations, and the consumers that share the tile compute on them and finish it. Consumers that work on tiles of their own (`pingpong`) skip the stages of
-the others' tiles. Senders move what consumers give them.
+iterations, and the consumers that share the tile compute on them and finish it. With `pingpong` each consumer skips the stages of the others' tiles.
 """
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.schedule.dynamic_scheduler import broadcast_first
 from tritonkittens.lang.sync.warp_specialize import start_roles
-from tritonkittens.lang.template.calls import extended, new_context
-from tritonkittens.lang.template.consumer import consumer
+from tritonkittens.lang.template.contexts import new_context
+from tritonkittens.lang.template.extension import at
 from tritonkittens.lang.template.facts import facts
-from tritonkittens.lang.template.helper_warps import bystander, reducer, storer
-from tritonkittens.lang.template.index_prefetch import await_page_indices
 from tritonkittens.lang.template.next_tile import computed_first_tile
-from tritonkittens.lang.template.producer import ask_window, load_early, producer, lagged_producer
+from tritonkittens.lang.template.roles.consumer import consumer
+from tritonkittens.lang.template.roles.producer import lagged_producer, load_early, producer
+from tritonkittens.lang.template.roles.storer import bystander, storer
 from tritonkittens.lang.template.storage import open_memory, template_memory
 from tritonkittens.lang.types.global_layout import rank_of
 from tritonkittens.lang.types.tiles import split
@@ -32,19 +31,15 @@ from tritonkittens.lang.types.tiles import split
 
 @op
 def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
-    config = unwrap(T)
-    roles: list[tuple[Any, tuple]] = [(consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
-    roles.append((producer, (G, A, memory, T)))
-    warps = [*(WARPS,) * config.consumers, 1]
+    config, shared = unwrap(T), (G, A, memory, T)
+    roles: list[tuple[Any, tuple]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
+    roles.append((producer, shared))
     if config.lagged_producer:
-        roles.append((lagged_producer, (G, A, memory, T)))
-        warps.append(1)
+        roles.append((lagged_producer, shared))
     if config._plan.output:
-        roles.append((storer, (G, A, memory, T)))
-        warps.append(1)
-    for c in range(config.reducers):
-        roles.append((reducer, (tl.constexpr(c), G, A, memory, T)))
-        warps.append(1)
+        roles.append((storer, shared))
+    roles += [(role, (tl.constexpr(number), *shared)) for extension in config.extensions for role, number in extension.added_warps(config)]
+    warps = [*(WARPS,) * config.consumers, *(1,) * (len(roles) - config.consumers)]
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((bystander, (T,)))
@@ -68,20 +63,15 @@ def _template_kernel(G, A, T: tl.constexpr):
     _prefetch_descriptors(G, T)
     EARLY: tl.constexpr = facts(T).early_stages
     BROADCAST: tl.constexpr = facts(T).broadcasts_first
-    WINDOW: tl.constexpr = facts(T).window
     memory = template_memory(T)
     if EARLY > 0:
         ctx = new_context(G, A, T)
-        index, tile = computed_first_tile(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
-        if WINDOW > 0:  # under way meanwhile, too: 0.6 % of decoding with attention from pages of 16 keys, 8 × 4,096 of dimension 64 (H200)
-            if tile.is_valid:
-                for number in tl.static_range(1 + T.lagged_producer):
-                    ask_window(extended(ctx, tile), memory, 0, number, T)
+        index, tile = computed_first_tile(ctx, A)  # what hook `setup` reads from memory is in flight while semaphores are made
+        at(T, "block_begins", ctx, tile, memory, T)
     open_memory(memory, T)
     if EARLY > 0:
         if BROADCAST:
             broadcast_first(memory, tile)
-        if WINDOW > 0:
-            await_page_indices()
+        at(T, "early_loads_begin")
         load_early(ctx, tile, memory, T)
     _run_roles(G, A, memory, T)

@@ -1,4 +1,4 @@
-"""What a template keeps in shared and tensor memory: rings, tiles of a task, staged results, and their semaphores."""
+"""What a template keeps in shared and tensor memory: tiles of the rings, of a task and of the epilogue, and their pipelines."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,13 +14,22 @@ from tritonkittens.lang.memory.tensor_memory import tensor_allocator
 from tritonkittens.lang.schedule.cluster_split_k import new_mailboxes
 from tritonkittens.lang.schedule.dynamic_scheduler import tile_broadcast_memory
 from tritonkittens.lang.sync.semaphores import make_semaphores, new_semaphores, publish, semaphore
-from tritonkittens.lang.template.index_prefetch import new_windows
 from tritonkittens.lang.template.pipeline_state import phase_before
-from tritonkittens.lang.template.reduce_warp import reduce_semaphores
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
 from tritonkittens.lang.types.tiles import tt
 
-KEPT = ("common", "deferred")  # tiles that all consumers of a task share, in the order in which they need them
+BLOCK_TASK = ("task", "late_task")  # tiles that all consumers of a task share, in the order in which they need them
+
+
+def block_tasks(plan: Any) -> tuple[str, ...]:
+    """Those of `BLOCK_TASK` that a layout has."""
+    return tuple(group for group in BLOCK_TASK if getattr(plan, group) and (group != "task" or plan.per == "block"))
+
+
+def new_pipeline(t: Trace, stages: int, full_arrivals: int, empty_arrivals: int) -> struct:
+    """The full and empty barriers of so many stages, to be made by `open_memory`."""
+    full = new_semaphores(t, stages, full_arrivals)
+    return struct(full=full, empty=new_semaphores(t, stages, empty_arrivals))
 
 
 @op
@@ -30,71 +39,83 @@ def template_memory(t: Trace, T: Any) -> Any:
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
 
-    def named(what: str, tiles: dict[str, Any]) -> struct:
-        for n, tile in tiles.items():
-            tile._set_name(t.builder, f"{what}.{n}")  # what `inspect` calls the buffer
-        return struct(**tiles)
+    def rings(what: str, tiles: Any, number: int, of: str) -> struct:
+        return struct(**{n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles})
 
-    def rings(what: str, tiles: Any, number: int, of: str) -> dict[str, Any]:
-        return {n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles}
+    def tiles_of(name: str, number: int, of: str) -> None:
+        fields[name] = rings(name, getattr(plan, name), number, of)
 
-    ring = rings("input", plan.input, placed.stages, "stages")
-    lagged = rings("lagged", plan.lagged, placed.stages, "stages")
-    task = rings("task", plan.task, T.consumers, "consumers")
-    fields |= {group: named(group, rings(group, getattr(plan, group), 1, "slot")) for group in KEPT}
-    # Exchange tiles in front of reduce_buffer tiles of the same size, where the compiler puts them so: the backward of attention at dimension 64 takes 1 to 2 % less
-    # time, for the same instructions (why was not found: neither products nor stores nor copies alone care where in shared memory they tile)
-    fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
-    fields["reduce_buffer"] = named("reduce_buffer", rings("reduce_buffer", plan.reduce_buffer, T.consumers, "consumers"))
+    per_consumer = (T.consumers, "consumers")
+    tiles_of("input", placed.stages, "stages")
+    tiles_of("lagged", placed.stages, "stages")
+    tiles_of("task", *(per_consumer if plan.per == "consumer" else (1, "slot")))
+    tiles_of("late_task", 1, "slot")
+    # The exchange tiles before a reduce buffer of the same size, where the compiler then puts them (measured: docs/notes/attention_backward.md)
+    tiles_of("exchange", EXCHANGE_SLOTS, "slots")
+    tiles_of("reduce_buffer", *per_consumer)
     if placed.over_ring is None and placed.over_reduce_buffer is None:
-        fields["epilogue"] = named("finish", rings("finish", plan.epilogue, T.consumers, "consumers"))
-    fields |= {"ring": named("input", ring), "task": named("task", task), "lagged": named("lagged", lagged)}
-    fields |= _shared_by(T.cluster, plan, fields)
+        tiles_of("epilogue", *per_consumer)
     if plan.output:
-        fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
-        fields["output_full"] = new_semaphores(t, T.output_stages, T.team * WARPS)
-        fields["output_empty"] = new_semaphores(t, T.output_stages, 1)
-    fields["input_full"] = new_semaphores(t, placed.stages, 1)
-    fields["input_empty"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+        tiles_of("output", T.output_stages, "stages")
+    for name, group in fields.items():
+        for n, tile in group.fields.items():
+            tile._set_name(t.builder, f"{name}.{n}")  # what `inspect` calls the buffer
+    fields |= _shared_by(T.cluster, plan, fields)
+    found = _pipelines(t, T) | _other_memory(t, T)
+    for name, field in found.items():
+        field._set_name(t.builder, name.removesuffix("_pipeline"))
+    return struct(**fields, **found, **_accumulators(t, T))
+
+
+def _pipelines(t: Trace, T: Any) -> dict[str, Any]:
+    """The pipelines between producers, consumers and the storer: `NAME_pipeline` has the full and empty barriers of tiles NAME."""
+    plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
+    found: dict[str, Any] = {}
+    if plan.output:
+        found["output_pipeline"] = new_pipeline(t, T.output_stages, team, 1)
+    found["input_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
     if plan.lagged:
-        fields["lagged_full"] = new_semaphores(t, placed.stages, 1)
-        fields["lagged_empty"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
-    if plan.task:
-        fields["task_full"] = new_semaphores(t, T.consumers, 1)
-        fields["task_empty"] = new_semaphores(t, T.consumers, WARPS)
-    for group in KEPT:
-        if getattr(plan, group):
-            fields[f"{group}_full"] = new_semaphores(t, 1, 1)
-            fields[f"{group}_empty"] = new_semaphores(t, 1, T.consumers * WARPS)
+        found["lagged_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
+    if plan.task and plan.per == "consumer":
+        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
+    for group in block_tasks(plan):
+        found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, T.consumers * WARPS)
     if plan.epilogue_loads:
-        fields["epilogue_full"] = new_semaphores(t, T.consumers, 1)
-        fields["epilogue_empty"] = new_semaphores(t, T.consumers, WARPS)
+        found["epilogue_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
     if plan.epilogue_reloads:
-        fields["reload_full"] = new_semaphores(t, T.consumers, 1)
+        found["reload_full"] = new_semaphores(t, T.consumers, 1)
+    return found
+
+
+def _other_memory(t: Trace, T: Any) -> dict[str, Any]:
+    """What tile schedulers and extensions keep, and the barrier of epilogue tiles over the ring."""
+    found: dict[str, Any] = {}
     if T.sharers > 1:
-        fields |= new_mailboxes(t, T)
+        found |= new_mailboxes(t, T)
     if T.dynamic or T.broadcast_tile:
-        fields |= tile_broadcast_memory(t, T)
-    if plan.page_indices:
-        fields |= new_windows(t, T)
-    if T.reduces:
-        fields |= reduce_semaphores(t, T)
-    if placed.over_ring is not None:
-        fields["ring_empty"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.lagged_producer)
-    if t.chip.tcgen05:
-        for n, s in plan.accumulators:
-            for c in range(T.consumers):
-                fields[f"accumulator_{n}_{c}"] = t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
-    for name, field in fields.items():
-        if not isinstance(field, struct):
-            field._set_name(t.builder, name)
-    return struct(**fields)
+        found |= tile_broadcast_memory(t, T)
+    for extension in T.extensions:
+        found |= extension.added_memory(t, T)
+    if T.placement(t.arch).over_ring is not None:
+        found["ring_empty"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.lagged_producer)
+    return found
+
+
+def _accumulators(t: Trace, T: Any) -> dict[str, Any]:
+    """Accumulators in tensor memory, on chips that have it."""
+    if not t.chip.tcgen05:
+        return {}
+    found = {f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols)) for n, s in T._plan.accumulators for c in range(T.consumers)}
+    for name, field in found.items():
+        field._set_name(t.builder, name)
+    return found
 
 
 @op
 def open_memory(t: Trace, memory: Any, T: Any) -> Any:
-    """Make the semaphores of `template_memory`: behind it all threads of the block find them, and what copies."""
-    make_semaphores(t, [field for field in memory.fields.values() if isinstance(field, semaphore)])
+    """Make the semaphores of `template_memory`: after it all threads of the block, and copies, find them."""
+    pairs = [field.fields.values() if isinstance(field, struct) else (field,) for field in memory.fields.values()]
+    make_semaphores(t, [found for pair in pairs for found in pair if isinstance(found, semaphore)])
     if unwrap(T).cluster_size > 1:
         t.call(ptx_mbarrier.fence_init)
     publish(t)
@@ -104,13 +125,13 @@ def open_memory(t: Trace, memory: Any, T: Any) -> Any:
 def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
     """The rings, where so many blocks load the multicast tiles together."""
     return {rings: struct(**{name: ring.loaded_by(blocks) if name in plan.multicast else ring for name, ring in fields[rings].fields.items()})
-            for rings in ("ring", "lagged")}
+            for rings in ("input", "lagged")}
 
 
 @op
 def own_rings(t: Trace, memory: Any, T: Any) -> Any:
-    """The same memory, for a block of a cluster that loads its rings alone. The many copies of a slot with page_indices one thread issues: between two of them the
-    compiler would put a barrier."""
+    """The same memory, for a block of a cluster that loads its rings alone. One thread issues the many copies of a stage with page indices: between two of them
+    the compiler would put a barrier."""
     plan = unwrap(T)._plan
     rings = _shared_by(1, plan, memory.fields)
     if plan.page_indices:
@@ -123,30 +144,27 @@ def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
     return {name: t.call(ring.__getitem__, slot) for name, ring in rings.fields.items()}
 
 
-def block_task_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct]:
-    """The tiles that all consumers of a task share, by group, with the semaphores that they arrive on and that give them back. `phase`: of the task; `slot`:
-    zero."""
+def block_task_tiles(t: Trace, memory: Any, plan: Any, slot: Any, phase: Any) -> dict[str, struct]:
+    """The tiles that all consumers of a task share, by group, with their full and empty barriers. `phase`: of the task; `slot`: zero."""
     found = {}
-    for group in KEPT:
-        tiles = in_slot(t, memory.fields[group], slot)
-        if tiles:
-            semaphores = {name: t.call(memory.fields[f"{group}_{name}"].__getitem__, 0) for name in ("arrived", "finished")}
-            tiles |= dict(group=tl.constexpr(group), phase=phase, **semaphores)
-        found[group] = struct(**tiles)
+    for group in block_tasks(plan):
+        pipe = memory.fields[f"{group}_pipeline"]
+        barriers = {name: t.call(pipe.fields[name].__getitem__, 0) for name in ("full", "empty")}
+        found[group] = struct(**in_slot(t, memory.fields[group], slot), group=tl.constexpr(group), phase=phase, **barriers)
     return found
 
 
 @op
 def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
+    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the reduce buffers."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
     over = placed.over_ring if placed.over_reduce_buffer is None else placed.over_reduce_buffer
     if over is None:
         return struct(**in_slot(t, memory.epilogue, c))
     tiles = {}
-    homes = {**memory.ring.fields, **memory.lagged.fields} if placed.over_reduce_buffer is None else memory.reduce_buffer.fields
-    for (name, spec), places in zip(config._plan.finish, over, strict=True):
+    homes = {**memory.input.fields, **memory.lagged.fields} if placed.over_reduce_buffer is None else memory.reduce_buffer.fields
+    for (name, spec), places in zip(config._plan.epilogue, over, strict=True):
         source, slot, part, parts = places[c]
         piece = t.call(homes[source].__getitem__, slot).pieces[0]
         home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.cols), 2)
@@ -157,24 +175,25 @@ def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
 
 @op
 def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
-    """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with lagged tiles that which gives them back."""
-    tiles = in_slot(t, memory.ring, slot)
+    """The tiles of a stage; for the producer with its full barrier, for a consumer with lagged tiles with its empty barrier."""
+    tiles, pipe = in_slot(t, memory.input, slot), memory.input_pipeline
     if unwrap(producer):
-        tiles["full"] = t.call(memory.input_full.__getitem__, slot)
+        tiles["full"] = t.call(pipe.full.__getitem__, slot)
     elif memory.lagged.fields:
-        tiles["empty"] = t.call(memory.input_empty.__getitem__, slot)
+        tiles["empty"] = t.call(pipe.empty.__getitem__, slot)
     return struct(**tiles)
 
 
 @op
 def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
-    """What `compute` sees of the iteration before, and `compute_last` of the last: its lagged tiles, their semaphore and its phase, or all its tiles."""
+    """What `compute` sees of the previous iteration, and `compute_last` of the last: its lagged tiles, their full barrier and its phase, or all its tiles."""
     if not memory.lagged.fields:
         return t.call(slot_tiles, memory, slot)
-    return struct(**in_slot(t, memory.lagged, slot), arrived=t.call(memory.lagged_full.__getitem__, slot), phase=t.call(phase_before, phases, slot))
+    full = t.call(memory.lagged_pipeline.full.__getitem__, slot)
+    return struct(**in_slot(t, memory.lagged, slot), full=full, phase=t.call(phase_before, phases, slot))
 
 
 @op
 def output_tiles(t: Trace, memory: Any, slot: Any) -> Any:
     """The tiles of a slot of the output ring."""
-    return struct(**in_slot(t, memory.outputs, slot))
+    return struct(**in_slot(t, memory.output, slot))

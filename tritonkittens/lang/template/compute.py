@@ -1,0 +1,174 @@
+"""How the compute hooks are called, and what each must do, checked when the kernel is compiled; the release of pipeline stages."""
+from __future__ import annotations
+
+from typing import Any
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.sync.semaphores import arrive, wait
+from tritonkittens.lang.template.storage import BLOCK_TASK
+
+
+def counted(t: Trace, hook: Any, key: str, counters: tuple[str, ...], *args: Any) -> tuple[Any, list[int]]:
+    """Call a hook; what it returns and how much it adds to counters of the bill. A hook that is already in the module is not traced again: then, what it added
+    when it was."""
+    account, found = bill(), []
+    before = [getattr(account, counter) for counter in counters]
+    result = t.call(hook, *args)
+    for counter, value in zip(counters, before, strict=True):
+        added, name = getattr(account, counter) - value, f"{counter} {key}"
+        if added or name not in account.by_hook:
+            account.by_hook[name] = added
+        found.append(account.by_hook[name])
+    return result, found
+
+
+@op
+def await_block_task(t: Trace, tiles: Any) -> Any:
+    """Wait until the block's task tiles are full, when a task begins, or its late ones, after the first iteration: a parity tells two phases apart, so no consumer
+    may miss one."""
+    if "group" in tiles.fields:
+        t.call(wait, tiles.full, tiles.phase)
+
+
+@op
+def release_block_task(t: Trace, ctx: Any, computed_last: Any = False) -> Any:
+    """Release the block's task tiles that hook `compute_last`, where it was called, has not released."""
+    last = f"compute_last: {type(unwrap(ctx.config)).compute_last.cache_key}" if unwrap(computed_last) else ""
+    for group in BLOCK_TASK:
+        if group in ctx.fields and "group" in ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {last}", 0):
+            t.call(arrive, ctx.fields[group].empty, per="warp")
+
+
+@op
+def call_start(t: Trace, ctx: Any) -> Any:
+    """The state that a consumer begins a task with."""
+    hook = getattr(type(unwrap(ctx.config)), "start", None)
+    return struct() if hook is None else _state(t, ctx, "start", t.call(hook, ctx), None)
+
+
+@op
+def call_load_params(t: Trace, ctx: Any) -> Any:
+    """The context plus what hook `load_params` returns."""
+    hook = getattr(type(unwrap(ctx.config)), "load_params", None)
+    return ctx if hook is None else struct(**{**ctx.fields, "params": t.call(hook, ctx)})
+
+
+def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
+    name = type(unwrap(ctx.config)).__name__
+    if not isinstance(new, struct):
+        raise TileError(f"{name}.{what} must return the state (a tk.struct), got {new!r}")
+    if old is not None and new.type != old.type:
+        raise TileError(f"{name}.{what} returns a state of type {new.type!r}; it must keep the type {old.type!r}")
+    return new
+
+
+def _hook(what: str) -> Any:
+    def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
+        config = unwrap(ctx.config)
+        hook = getattr(type(config), what)
+        read_before = bill().reads_shared
+        lagged = ("released", "awaited") if config._plan.lagged else ()
+        added = tuple(counter for extension in config.extensions for counter in extension.counters)
+        wanted = (*lagged, *added, *(f"{group}_released" for group in BLOCK_TASK))
+        new, counts = counted(t, hook, f"{what}: {hook.cache_key}", wanted, ctx, state, *inputs)
+        found = dict(zip(wanted, counts, strict=True))
+        if lagged:
+            _check_lagged(config, what, found["released"], found["awaited"])
+        for extension in config.extensions:
+            extension.check_hook(config, what, found)
+        for group in BLOCK_TASK:
+            _check_released(config, what, group, found[f"{group}_released"])
+        _note_reads(read_before)
+        return _state(t, ctx, what, new, state)
+
+    call.__name__ = f"_{what}"
+    return op(call)
+
+
+def _note_reads(before: int) -> None:
+    """Remember whether hooks that work on ring slots read shared memory into registers. A function that is already in the module is not traced again: what was
+    read before the first of these hooks counts too."""
+    account = bill()
+    account.reads_ring = bool(account.reads_ring) or account.reads_shared > (0 if account.reads_ring is None else before)
+
+
+def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
+    """Refuse a hook that does not release its input once or does not wait for its lagged tiles once. Calls in a helper function are not seen where the same
+    function was called before."""
+    name = type(config).__name__
+    if released != (what != "compute_last"):
+        raise TileError(f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input once, in the hook itself, "
+                        "'compute_last' has none")
+    if awaited != (what != "compute_first"):
+        raise TileError(f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "
+                        "'compute_first' has none")
+
+
+def _check_released(config: Any, what: str, group: str, times: int) -> None:
+    if times > (what == "compute_last"):
+        raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may release them, once")
+
+
+call_compute, call_compute_last, _first_hook = _hook("compute"), _hook("compute_last"), _hook("compute_first")
+
+
+@op
+def call_compute_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
+    """Iteration 0 of a pipelined computation."""
+    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "compute_first") else t.call(call_compute, ctx, state, input, input)
+
+
+@op
+def release(t: Trace, ctx: Any, tiles: Any) -> Any:
+    """Release the input tiles of this iteration to the producer: `compute_first` and `compute` of a template with lagged tiles do so once, as soon as nothing reads
+    the tiles any more. Or, in `compute_last` itself, release `ctx.task` tiles with `per="block"` or `ctx.late_task` tiles: stores that read them have been waited
+    for (`tk.store_read_wait`)."""
+    account, group = bill(), unwrap(tiles.fields.get("group"))
+    if group is not None:
+        setattr(account, f"{group}_released", getattr(account, f"{group}_released") + 1)
+        t.call(arrive, tiles.empty, per="warp")
+        return
+    account.released += 1
+    t.call(_release, tiles.empty, ctx.config)
+
+
+@op
+def wait_for(t: Trace, tiles: Any) -> Any:
+    """Wait until lagged tiles are full: `compute` and `compute_last` do so once, before they use them and after what needs the input only. Or, in `compute_first`,
+    wait for `ctx.late_task`, where it uses them; later hooks need not wait."""
+    group = unwrap(tiles.fields.get("group"))
+    if group == "task":
+        raise TileError("wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself are late_task tiles")
+    bill().awaited += group is None
+    t.call(wait, tiles.full, tiles.phase)
+
+
+@op
+def release_slot(t: Trace, empty: Any, slot: Any, T: Any) -> Any:
+    """Release a stage, after the hook that used it."""
+    t.call(_release, t.call(empty.__getitem__, slot), T, bill().reads_ring is False)
+
+
+@op
+def release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
+    """Release what is left of the previous iteration's stage: its lagged tiles, or all of it."""
+    t.call(release_slot, (memory.lagged_pipeline if memory.lagged.fields else memory.input_pipeline).empty, slot, T)
+
+
+@op
+def _release(t: Trace, bar: Any, T: Any, unread: Any = False) -> Any:
+    """Arrive at the empty barrier of a stage, for the producers of all blocks of the cluster: each writes into the stages of all.
+
+    Scope "cta" is enough in a cluster too: what reads a stage are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences,
+    unless no thread reads the stage (`unread`).
+    """
+    cluster = unwrap(T).cluster
+    for rank in range(cluster):
+        t.call(arrive, bar, per="warp", cta=rank if cluster > 1 else None, scope="cta", fenced=unread)
+
+
+__all__ = ["release", "wait_for"]

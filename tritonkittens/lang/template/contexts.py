@@ -1,0 +1,85 @@
+"""What the hooks of a template see: the context of a task, of an iteration, of a consumer."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.register.compiler_hints import opaque_zero
+from tritonkittens.lang.schedule.tile_scheduler import extra
+from tritonkittens.lang.sync.cluster import cluster_rank
+from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, in_slot
+
+
+@op
+def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
+    """What all hooks see before `setup` has said what the task is."""
+    plan, args = unwrap(T)._plan, dict(zip(unwrap(T)._plan.args, A, strict=False))
+    tensors = {}
+    for (name, tiles), g in zip(plan.globals, G, strict=True):
+        tensors[name] = g if not tiles else struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([]),
+                                                   **({"ragged": None} if name in plan.ragged else {}))
+    rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
+    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).dynamic else ()
+    split = dict(zip(names, extra(T, A), strict=False))
+    if unwrap(T).sharers > 1:
+        split["part"] = t.call(cluster_rank)
+    return struct(globals=struct(**tensors), args=struct(**args), config=T, rank=rank, **split)
+
+
+@op
+def extended(t: Trace, ctx: Any, more: Any) -> Any:
+    """The context plus the fields of a work tile."""
+    scalars = {n: t.scalar(v) if isinstance(unwrap(v), int) and n != "edges" else v for n, v in more.fields.items()}
+    return struct(**{**ctx.fields, **scalars})
+
+
+@op
+def at_iteration(t: Trace, ctx: Any, i: Any, edge: Any = None) -> Any:
+    """The context of an iteration; for consumers also whether it is an `edge`."""
+    return struct(**{**ctx.fields, "iter": i, **({} if edge is None else {"edge": edge})})
+
+
+@op
+def marked_edges(t: Trace, tile: Any) -> Any:
+    """Which iterations of a index are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
+    edges = unwrap(tile.edges)
+    return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
+
+
+@op
+def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
+    """The context with the block's task tiles addressed anew: their slot is zero, but the compiler cannot tell. Otherwise it would compute the descriptors of all
+    their parts once, and keep them in registers that accumulators need."""
+    plan = unwrap(ctx.config)._plan
+    groups = block_tasks(plan)
+    return struct(**{**ctx.fields, **block_task_tiles(t, memory, plan, t.call(opaque_zero), ctx.fields[groups[0]].phase)}) if groups else ctx
+
+
+@op
+def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
+    """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
+    config, c = unwrap(ctx.config), unwrap(worker)
+    plan = config._plan
+    tiles = {"reduce_buffer": struct(**in_slot(t, memory.reduce_buffer, c)), "exchange": memory.exchange, "task": struct(), "late_task": struct()}
+    if plan.per == "consumer":
+        tiles["task"] = struct(**in_slot(t, memory.task, c))
+    tiles |= block_task_tiles(t, memory, plan, 0, t.method(turn, "__and__", 1))
+    place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in plan.accumulators}
+    return struct(**{**ctx.fields, "consumer": tl.constexpr(c % config.team), "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
+
+
+@op
+def without(t: Trace, ctx: Any, *names: Any) -> Any:
+    """The context without these fields: their tiles were released."""
+    gone = [unwrap(name) for name in names]
+    return struct(**{n: v for n, v in ctx.fields.items() if n not in gone})
+
+
+@op
+def after_input(t: Trace, ctx: Any) -> Any:
+    """The context after a consumer has released its own task tiles."""
+    return t.call(without, ctx, "task") if unwrap(ctx.config)._plan.per == "consumer" else ctx

@@ -1,0 +1,135 @@
+"""The end of a task: epilogue tiles, the call of `finish`, and stores."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.memory.tma import store_read_wait
+from tritonkittens.lang.schedule.cluster_split_k import join_in_cluster
+from tritonkittens.lang.schedule.split_k import join_parts, own_part
+from tritonkittens.lang.sync.semaphores import arrive, sync, wait
+from tritonkittens.lang.template.compute import counted
+from tritonkittens.lang.template.consumer_barriers import meet_at_end
+from tritonkittens.lang.template.extension import at, values_from
+from tritonkittens.lang.template.storage import epilogue_tiles
+from tritonkittens.lang.types.tiles import split, st
+
+
+@op
+def call_store(t: Trace, ctx: Any, output: Any) -> Any:
+    """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
+    config = unwrap(ctx.config)
+    expected = copies(config._plan.output)
+    _, (stored,) = counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
+    if stored != expected:
+        raise TileError(f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the argument exactly once")
+
+
+@op
+def wait_for_stores(t: Trace, ctx: Any, slots: Any) -> Any:
+    """Wait until at most the stores of the newest `slots` slots still read shared memory."""
+    t.call(store_read_wait, unwrap(slots) * copies(unwrap(ctx.config)._plan.output))
+
+
+def copies(tiles: Any) -> int:
+    """TMA copies (bulk groups) that storing each of these tiles takes."""
+    return sum(len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length)) for _, tile in tiles)
+
+
+def _loads_tiles(config: Any) -> bool:
+    """Are tiles among what is loaded for `finish`, which stores may still be reading, and not only vectors?"""
+    return any(isinstance(tile, st) for n, tile in config._plan.epilogue if n in config._plan.epilogue_loads)
+
+
+@op
+def release_epilogue(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
+    """Let the producer load for `finish`, or consumers write a reduce buffer over which the previous task's results were staged. Called in the first iteration:
+    by then the previous task's stores have been read while products were in flight."""
+    config = unwrap(T)
+    if config.placement(t.arch).over_reduce_buffer is not None:
+        t.call(_leave_epilogue, T)
+    if not config._plan.epilogue_loads:
+        return
+    if _loads_tiles(config):
+        t.call(store_read_wait, 0)
+    t.call(arrive, t.call(memory.epilogue_pipeline.empty.__getitem__, worker), per="warp")
+
+
+@op
+def _leave_epilogue(t: Trace, T: Any) -> Any:
+    """All stores have read shared memory, and products are done: of all consumers whose tiles lie over one another."""
+    t.call(store_read_wait, 0)
+    if unwrap(T).placement(t.arch).over_own:
+        t.call(sync)
+    else:
+        t.call(meet_at_end, T)
+
+
+def staged(t: Trace, ctx: Any, memory: Any) -> Any:
+    """The epilogue tiles of a consumer, with the barrier on which it loads them itself, if it does."""
+    tiles = t.call(epilogue_tiles, ctx, memory, ctx.worker)
+    if unwrap(ctx.config)._plan.epilogue_reloads:
+        tiles = struct(**tiles.fields, reload_full=t.call(memory.reload_full.__getitem__, unwrap(ctx.worker)))
+    return tiles
+
+
+@op
+def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+    hook = getattr(type(unwrap(ctx.config)), "finish", None)
+    if hook is not None:
+        t.call(hook, ctx, state, staged(t, ctx, memory))
+
+
+@triton.jit
+def _finish_if_last(ctx, state, memory):
+    """Finish a task that blocks share, where this one is the last of them."""
+    state, last = join_parts(ctx, own_part(ctx, state))
+    if last:
+        _call_finish(ctx, state, memory)
+
+
+@op
+def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
+    """Stage and store the results. The epilogue tiles must be free: the previous task's stores have read them, and over the ring all consumers are done.
+
+    `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion of the
+    previous task. So no role is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another task?
+    Blocks that share tasks wait for that to send it their sums.
+    """
+    config = unwrap(ctx.config)
+    placed, plan = config.placement(t.arch), config._plan
+    over_ring = placed.over_ring is not None
+    if placed.over_reduce_buffer is not None:
+        t.call(at, config, "epilogue_begins", ctx, memory, phases)
+        t.call(_leave_epilogue, ctx.config)
+    elif over_ring:  # one consumer too: its warps leave the last stage at different times
+        t.call(meet_at_end, ctx.config)
+        t.call(wait, t.call(memory.ring_empty.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
+    elif plan.epilogue and not _loads_tiles(config):
+        t.call(store_read_wait, 0)
+    if plan.epilogue_loads:
+        t.call(wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+    if config.splits:
+        t.call(_finish_if_last, ctx, state, memory)
+    elif config.sharers > 1:
+        t.call(_call_finish, ctx, t.call(join_in_cluster, ctx, state, memory, turn, more), memory)
+    else:
+        t.call(_call_finish, ctx, state, memory)
+    if over_ring:
+        t.call(store_read_wait, 0)
+        t.call(arrive, t.call(memory.ring_empty.__getitem__, 0), per="warp")
+
+
+@op
+def end_task(t: Trace, carried: Any, ctx: Any, ended: Any, state: Any, memory: Any, turn: Any, phases: Any, tile: Any, more: Any) -> Any:
+    """Finish a task, or let an extension do it (point `task_ends`); returns what the extensions carry to the next task."""
+    config = unwrap(ctx.config)
+    if any("task_ends" in extension.points for extension in config.extensions):
+        return t.call(values_from, config, "task_ends", carried, ctx, ended, state, memory, ended.worker, turn, tile)
+    t.call(finish_task, ended, state, memory, turn, phases, more)
+    return carried

@@ -1,0 +1,59 @@
+"""What was chosen for a template on an architecture, and why, as text."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tritonkittens.lang.template.smem_plan import MANY_STAGES, Placement
+
+if TYPE_CHECKING:
+    from tritonkittens.lang.template.template import lcf
+
+
+def explained(T: lcf, fitted: lcf, arch: int) -> str:
+    """The text of `explain()`. `fitted`: the template that compiled, where it has fewer stages than this one would have."""
+    placed = fitted.placement(arch)
+    return "\n".join([f"{type(T).__name__} on sm_{arch}", *_ring(T, placed, arch, fitted is not T), *_registers(T), *_tasks(T),
+                      *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)), *_clusters(T, placed, arch)])  # fmt: skip
+
+
+def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
+    stage = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.ring)
+    why = "given" if T.stages is not None else f"as many as fit beside the other tiles, at most {MANY_STAGES}"
+    if is_fitted:
+        first = T.placement(arch)
+        tried = f"{first.stages}" if first.stages != placed.stages else f"{first.stages} beside the epilogue tiles"
+        why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
+    lines = [f"  stages {placed.stages} ({why}): a stage is {stage}"]
+    if T._plan.epilogue:
+        place = "over the reduce buffers" if placed.over_reduce_buffer is not None else (
+            "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
+            f"over the ring from stage {placed.safe_stages} on: beside it there is room for too few stages")
+        tiles = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.epilogue)
+        lines.append(f"  epilogue tiles {place}: {tiles} for each of {T.consumers} consumers")
+    return lines
+
+
+def _registers(T: lcf) -> list[str]:
+    registers = T.registers()
+    given = "given" if T.consumer_registers else "what the block's share of the register file leaves" if T.reallocates else (
+        "an equal share is enough, and spares moving them")
+    return [f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {T.blocks_per_sm} block(s) an SM"]
+
+
+def _tasks(T: lcf) -> list[str]:
+    share = "a task each" if T.pingpong else "one task together"
+    once = ", no loop over tasks" if T.one_tile_per_block else ""
+    lines = [f"  {T.consumers} consumer warpgroup(s) take {share}; {T.schedule!r}, {T.order!r}{once}"]
+    return lines + ["  a warp of its own loads lagged tiles"] * T.lagged_producer
+
+
+def _clusters(T: lcf, placed: Placement, arch: int) -> list[str]:
+    lines = []
+    if T.staggers(arch):
+        lines.append(f"  each consumer lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
+    if T.cluster > 1:
+        lines.append(f"  clusters of {T.cluster} blocks load {', '.join(T._plan.multicast) or 'nothing'} together")
+    if T.sharers > 1:
+        what = "parts" if T._plan.merged else "sums"
+        lines.append(f"  clusters of {T.sharers} blocks share a task's iterations; {T.received} bytes for the {what} that they send each other")
+    return lines

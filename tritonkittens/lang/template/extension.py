@@ -1,0 +1,113 @@
+"""What an extension of a template is: a mixin class that adds hooks, layout fields, shared memory, warps, and code at points of the roles' loops.
+
+    class MyKernel(tk.ReduceStoreWarp, tk.lcf): …
+
+The roles call a fixed list of points (`POINTS`) and name no extension. A template without extensions has no code there.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.template.hook_table import Hook
+
+# Points by role: what an extension's function gets there, and what it returns
+POINTS: dict[str, str] = {
+    # consumer
+    "consumer_begins": "(ctx, A, T) → what is carried from task to task",
+    "task_begins": "(carried, ctx, memory, WORKER, turn) → what is constant during a task",
+    "consumer_iteration": "(ctx, memory, phases) → the context of an iteration, or of compute_last",
+    "iteration_ends": "(constant, ctx, memory, i): after the hook of iteration i of a pipelined computation",
+    "task_ends": "(carried, ctx, ended, state, memory, WORKER, turn, tile) → carried: instead of hook finish; ended: the task's context",
+    "epilogue_begins": "(ctx, memory, phases): before results are staged over tiles that the task used",
+    "consumer_ends": "(carried, ctx, memory, WORKER, turn)",
+    # producer; PART is 0, or 1 in a producer of lagged tiles
+    "block_begins": "(ctx, tile, memory, T): before the barriers are made and the roles begin",
+    "early_loads_begin": "(): before the loads that precede the roles",
+    "producer_task_begins": "(ctx, memory, turn, PART, T)",
+    "producer_iteration_begins": "(i, T)",
+    "producer_iteration": "(ctx, memory, i, PART, T) → the context of iteration i",
+    "producer_iteration_ends": "(ctx, memory, i, PART, T)",
+}
+
+
+class Extension:
+    """Base of the extensions. The methods get the template `T`; what they return adds to what the core has."""
+
+    added_hooks: ClassVar[tuple[Hook, ...]] = ()
+    replaced_hooks: ClassVar[tuple[str, ...]] = ()  # hooks of the core that a template with this extension does not need
+    added_fields: ClassVar[tuple[str, ...]] = ()  # fields of `tk.layout`
+    needs_fields: ClassVar[bool] = True  # must a layout have one of them? Otherwise the extension is active where it has
+    counters: ClassVar[tuple[str, ...]] = ()  # fields of the bill (`core/resources.py`) that are counted in the compute hooks, for `check_hook`
+    points: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    @staticmethod
+    def check_template(T: Any) -> None:
+        """Raise `TileError` for knobs, hooks or a layout that do not go together."""
+
+    @staticmethod
+    def check_hook(T: Any, what: str, counts: dict[str, int]) -> None:
+        """Raise `TileError` where compute hook `what` does not call the extension's operations as often as it must."""
+
+    @staticmethod
+    def added_memory(t: Trace, T: Any) -> dict[str, Any]:
+        """Tiles and pipelines in shared memory, by name."""
+        return {}
+
+    @staticmethod
+    def added_warps(T: Any) -> list[tuple[Any, int]]:
+        """Roles of one warp each: (`@triton.jit` function, its number)."""
+        return []
+
+    @staticmethod
+    def explained_lines(T: Any, arch: int) -> list[str]:
+        """Lines of `explain()`."""
+        return []
+
+
+def extensions_of(cls: type) -> tuple[type[Extension], ...]:
+    """The extensions that a template's class derives from."""
+    return tuple(c for c in cls.__mro__ if Extension in c.__bases__)
+
+
+def _functions(T: Any, point: Any) -> list[tuple[str, Any]]:
+    name = unwrap(point)
+    return [(e.__name__, e.points[name]) for e in unwrap(T).extensions if name in e.points]
+
+
+@op
+def values_at(t: Trace, T: Any, point: Any, *args: Any) -> Any:
+    """Call a point of every extension: a record of what each returns."""
+    return struct(**{name: t.call(function, *args) for name, function in _functions(T, point)})
+
+
+@op
+def values_from(t: Trace, T: Any, point: Any, values: Any, *args: Any) -> Any:
+    """The same, where each gets its own of these values, and keeps it where it has no such point."""
+    changed = {name: t.call(function, values.fields.get(name), *args) for name, function in _functions(T, point)}
+    return struct(**(values.fields | changed))
+
+
+@op
+def at(t: Trace, T: Any, point: Any, *args: Any) -> Any:
+    """Call a point of every extension."""
+    for _, function in _functions(T, point):
+        t.call(function, *args)
+
+
+@op
+def at_with(t: Trace, T: Any, point: Any, values: Any, *args: Any) -> Any:
+    """The same, where each gets its own of these values."""
+    for name, function in _functions(T, point):
+        t.call(function, values.fields.get(name), *args)
+
+
+@op
+def context_at(t: Trace, T: Any, point: Any, ctx: Any, *args: Any) -> Any:
+    """A context, after a point of every extension has added to it."""
+    for _, function in _functions(T, point):
+        ctx = t.call(function, ctx, *args)
+    return ctx

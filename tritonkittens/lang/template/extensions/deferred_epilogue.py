@@ -1,0 +1,229 @@
+"""Results that wait in registers and leave during the products of the thread block's next task."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import name_of
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import shape_of, struct
+from tritonkittens.lang.register.construction import zero
+from tritonkittens.lang.schedule.split_k import join_parts, own_part
+from tritonkittens.lang.schedule.tile_scheduler import any_tile
+from tritonkittens.lang.sync.semaphores import wait
+from tritonkittens.lang.template.contexts import extended, of_consumer, without
+from tritonkittens.lang.template.epilogue import staged
+from tritonkittens.lang.template.extension import Extension
+from tritonkittens.lang.template.facts import facts
+from tritonkittens.lang.template.hook_table import CONSUMER, Hook
+
+
+@op
+def _tiles(t: Trace, T: Any) -> Any:
+    """How many tiles of results wait."""
+    return tl.constexpr(len(unwrap(T)._plan.deferred_results))
+
+
+@op
+def _every(t: Trace, T: Any) -> Any:
+    """Iterations in which one of them leaves."""
+    return tl.constexpr(1 + unwrap(T)._plan.deferred_steps)
+
+
+# ---------------------------------------------------------------- the hooks
+
+
+def _staged(t: Trace, ctx: Any, memory: Any) -> Any:
+    """The epilogue tiles, without those of `epilogue_loads`: the producer already loads these for the next task."""
+    return t.call(without, staged(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
+
+
+@op
+def _call_defer_results(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+    config = unwrap(ctx.config)
+    results = t.call(type(config).defer_results, ctx, state, staged(t, ctx, memory))
+    declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.deferred_results}
+    if not isinstance(results, struct) or {n: (shape_of(v), v.dtype) for n, v in results.fields.items()} != declared:
+        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in results.fields.items()) if isinstance(results, struct) else repr(results)
+        raise TileError(f"{type(config).__name__}.defer_results: must return a tk.struct as layout(deferred_results={dict(config._plan.deferred_results)}) says, "
+                        f"not {have}")
+    return struct(**{n: results.fields[n] for n in declared})
+
+
+@triton.jit
+def _defer_joined(ctx, state, memory):
+    """The results of a task that blocks share, and whether this block is the last of them. In another block the results are unused; a branch would keep the
+    previous task's results in registers."""
+    state, last = join_parts(ctx, own_part(ctx, state))
+    return _call_defer_results(ctx, state, memory), tl.where(last, 1, 0)
+
+
+@op
+def _defer(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+    """(what hook `defer_results` returns, 1 or 0 where another block finishes the task)."""
+    config = unwrap(ctx.config)
+    if config._plan.epilogue_loads:
+        t.call(wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+    if config.splits:
+        return t.call(_defer_joined, ctx, state, memory)
+    return tl.tuple([t.call(_call_defer_results, ctx, state, memory), 1])
+
+
+@op
+def _store(t: Trace, ctx: Any, results: Any, memory: Any, n: Any) -> Any:
+    """Store tile number n, or stage it for `finish_deferred`."""
+    config, n = unwrap(ctx.config), unwrap(n)
+    t.call(type(config).store_deferred, ctx, results.fields[config._plan.deferred_results[n][0]], _staged(t, ctx, memory), tl.constexpr(n))
+
+
+@op
+def _finish(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> Any:
+    """Step `step` of `steps` on tile number n, which is staged."""
+    hook = getattr(type(unwrap(ctx.config)), "finish_deferred", None)
+    if hook is not None:
+        t.call(hook, ctx, _staged(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
+
+
+@op
+def _prefetch(t: Trace, ctx: Any, memory: Any) -> Any:
+    """Start the loads for the next results, once the previous task's have left the epilogue tiles."""
+    hook = getattr(type(unwrap(ctx.config)), "prefetch_deferred", None)
+    if hook is not None and unwrap(ctx.config)._plan.epilogue_reloads:
+        t.call(hook, ctx, _staged(t, ctx, memory))
+
+
+# ---------------------------------------------------------------- the points
+
+
+@triton.jit
+def _until(T: tl.constexpr):
+    """The iteration in which the previous task's results have left."""
+    return facts(T).stages - 1 + _tiles(T) * _every(T)
+
+
+@triton.jit
+def _store_at(before, results, memory, i, pending, T: tl.constexpr):
+    """After the product of iteration i: store or stage one tile of the previous task's results, or take one step on it, by code that all tiles share. The first
+    iterations do neither: while the other consumer ends its task, the tensor cores have only this one's products."""
+    TILES: tl.constexpr = _tiles(T)
+    EVERY: tl.constexpr = _every(T)
+    FIRST: tl.constexpr = facts(T).stages - 1
+    if (i >= FIRST) & (i < _until(T)) & (pending > 0):
+        step = (i - FIRST) % EVERY
+        if EVERY == 1 or step == 0:
+            for n in tl.static_range(TILES):
+                if i == FIRST + n * EVERY:
+                    _store(before, results, memory, n)
+        else:
+            _finish(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
+
+
+@op
+def _nothing(t: Trace, T: Any) -> Any:
+    """The results before the first task has ended."""
+    return struct(**{n: t.call(zero, tile) for n, tile in unwrap(T)._plan.deferred_results})
+
+
+@op
+def _record(t: Trace, results: Any, done: Any, pending: Any) -> Any:
+    return struct(results=results, done=done, pending=t.scalar(pending))
+
+
+@triton.jit
+def _consumer_begins(ctx, A, T: tl.constexpr):
+    # Not the first task's tile: in Triton 3.9 a loop does not carry a name that it gives another one's value where both begin as the same value
+    return _record(_nothing(T), any_tile(ctx, A), 0)
+
+
+@op
+def _during(t: Trace, carried: Any, before: Any) -> Any:
+    return struct(results=carried.results, pending=carried.pending, before=before)
+
+
+@triton.jit
+def _task_begins(carried, ctx, memory, WORKER: tl.constexpr, turn):
+    return _during(carried, of_consumer(extended(ctx, carried.done), memory, WORKER, turn))
+
+
+@triton.jit
+def _iteration_ends(during, mine, memory, i):
+    _store_at(during.before, during.results, memory, i, during.pending, mine.config)
+    if i == _until(mine.config):
+        _prefetch(mine, memory)
+
+
+@triton.jit
+def _task_ends(carried, ctx, ended, state, memory, WORKER: tl.constexpr, turn, tile):
+    """What the iterations of a short task have not stored leaves before the task's own results are computed."""
+    T: tl.constexpr = ctx.config
+    before = of_consumer(extended(ctx, carried.done), memory, WORKER, turn)
+    for j in range(tl.maximum(tile.count, facts(T).stages - 1), _until(T)):
+        _store_at(before, carried.results, memory, j, carried.pending, T)
+    if tile.count <= _until(T):
+        _prefetch(ended, memory)
+    results, pending = _defer(ended, state, memory, turn)
+    return _record(results, tile, pending)
+
+
+@triton.jit
+def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
+    """The results of the block's last task: no products overlap with them, nor need registers."""
+    T: tl.constexpr = ctx.config
+    TILES: tl.constexpr = _tiles(T)
+    EVERY: tl.constexpr = _every(T)
+    before = of_consumer(extended(ctx, carried.done), memory, WORKER, turn)
+    if carried.pending > 0:
+        for tile in range(TILES):
+            for n in tl.static_range(TILES):
+                if tile == n:
+                    _store(before, carried.results, memory, n)
+            if EVERY > 1:
+                _finish(before, memory, tile, 0, 1)
+
+
+class DeferredEpilogue(Extension):
+    """Results wait in registers, in fewer than accumulators take, and leave during the products of the thread block's next task.
+
+    The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations after one that stages a tile, in each of which
+    hook `finish_deferred` is called. Hook `defer_results` replaces `finish`. `epilogue_reloads` tiles are loaded by `prefetch_deferred` and the hooks after it."""
+
+    added_hooks: ClassVar[tuple[Hook, ...]] = (
+        Hook("defer_results", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "epilogue"), "a `tk.struct` of the layout's `deferred_results`",
+             "Returns the task's results.", "deferred_results"),
+        Hook("store_deferred", CONSUMER, "after the product of an iteration", ("ctx", "tile", "epilogue", "n"), "",
+             "Stores result tile number `n` (a constant) through the epilogue tiles, except those in `epilogue_loads`. `ctx` is that of the task that computed it.",
+             "deferred_results"),
+        Hook("finish_deferred", CONSUMER, "after each of the next `deferred_steps` iterations", ("ctx", "epilogue", "n", "step", "steps"), "",
+             "Takes one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only staged; without products to overlap with, all in "
+             "one step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the instruction cache."),
+        Hook("prefetch_deferred", CONSUMER, "once a task, before `defer_results`", ("ctx", "epilogue"), "",
+             "Starts the loads of what will be added to the first result tile, as soon as the previous task's results have left the epilogue tiles."),
+    )  # fmt: skip
+    replaced_hooks: ClassVar[tuple[str, ...]] = ("finish",)
+    needs_fields: ClassVar[bool] = False
+    added_fields: ClassVar[tuple[str, ...]] = ("deferred_results", "deferred_steps")
+    points: ClassVar[dict[str, Callable[..., Any]]] = dict(
+        consumer_begins=_consumer_begins, task_begins=_task_begins, iteration_ends=_iteration_ends, task_ends=_task_ends, consumer_ends=_consumer_ends,
+    )  # fmt: skip
+
+    @staticmethod
+    def check_template(T: Any) -> None:
+        plan = T._plan
+        if not T.pipelined or T.sharers > 1 or plan.reduce_buffer:
+            raise T._error(f"(schedule={T.schedule!r}): deferred results are stored during products of the next task; that needs hook 'compute_last', whole tasks "
+                           "of a block, and no reduce buffer")
+        if plan.epilogue_reloads and T.splits:
+            raise T._error(f"(schedule={T.schedule!r}): of the blocks that share a task only one stores deferred results; none can load epilogue tiles itself "
+                           f"(epilogue_reloads={plan.epilogue_reloads})")
+
+    @staticmethod
+    def explained_lines(T: Any, arch: int) -> list[str]:
+        plan, stages = T._plan, T.placement(arch).stages
+        tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.deferred_results)
+        often = "an iteration" if plan.deferred_steps == 0 else f"in {1 + plan.deferred_steps} iterations"
+        return [f"  results wait in registers ({tiles}) and leave during the next task, a tile {often}, after its first {stages - 1}"]

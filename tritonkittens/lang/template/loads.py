@@ -1,0 +1,89 @@
+"""The copies that the producers start: how each load hook is called, and what it must do, checked when the kernel is compiled."""
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.sync.semaphores import expect, wait
+from tritonkittens.lang.template.compute import counted
+from tritonkittens.lang.template.smem_plan import nbytes
+from tritonkittens.lang.template.storage import block_tasks, in_slot, slot_tiles
+
+
+def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
+    """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
+    _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
+    if copied != expected:
+        raise TileError(f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
+                        "tile of the argument exactly once, with its `full` as the barrier")
+
+
+@op
+def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    """Ask for the input tiles of an iteration."""
+    config = unwrap(ctx.config)
+    expected = nbytes(config._plan.input)
+    t.call(expect, t.call(memory.input_pipeline.full.__getitem__, slot), expected)
+    _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(slot_tiles, memory, slot, True))
+
+
+@op
+def load_lagged(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    """Ask for the lagged tiles of an iteration."""
+    config = unwrap(ctx.config)
+    expected, bar = nbytes(config._plan.lagged), t.call(memory.lagged_pipeline.full.__getitem__, slot)
+    t.call(expect, bar, expected)
+    tiles = struct(**in_slot(t, memory.lagged, slot), full=bar)
+    _checked_load(t, type(config).load_lagged, "load_lagged", None, expected, ctx, tiles)
+
+
+@triton.jit
+def _remainder(number, divisor: tl.constexpr):
+    return number % divisor
+
+
+def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, pipe: Any, turn: Any) -> None:
+    """Fill tiles of every consumer of the task, once it has released those of its previous task."""
+    config = unwrap(ctx.config)
+    expected, teams = nbytes(chosen), config.consumers // config.team
+    first = t.call(_remainder, turn, teams) if teams > 1 else None
+    phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
+    for c in range(config.team):
+        worker = first if teams > 1 else c
+        bar = t.call(pipe.full.__getitem__, worker)
+        t.call(wait, t.call(pipe.empty.__getitem__, worker), phase)
+        t.call(expect, bar, expected)
+        mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
+        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, full=bar)
+        _checked_load(t, getattr(type(config), what), what, c, expected, mine, filled)
+
+
+@op
+def load_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Fill the tiles that consumers keep for a task, once they have released those of the previous task."""
+    config = unwrap(ctx.config)
+    plan = config._plan
+    if plan.task and plan.per == "consumer":
+        fresh = t.method(turn, "__add__", 1)  # a fresh barrier counts as empty
+        _load_for_consumers(t, ctx, "load_task", memory.task.fields, plan.task, memory.task_pipeline, fresh)
+    for group in block_tasks(plan):
+        pipe, expected = memory.fields[f"{group}_pipeline"], nbytes(getattr(plan, group))
+        bar = t.call(pipe.full.__getitem__, 0)
+        t.call(wait, t.call(pipe.empty.__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
+        t.call(expect, bar, expected)
+        tiles = struct(**in_slot(t, memory.fields[group], 0), full=bar)
+        _checked_load(t, getattr(type(config), f"load_{group}"), f"load_{group}", None, expected, ctx, tiles)
+
+
+@op
+def load_epilogue(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Load what `finish` reads into the epilogue tiles of each consumer, once it has released them."""
+    plan = unwrap(ctx.config)._plan
+    chosen = tuple((n, s) for n, s in plan.epilogue if n in plan.epilogue_loads)
+    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.epilogue_pipeline, turn)

@@ -1,0 +1,220 @@
+"""The consumer role: waits for pipeline stages, computes on them, and finishes its task."""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonkittens.lang.memory.tma import fence_async, store_read_wait
+from tritonkittens.lang.register.construction import scheduling_barrier
+from tritonkittens.lang.schedule.tile_scheduler import depends_on, next_index, tile_after
+from tritonkittens.lang.sync.semaphores import arrive, wait
+from tritonkittens.lang.template.cluster import cluster_opened, open_cluster
+from tritonkittens.lang.template.compute import (
+    await_block_task,
+    call_compute,
+    call_compute_first,
+    call_compute_last,
+    call_load_params,
+    call_start,
+    release_before,
+    release_block_task,
+    release_slot,
+)
+from tritonkittens.lang.template.consumer_barriers import await_previous, call_next, open_turns
+from tritonkittens.lang.template.contexts import addressed_anew, after_input, at_iteration, extended, marked_edges, new_context, of_consumer, without
+from tritonkittens.lang.template.epilogue import end_task, release_epilogue
+from tritonkittens.lang.template.extension import at_with, context_at, values_at, values_from
+from tritonkittens.lang.template.facts import facts
+from tritonkittens.lang.template.next_tile import first_tile, next_tile, received_tile
+from tritonkittens.lang.template.pipeline_state import next_slot, skip_slots
+from tritonkittens.lang.template.storage import output_tiles, slot_tiles, tiles_before
+
+# Rings full of iterations from which on consumers end a task one after the other: before they do, and when the next task begins, the ring runs low. In a task of
+# little more than a ring that costs more than it hides (measured: docs/notes/gemm.md)
+LONG_TASK = tl.constexpr(8)
+
+
+@triton.jit
+def leave_input(ctx, A, memory, following, tile, WORKER: tl.constexpr, T: tl.constexpr):
+    """A consumer has seen all input of its work tile: its task tiles are free, and with `pingpong` the ring is that of the consumer of the next work tile. Returns
+    the next work tile, or with a dynamic schedule this one: the next is not known yet.
+
+    It is computed here, while products are in flight: its divisions take 500 cycles or more (measured: docs/notes/gemm.md). With `pingpong` the other consumer's
+    products hide them anyway."""
+    OWN_TASK: tl.constexpr = facts(T).own_task
+    TEAMS: tl.constexpr = facts(T).teams
+    DYNAMIC: tl.constexpr = facts(T).dynamic
+    if OWN_TASK:
+        arrive(memory.task_pipeline.empty[WORKER], per="warp")
+    after = tile if DYNAMIC else tile_after(ctx, A, tile, following)
+    if TEAMS > 1:
+        if after.is_valid:
+            call_next(WORKER, T)
+    elif not DYNAMIC:
+        scheduling_barrier(depends_on(after))
+    return after
+
+
+@triton.jit
+def last_edge(tile, number):
+    """How many iterations of a work tile are edges, or among its first `number`."""
+    EDGES: tl.constexpr = marked_edges(tile)
+    if EDGES is None or EDGES == 0 or EDGES == number:
+        return number
+    else:
+        return tl.maximum(tl.minimum(tile.edges - tile.begin, tile.count), number)
+
+
+@triton.jit
+def held_from(ctx, A, following, tile, T: tl.constexpr):
+    """With `staggered_epilogue`: the iteration before which a consumer waits until the one ahead ends the task; 0 where it does not wait. After the last task there
+    is nothing to overlap with; in a short one it does not pay (and in one of no more iterations than stages the one ahead could come here again before this one
+    has). The previous stage is not released yet: the one ahead still needs all others."""
+    STAGGERS: tl.constexpr = facts(T).staggers
+    STAGES: tl.constexpr = facts(T).stages
+    if STAGGERS:
+        return tl.where((tile.count >= LONG_TASK * STAGES) & tile_after(ctx, A, tile, following).is_valid, tile.count - (STAGES - 1), 0)
+    else:
+        return 0
+
+
+@triton.jit
+def pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
+    """An iteration after the first: (state, next stage, phases, this stage)."""
+    STAGGERS: tl.constexpr = facts(T).staggers
+    if STAGGERS and WORKER > 0:
+        if i == held_at:
+            await_previous(WORKER)
+    wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+    here = context_at(T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
+    state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
+    release_before(memory, previous, T)
+    after, phases = next_slot(slot, phases, facts(T).stages)
+    at_with(T, "iteration_ends", during, mine, memory, i)
+    return state, after, phases, slot
+
+
+@triton.jit
+def pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER: tl.constexpr, T: tl.constexpr):
+    """The iterations of a task with `compute_last`: (state, next stage, phases, the next work tile)."""
+    STAGES: tl.constexpr = facts(T).stages
+    STAGGERS: tl.constexpr = facts(T).staggers
+    EDGES: tl.constexpr = marked_edges(tile)
+    if tile.count > 0:
+        wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+        here = at_iteration(addressed_anew(mine, memory), tile.begin, EDGES is None or EDGES != 0)
+        state = call_compute_first(here, state, slot_tiles(memory, slot))
+        during = values_from(T, "task_begins", carried, ctx, memory, WORKER, turn)
+        await_block_task(here.late_task)
+        release_epilogue(memory, WORKER, T)
+        previous = slot
+        slot, phases = next_slot(slot, phases, STAGES)
+        held_at = held_from(ctx, A, following, tile, T)
+        inner = last_edge(tile, 1)
+        if EDGES == -1:
+            for i in range(1, inner):
+                state, slot, phases, previous = pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, True, WORKER, T)
+        for i in range(inner, tile.count):
+            state, slot, phases, previous = pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, EDGES is None, WORKER, T)
+        if STAGGERS and WORKER + 1 < T.consumers:
+            if held_at > 0:
+                call_next(WORKER, T)
+            scheduling_barrier(held_at)  # and not after the divisions that come next
+        after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+        there = context_at(T, "consumer_iteration", addressed_anew(after_input(mine), memory), memory, phases)
+        state = call_compute_last(there, state, tiles_before(memory, previous, phases))
+        release_before(memory, previous, T)
+        release_block_task(there, True)
+    else:
+        await_block_task(mine.late_task)
+        release_epilogue(memory, WORKER, T)
+        after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+        release_block_task(mine)
+    return state, slot, phases, after
+
+
+@triton.jit
+def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.constexpr, T: tl.constexpr):
+    """An iteration of a computation without `compute_last`: (state, next stage, phases, next output stage, its phases)."""
+    OUTPUTS: tl.constexpr = facts(T).output_stages
+    wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+    here = context_at(T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
+    if OUTPUTS > 0:
+        wait(memory.output_pipeline.empty[out], (out_phases >> out) & 1)
+        state = call_compute(here, state, slot_tiles(memory, slot), output_tiles(memory, out))
+        fence_async()  # what was written to the output tiles, for TMA to read
+        arrive(memory.output_pipeline.full[out], per="warp")
+        out, out_phases = next_slot(out, out_phases, OUTPUTS)
+    else:
+        state = call_compute(here, state, slot_tiles(memory, slot))
+    release_slot(memory.input_pipeline.empty, slot, T)
+    slot, phases = next_slot(slot, phases, facts(T).stages)
+    return state, slot, phases, out, out_phases
+
+
+@triton.jit
+def plain_task(ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER: tl.constexpr, T: tl.constexpr):
+    """The iterations of a task without `compute_last`: (state, next stage, phases, next output stage, its phases, the next work tile)."""
+    EDGES: tl.constexpr = marked_edges(tile)
+    release_epilogue(memory, WORKER, T)
+    inner = last_edge(tile, 0)
+    if EDGES is not None and EDGES != 0:
+        for i in range(inner):
+            state, slot, phases, out, out_phases = plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, True, T)
+    for i in range(inner, tile.count):
+        state, slot, phases, out, out_phases = plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
+    after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+    release_block_task(mine)
+    return state, slot, phases, out, out_phases, after
+
+
+@triton.jit
+def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
+    STAGES: tl.constexpr = facts(T).stages
+    OVER_RING: tl.constexpr = facts(T).over_ring
+    PIPELINED: tl.constexpr = facts(T).pipelined
+    OWN_TASK: tl.constexpr = facts(T).own_task
+    TEAMS: tl.constexpr = facts(T).teams
+    DYNAMIC: tl.constexpr = facts(T).dynamic
+    slot = 0
+    phases = 0
+    turn = 0
+    out = 0
+    out_phases = -1
+    open_cluster(T)
+    ctx = new_context(G, A, T)
+    index, tile = first_tile(ctx, A, memory, T)
+    if TEAMS > 1:
+        for _ in tl.static_range(WORKER):
+            slot, phases = skip_slots(slot, phases, tile.count, STAGES)
+            index, tile = next_tile(ctx, A, index, tile)
+    open_turns(WORKER, T)
+    carried = values_at(T, "consumer_begins", ctx, A, T)
+    while tile.is_valid:
+        mine = of_consumer(extended(ctx, tile), memory, WORKER, turn)
+        if OVER_RING:
+            slot = 0
+        if OWN_TASK:
+            wait(memory.task_pipeline.full[WORKER], turn & 1)
+        await_block_task(mine.task)
+        mine = call_load_params(mine)
+        state = call_start(mine)
+        following = index if DYNAMIC else next_index(ctx, A, index, tile)
+        if TEAMS > 1:  # a parity tells a stage's last two phases apart: nobody looks at one before the consumer of the previous work tile has seen its own
+            if turn > 0 or WORKER > 0:
+                await_previous(WORKER)
+        if PIPELINED:
+            state, slot, phases, after = pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER, T)
+        else:
+            state, slot, phases, out, out_phases, after = plain_task(ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER, T)
+        carried = end_task(carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid)
+        index, tile = received_tile(ctx, A, memory, turn) if DYNAMIC else (following, after)
+        turn += 1
+        if TEAMS > 1:
+            for _ in tl.static_range(TEAMS - 1):
+                slot, phases = skip_slots(slot, phases, tile.count, STAGES)
+                index, tile = next_tile(ctx, A, index, tile)
+    at_with(T, "consumer_ends", carried, ctx, memory, WORKER, turn)
+    store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
+    if turn == 0:
+        cluster_opened(T)
