@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
+from tritonkittens.lang.template.renamed import refuse_old
 
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)
@@ -37,6 +38,10 @@ class Config:
     epilogue_n: int | None = None
     dynamic: bool = True
     order: tk.Order | None = None
+
+    def __new__(cls, *values: Any, **fields: Any) -> Config:
+        refuse_old("Config", "configuration", fields)
+        return super().__new__(cls)
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""

@@ -17,8 +17,9 @@ from tritonkittens.kernels.gemm.device.epilogue import turned_bytes
 from tritonkittens.kernels.gemm.device.gemm import is_one_product
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.schedule.raster import supergroup_rows
-from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE
 from tritonkittens.lang.template.call import cluster_slots
+from tritonkittens.lang.template.renamed import refuse_old
+from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERVE
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
@@ -103,6 +104,10 @@ class Config:
     epilogue_n: int | None = None
     streamed: bool = False
     deferred_epilogue: bool = False
+
+    def __new__(cls, *values: Any, **fields: Any) -> Config:
+        refuse_old("Config", "configuration", fields)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
