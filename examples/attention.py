@@ -22,8 +22,8 @@ import tritonkittens.lang as tk
 class Attention(tk.lcf):
     """A task is a tile of queries of a head, `rows` for each consumer; an iteration is a block of `cols` keys.
 
-    Blocks go from the last to the first, so that only the first iteration needs a mask: with a causal mask a block has
-    as many keys as a task has queries. Q, K, V and O are (batch, heads, sequence, dim).
+    Blocks go from the last to the first, and only the first iteration masks: with a causal mask the block of a task's
+    last key has all of its diagonal. Q, K, V and O are (batch, heads, sequence, dim).
     """
 
     ordered = True
@@ -35,6 +35,11 @@ class Attention(tk.lcf):
     causal: bool = False
 
     def layout(self):
+        height = self.consumers * self.rows
+        if self.causal and self.cols % height:
+            raise tk.TileError(
+                f"Attention(causal=True, cols={self.cols}): must be a multiple of {height} queries a task"
+            )
         q, kv = tk.st(self.dtype, self.rows, self.dim), tk.st(self.dtype, self.cols, self.dim)
         return tk.layout(
             globals=dict(Q=q, K=kv, V=kv, O=q),
