@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import runpy
 
 import pytest
@@ -83,19 +84,25 @@ def lines_of_code(function: ast.FunctionDef, source: list[str]) -> int:
     return sum(bool(source[n - 1].split("#")[0].strip()) for n in numbers if n not in documented)
 
 
-def hooks_of(program: str) -> dict[str, int]:
-    """Lines of code of each function of the device in a program's template."""
+def device_code(program: str) -> dict[str, int]:
+    """Lines of code of each kernel, function of the device and hook of a program."""
     source = (FOLDER / program).read_text()
-    (template,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    hooks = [node for node in template.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    return {hook.name: lines_of_code(hook, source.splitlines()) for hook in hooks}
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    return {function.name: lines_of_code(function, source.splitlines()) for function in found}
 
 
 @pytest.mark.parametrize("program, most", [("gemm.py", 40), ("attention.py", 80)])
 def test_hooks_are_few_lines(program, most):
-    hooks = hooks_of(program)
+    hooks = device_code(program)
     print(sum(hooks.values()), hooks)
     assert {"setup", "load", "compute", "finish"} <= set(hooks) and sum(hooks.values()) <= most
+
+
+def test_the_table_of_the_tutorials_has_every_program_and_its_lines():
+    page = (FOLDER.parent / "docs" / "tutorials.md").read_text()
+    rows = re.findall(r"^\| (?:\d\. )?`(\w+\.py)` .*\| (\d+) \|$", page, re.MULTILINE)
+    assert {name: int(lines) for name, lines in rows} == {name: sum(device_code(name).values()) for name in PROGRAMS}
+    assert all(f"literalinclude}} ../examples/{name}" in page for name in PROGRAMS)
 
 
 def test_lines_of_code_leave_out_comments_and_docstrings():
