@@ -1,6 +1,7 @@
 """The programs of `examples/` in the simulator: right against float64 on operands of random extents, and as short as they say."""
 
 import ast
+import importlib
 import pathlib
 import re
 import runpy
@@ -14,6 +15,7 @@ from examples.gemm import Gemm
 from tests.cases_examples import EXAMPLES, SUMMED, heads
 from tests.util import meta, poison, refused, relative_error, slow
 from tritonkittens.inspect import inspect
+from tritonkittens.tune.timing import Burst
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("[a-z]*.py"))
@@ -75,6 +77,28 @@ def test_a_program_runs(program, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(FOLDER))
     runpy.run_path(str(FOLDER / program), run_name="__main__")
     assert "relative error" in capsys.readouterr().out
+
+
+def test_a_program_prints_what_it_reaches_on_a_gpu(monkeypatch, capsys):
+    """Calls take turns, in one order and in the reverse one. Those of ours take a millisecond, those of the peer two."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    run = importlib.import_module("_run")
+    x, took = torch.randn(3, 4), []
+
+    def fake_burst(call, calls, flush, lead=0):
+        took.append(1.0 if torch.equal(call(), x) else 2.0)
+        return Burst([took[-1]] * calls, 0.1, 1.0)
+
+    monkeypatch.setattr(run, "has_gpu", lambda: True)
+    monkeypatch.setattr(run, "flush_buffer", lambda device: torch.zeros(1))
+    monkeypatch.setattr(run, "burst", fake_burst)
+    monkeypatch.setattr(run.tune.Device, "of", lambda device: run.tune.Device.named("H200"))
+    run.show("copy", torch.clone, torch.Tensor.double, [x], peers={"peer": torch.neg}, nbytes=2.4e9)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "copy: relative error 0.0e+00"
+    assert second.split() == "peer 2000.0 µs 1.20 TB/s, 25% of the peak".split()
+    assert third.split() == "tritonkittens 1000.0 µs 2.40 TB/s, 50% of the peak".split()
+    assert took[-4:] == [2.0, 1.0, 1.0, 2.0]
 
 
 def lines_of_code(function: ast.FunctionDef, source: list[str]) -> int:
