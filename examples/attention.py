@@ -80,7 +80,7 @@ class Attention(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        """Output, weights of the block before, largest scores, and sums of weights, in four parts for each row."""
+        """Output, weights of the block before, largest scores, and sums of weights, four for each row."""
         scores = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
         o, p = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.dim)), tk.cast_pairs(scores, ctx.config.dtype)
         m = tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
