@@ -2,8 +2,8 @@
 
 What this rung teaches: a computation pipelined by one iteration. While a consumer computes the softmax of a block of
 keys, the tensor cores multiply: `compute` starts the scores of its block and the product of the block before with V,
-and only then computes exponentials. So V is needed one iteration later than K, and has a ring of its own (`trailing`).
-With `ordered` two consumers take turns: one multiplies while the other computes exponentials.
+and only then computes exponentials. So V is needed one iteration later than K, and has a ring of its own (`lagged`).
+With `warp_scheduler_barrier` two consumers take turns: one multiplies while the other computes exponentials.
 Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
 Run it: `python examples/attention.py` (on a Hopper GPU, or in the simulator where there is none).
@@ -43,10 +43,10 @@ class Attention(tk.lcf):
         q, kv = tk.st(self.dtype, self.rows, self.dim), tk.st(self.dtype, self.cols, self.dim)
         return tk.layout(
             globals=dict(Q=q, K=kv, V=kv, O=q),
-            scratch=dict(Q=q),
+            task=dict(Q=q),
             input=dict(K=kv),
-            trailing=dict(V=kv),
-            finish=dict(O=q),
+            lagged=dict(V=kv),
+            epilogue=dict(O=q),
             args=("scale",),
         )
 
@@ -58,25 +58,25 @@ class Attention(tk.lcf):
         HEIGHT: tl.constexpr = ctx.config.consumers * ctx.config.rows
         heads, keys = tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 2)
         tiles, sequences = tk.ceil_div(tk.extent(ctx.globals.Q, 2), HEIGHT), tk.extent(ctx.globals.Q, 0) * heads
-        row, sequence = tk.tile_at(ctx.config.order, ctx.task, tiles, sequences)
+        row, sequence = tk.tile_at(ctx.config.order, ctx.task_id, tiles, sequences)
         batch, head = tk.unravel(sequence, heads)
         seen = tl.minimum(keys, (row + 1) * HEIGHT) if ctx.config.causal else keys
         blocks = tk.ceil_div(seen, ctx.config.cols)
-        more = ctx.task < tiles * sequences
+        more = ctx.task_id < tiles * sequences
         return tk.task(blocks, when=more, edges=1, batch=batch, head=head, row=row, last=blocks - 1, keys=keys)
 
     @triton.jit
-    def load_scratch(ctx, scratch):
+    def load_task(ctx, task):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.load_async(scratch.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), scratch.arrived)
+        tk.load_async(task.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), task.full)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.batch, ctx.head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.K, ctx.globals.K, (ctx.batch, ctx.head, ctx.last - ctx.iter, 0), input.full)
 
     @triton.jit
-    def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.head, ctx.last - ctx.iter, 0), trailing.arrived)
+    def load_lagged(ctx, lagged):
+        tk.load_async(lagged.V, ctx.globals.V, (ctx.batch, ctx.head, ctx.last - ctx.iter, 0), lagged.full)
 
     @triton.jit
     def start(ctx):
@@ -108,35 +108,35 @@ class Attention(tk.lcf):
         return state.replace(p=tk.cast_pairs(p, ctx.config.dtype), m=m, sums=sums), alpha
 
     @triton.jit
-    def first(ctx, state, input):
-        s = tk.mm_ABt(ctx.scratch.Q, input.K)
+    def compute_first(ctx, state, input):
+        s = tk.mm_ABt(ctx.task.Q, input.K)
         tk.release(ctx, input)
         state, _ = ctx.config._softmax(ctx, state, s)
         return state
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        tk.my_turn(ctx)
-        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
+        tk.warp_scheduler_sync(ctx)
+        s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
         tk.wait_for(previous)
         o = tk.mma_AB(state.p, previous.V, state.o, wait=False)
-        tk.pass_turn(ctx)
+        tk.warp_scheduler_arrive(ctx)
         s = tk.mma_wait(s, leave=o)  # the scores are there, the product with V is in flight
         tk.release(ctx, input)
         state, alpha = ctx.config._softmax(ctx, state, s)
         return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         tk.wait_for(input)
         return state.replace(o=tk.mma_AB(state.p, input.V, state.o))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.O, tk.div_row(state.o, tk.row_sum(state.sums)))
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.O, tk.div_row(state.o, tk.row_sum(state.sums)))
         tk.fence_async()
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, 0))
+        tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, 0))
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, **knobs) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """A GEMM from hooks: C = A·B at the speed of cuBLAS.
 
 What this rung teaches: a product that stays in flight. `compute` starts the wgmma of its iteration and waits for the one
-before, so that the tensor cores always have work. With the hook `drain` the template releases a stage one iteration
-later. With `staggered` the two consumers end a task one after the other: one stores results while the other multiplies.
+before, so that the tensor cores always have work. With the hook `compute_last` the template releases a stage one iteration
+later. With `staggered_epilogue` the two consumers end a task one after the other: one stores results while the other multiplies.
 Results leave in panels of 64 columns, which leaves shared memory for a fourth stage.
 
 Run it: `python examples/gemm.py` (on a Hopper GPU, or in the simulator where there is none).
@@ -31,7 +31,7 @@ class Gemm(tk.lcf):
         return tk.layout(
             globals=dict(A=a, B=b, C=tk.st(self.dtype, self.rows, self.panel)),
             input=dict(A=a, B=b),
-            finish=dict(C=tk.st(self.dtype, 2 * self.rows, self.panel)),
+            epilogue=dict(C=tk.st(self.dtype, 2 * self.rows, self.panel)),
             accumulators=dict(acc=tk.rt(tk.fp32, self.rows, self.cols)),
         )
 
@@ -42,14 +42,14 @@ class Gemm(tk.lcf):
     def setup(ctx):
         rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.consumers * ctx.config.rows)
         cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.cols)
-        row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), ctx.config.depth)
-        return tk.task(iterations, when=ctx.task < rows * cols, row=row, col=col)
+        return tk.task(iterations, when=ctx.task_id < rows * cols, row=row, col=col)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
+        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.full)
 
     @triton.jit
     def start(ctx):
@@ -62,15 +62,15 @@ class Gemm(tk.lcf):
         return state.replace(acc=tk.mma_retire(acc))  # waits for the product before this one
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc), ctx.config.dtype))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         row = ctx.row * ctx.config.consumers + ctx.consumer
         panels = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.panel)
         for i in tl.static_range(len(panels)):
-            half = tk.subtile(staging.C, ctx.config.rows, ctx.config.panel, i % 2, 0)
+            half = tk.subtile(epilogue.C, ctx.config.rows, ctx.config.panel, i % 2, 0)
             tk.store_read_wait(1)  # the panel before the last has left
             tk.store(half, panels[i])
             tk.fence_async()  # TMA sees what registers wrote

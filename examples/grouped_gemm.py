@@ -25,7 +25,7 @@ class GroupedGemm(tk.lcf):
     def layout(self):
         x, w = tk.st(self.dtype, self.consumers * self.rows, self.depth), tk.st(self.dtype, self.cols, self.depth)
         y, acc = tk.st(self.dtype, self.rows, self.cols), tk.rt(tk.fp32, self.rows, self.cols)
-        tiles = dict(globals=dict(X=x, W=w, Y=y, O=None), input=dict(X=x, W=w), finish=dict(Y=y))
+        tiles = dict(globals=dict(X=x, W=w, Y=y, O=None), input=dict(X=x, W=w), epilogue=dict(Y=y))
         return tk.layout(**tiles, accumulators=dict(acc=acc), ragged=("X", "Y"))
 
     @triton.jit
@@ -38,7 +38,7 @@ class GroupedGemm(tk.lcf):
     @triton.jit
     def setup(ctx):
         cols = tk.ceil_div(tk.extent(ctx.globals.W, 1), ctx.config.cols)
-        expert, tile = 0, ctx.task
+        expert, tile = 0, ctx.task_id
         first, count, tiles = ctx.config._rows_of(ctx, expert)
         while (tile >= tiles * cols) & (expert + 1 < ctx.config.experts):
             expert, tile = expert + 1, tile - tiles * cols
@@ -51,8 +51,8 @@ class GroupedGemm(tk.lcf):
     @triton.jit
     def load(ctx, input):
         rows = tk.sequence(ctx.rows.first, ctx.rows.count)
-        tk.load_async(input.X, ctx.globals.X, (rows, ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.W, ctx.globals.W, (ctx.expert, ctx.col, ctx.iter), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (rows, ctx.row, ctx.iter), input.full)
+        tk.load_async(input.W, ctx.globals.W, (ctx.expert, ctx.col, ctx.iter), input.full)
 
     @triton.jit
     def start(ctx):
@@ -64,15 +64,15 @@ class GroupedGemm(tk.lcf):
         return state.replace(acc=tk.mma_retire(tk.mma_ABt(x, input.W, state.acc, wait=False)))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc), ctx.config.dtype))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.Y, tk.load(tk.mma_wait(state.acc)))
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.Y, tk.load(tk.mma_wait(state.acc)))
         tk.fence_async()
         rows, row = tk.sequence(ctx.rows.first, ctx.rows.count), ctx.row * ctx.config.consumers + ctx.consumer
-        tk.store_async(ctx.globals.Y, staging.Y, (rows, row, ctx.col))
+        tk.store_async(ctx.globals.Y, epilogue.Y, (rows, row, ctx.col))
 
 
 def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **knobs) -> torch.Tensor:

@@ -18,18 +18,18 @@ class LinearAttention(tk.lcf):
     def layout(self):
         tile, square = tk.st(self.dtype, self.rows, self.dim), tk.st(self.dtype, self.dim, self.dim)
         working = dict(S=square, O=tile)
-        return tk.layout(globals=dict.fromkeys("QKVO", tile), input=dict.fromkeys("QKV", tile), working=working)
+        return tk.layout(globals=dict.fromkeys("QKVO", tile), input=dict.fromkeys("QKV", tile), reduce_buffer=working)
 
     @triton.jit
     def setup(ctx):
         heads, positions = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.Q, 1)
-        return tk.task(tk.ceil_div(positions, ctx.config.rows), when=ctx.task < heads)
+        return tk.task(tk.ceil_div(positions, ctx.config.rows), when=ctx.task_id < heads)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.Q, ctx.globals.Q, (ctx.task, ctx.iter, 0), input.arrived)
-        tk.load_async(input.K, ctx.globals.K, (ctx.task, ctx.iter, 0), input.arrived)
-        tk.load_async(input.V, ctx.globals.V, (ctx.task, ctx.iter, 0), input.arrived)
+        tk.load_async(input.Q, ctx.globals.Q, (ctx.task_id, ctx.iter, 0), input.full)
+        tk.load_async(input.K, ctx.globals.K, (ctx.task_id, ctx.iter, 0), input.full)
+        tk.load_async(input.V, ctx.globals.V, (ctx.task_id, ctx.iter, 0), input.full)
 
     @triton.jit
     def start(ctx):
@@ -37,21 +37,21 @@ class LinearAttention(tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        tk.store(ctx.working.S, state.s)
+        tk.store(ctx.reduce_buffer.S, state.s)
         tk.fence_async()
         tk.sync()  # the tensor cores see what all warps wrote
         p = tk.tril(tk.mm_ABt(input.Q, input.K))
-        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.V, tk.mm_AB(input.Q, ctx.working.S))
+        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.V, tk.mm_AB(input.Q, ctx.reduce_buffer.S))
         s = tk.mma_AtB(input.K, input.V, state.s)
         tk.store_read_wait()  # the results of the chunk before have left
-        tk.store(ctx.working.O, o)
+        tk.store(ctx.reduce_buffer.O, o)
         tk.fence_async()
         tk.sync()
-        tk.store_async(ctx.globals.O, ctx.working.O, (ctx.task, ctx.iter, 0))
+        tk.store_async(ctx.globals.O, ctx.reduce_buffer.O, (ctx.task_id, ctx.iter, 0))
         return state.replace(s=s)
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         tk.store_wait()
 
 

@@ -22,13 +22,13 @@ class Rotary(tk.lcsf):
     @triton.jit
     def setup(ctx):
         bands = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.consumers * ctx.config.rows)
-        band, head = ctx.task % bands, ctx.task // bands * ctx.config.heads
+        band, head = ctx.task_id % bands, ctx.task_id // bands * ctx.config.heads
         heads = tl.minimum(tk.extent(ctx.globals.X, 0) - head, ctx.config.heads)
         return tk.task(heads, when=heads > 0, band=band, head=head)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.head + ctx.iter, ctx.band, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.head + ctx.iter, ctx.band, 0), input.full)
 
     @triton.jit
     def start(ctx):

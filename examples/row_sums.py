@@ -29,11 +29,11 @@ class RowSums(tk.lcf):
     @triton.jit
     def setup(ctx):
         bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.consumers * ctx.config.rows)
-        return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task < bands)
+        return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task_id < bands)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter), input.full)
 
     @triton.jit
     def start(ctx):
@@ -45,8 +45,8 @@ class RowSums(tk.lcf):
         return state.replace(total=state.total + tk.cast(x, tk.fp32))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(ctx.globals.Y, tk.row_sum(state.total), (ctx.task * ctx.config.consumers + ctx.consumer,))
+    def finish(ctx, state, epilogue):
+        tk.store(ctx.globals.Y, tk.row_sum(state.total), (ctx.task_id * ctx.config.consumers + ctx.consumer,))
 
 
 def row_sums(x: torch.Tensor, **knobs) -> torch.Tensor:
