@@ -18,7 +18,7 @@ import torch
 from bench.harness import RESULTS, Suite, compile_part, in_parts, run
 from bench.plots import draw
 
-MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "decode", "attention_models")
+MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "decode", "attention_models", "examples")
 STANDALONE = {"launch_overhead": "host time of one kernel launch", "template_host": "host time of constructing a template again (launches need a GPU)",
               "simulator": "speed and memory of the simulator (needs no GPU)"}
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
@@ -46,5 +48,13 @@ def _link_pages(app: Any, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md", lambda found: f"](/project/{found[1].lower()}.md", source[0])
 
 
+def _trim_code(app: Any, doctree: nodes.document) -> None:
+    """Included parts of programs begin and end without blank lines."""
+    for block in doctree.findall(nodes.literal_block):
+        block.rawsource = block.astext().strip("\n")
+        block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", _link_pages)
+    app.connect("doctree-read", _trim_code)

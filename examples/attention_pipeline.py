@@ -1,12 +1,14 @@
-"""Depth 2 without a template: attention in which the computing warps drive the ring themselves.
+"""Attention as an explicit kernel, whose computing warps drive the ring themselves.
 
-One warpgroup computes 64 rows of queries. One thread of it starts the TMA copies; K and V of a block gather on one barrier that expects the sum of their bytes.
-The ring is filled with min(stages, blocks) blocks, then every block that was used makes place for the next (steady state), and the last ones drain.
-Any number of stages gives the same bits. Run it: `python examples/attention_pipeline.py` (on a Hopper GPU, or in the simulator where there is none).
+What this rung teaches: a pipeline without a producer role, and the online softmax. One warpgroup computes 64 rows of
+queries. One of its threads starts the TMA copies. K and V of a block gather on one barrier, which expects the sum of
+their bytes. The ring is filled with min(stages, blocks) blocks; then each block that was used makes room for the next
+one (steady state); the last ones drain. Any number of stages gives the same bits.
+
+Run it: `python examples/attention_pipeline.py` (on a Hopper GPU, or in the simulator where there is none).
 """
-from __future__ import annotations
 
-import contextlib
+import functools
 import math
 
 import torch
@@ -14,8 +16,6 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens import sim
-from tritonkittens.testing import has_gpu
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def fetch(pipe, ahead, k, v, K, V, batch, head):
 
 @triton.jit
 def attend(pipe, stage, state, q, k, v, length, scale):
-    """One block of keys: wait for it, fold it into the running softmax, and leave its stage free for the whole warpgroup."""
+    """Wait for a block of keys, fold it into the running softmax, and leave its stage free for the whole warpgroup."""
     tk.consumer_wait(pipe, stage)
     s = tk.mm_ABt(q, k[stage.index])
     s = tk.right_fill(s, length - stage.count * s.shape[1], float("-inf"))
@@ -41,17 +41,15 @@ def attend(pipe, stage, state, q, k, v, length, scale):
 
 @tk.kernel
 @triton.jit
-def attention_kernel(Q, K, V, O, scale, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr):  # noqa: E741
-    q = tk.allocate(tk.st(DTYPE, ROWS, DIM))
-    k = tk.allocate(tk.st(DTYPE, COLS, DIM), STAGES)
-    v = tk.allocate(tk.st(DTYPE, COLS, DIM), STAGES)
+def attention_kernel(Q, K, V, Out, scale, TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    q, k, v = tk.allocate(TILE), tk.allocate(BLOCK, STAGES), tk.allocate(BLOCK, STAGES)
     q_full = tk.semaphores(1)
     pipe = tk.pipeline(STAGES, empty_arrivals=0)  # the warps that use a stage fill it again
 
     batch, head = tk.unravel(tk.block_index(1), tk.extent(Q, 1))
     row = tk.block_index(0)
     length = tk.extent(K, 2)
-    blocks = tk.ceil_div(length, COLS)
+    blocks = tk.ceil_div(length, BLOCK.rows)
     tk.expect(q_full[0], q)
     tk.load_async(q, Q, (batch, head, row, 0), q_full[0])
 
@@ -59,8 +57,8 @@ def attention_kernel(Q, K, V, O, scale, DTYPE: tl.constexpr, ROWS: tl.constexpr,
     for _ in range(tl.minimum(STAGES, blocks)):
         ahead = fetch(pipe, ahead, k, v, K, V, batch, head)
 
-    scores = tk.rt(tk.fp32, ROWS, COLS)
-    state = tk.struct(o=tk.zero(tk.rt(tk.fp32, ROWS, DIM)), m=tk.neg_infty(tk.col_vec(scores)), total=tk.zero(tk.col_vec(scores)))
+    o, row_values = tk.zero(tk.rt(tk.fp32, TILE.rows, TILE.cols)), tk.col_vec(tk.rt(tk.fp32, TILE.rows, BLOCK.rows))
+    state = tk.struct(o=o, m=tk.neg_infty(row_values), total=tk.zero(row_values))
     stage = tk.pipeline_state(pipe)
     tk.wait(q_full[0], 0)
     for _ in range(blocks - tl.minimum(STAGES, blocks)):  # steady state
@@ -71,42 +69,29 @@ def attention_kernel(Q, K, V, O, scale, DTYPE: tl.constexpr, ROWS: tl.constexpr,
 
     tk.store(q, tk.div_row(state.o, state.total))
     tk.fence_async()
-    tk.store_async(O, q, (batch, head, row, 0))
+    tk.store_async(Out, q, (batch, head, row, 0))
     tk.store_wait()
 
 
-def tiles(dtype: torch.dtype, dim: int, rows: int = 64, cols: int = 64) -> tuple:
-    """The query tile and the key tile."""
-    element = tk.from_torch(dtype)
-    return tk.st(element, rows, dim), tk.st(element, cols, dim)
-
-
-def arguments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, stages: int) -> tuple:
-    dim = q.shape[-1]
-    mine, theirs = tiles(q.dtype, dim)
-    scale = math.log2(math.e) / math.sqrt(dim)
-    return tk.gl(q, mine), tk.gl(k, theirs), tk.gl(v, theirs), tk.gl(out, mine), scale, mine.dtype, mine.rows, theirs.rows, dim, stages
-
-
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stages: int = 2) -> torch.Tensor:
-    """softmax(Q Kᵀ / √D) V; q, k, v: (batch, heads, sequence, D), bf16 or fp16, at least one key."""
-    out = torch.empty_like(q)
-    grid = (triton.cdiv(q.shape[2], 64), q.shape[0] * q.shape[1])
-    attention_kernel[grid](*arguments(q, k, v, out, stages))
+    """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D), bf16 or fp16, at least one key."""
+    out, dim = torch.empty_like(q), q.shape[-1]
+    tile = block = tk.st(tk.from_torch(q.dtype), 64, dim)
+    tensors = tk.gl(q, tile), tk.gl(k, block), tk.gl(v, block), tk.gl(out, tile)
+    grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
+    attention_kernel[grid](*tensors, math.log2(math.e) / math.sqrt(dim), tile, block, stages)
     return out
 
 
-def main() -> None:
-    hopper = has_gpu()
-    batch, heads, length, dim = (2, 4, 1000, 128) if hopper else (1, 2, 200, 64)
-    q, k, v = (torch.randn(batch, heads, length, dim, device="cuda" if hopper else "cpu", dtype=torch.bfloat16) for _ in range(3))
-    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
-    with contextlib.nullcontext() if hopper else sim.device():
-        results = {stages: attention(q, k, v, stages) for stages in (1, 2, 3)}
-    for stages, out in results.items():
-        error = ((out.double() - expected).norm() / expected.norm()).item()
-        print(f"{stages} stages: relative error {error:.1e}, same bits as with 1: {torch.equal(out, results[1])}")
+def attention_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
 
 
 if __name__ == "__main__":
-    main()
+    from _run import cudnn_attention, has_gpu, randn, show
+
+    b, h, s, d = (4, 16, 4096, 128) if has_gpu() else (1, 2, 200, 64)
+    operands, peers = [randn(b, h, s, d) for _ in range(3)], {"cuDNN": cudnn_attention}
+    for stages in (1, 2, 3):
+        ours = functools.partial(attention, stages=stages)
+        show(f"{stages} stages", ours, attention_torch, operands, peers=peers, flop=4 * b * h * s * s * d)

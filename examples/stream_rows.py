@@ -1,23 +1,21 @@
-"""Depth 3 with an output ring: silu(scale · x) of a matrix, streamed. Tiles are loaded, computed and stored at the same time, by roles of their own.
+"""A template with an output ring: silu(scale · x) of a matrix, streamed.
 
-The hooks say what one tile needs; the template (`tk.lcsf`) writes both rings, their semaphores and phases, and the loop over the bands of rows.
+What this rung teaches: with `tk.lcsf` (load, compute, store, finish) tiles are loaded, computed and stored at the same
+time, by roles of their own. The hooks say what one tile needs. The template has both rings, their semaphores and
+phases, and the loop over the bands of rows.
+
 Run it: `python examples/stream_rows.py` (on a Hopper GPU, or in the simulator where there is none).
 """
-from __future__ import annotations
-
-import contextlib
 
 import torch
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens import sim
-from tritonkittens.testing import has_gpu
 
 
 class ScaledSilu(tk.lcsf):
-    """Y = silu(scale · X). A task is a band of rows, an iteration one tile of it; each consumer computes `rows` rows of the tile."""
+    """A task is a band of rows, an iteration one tile of it; each consumer computes `rows` rows of the tile."""
 
     dtype: tl.dtype = tk.bf16
     rows: int = 64
@@ -52,7 +50,7 @@ class ScaledSilu(tk.lcsf):
 
 
 def scaled_silu(x: torch.Tensor, scale: float, **knobs) -> torch.Tensor:
-    """silu(scale · x) in fp32, rounded to the type of x: (rows, columns), bf16 or fp16, rows of a multiple of 16 bytes."""
+    """silu(scale · x) in fp32, rounded to the dtype of x: a matrix, bf16 or fp16, rows of multiples of 16 bytes."""
     out = torch.empty_like(x)
     ScaledSilu(dtype=tk.from_torch(x.dtype), **knobs)(x, out, scale=float(scale))
     return out
@@ -62,15 +60,10 @@ def scaled_silu_torch(x: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.nn.functional.silu(x.double() * scale)
 
 
-def main() -> None:
-    hopper = has_gpu()
-    x = torch.randn((16384, 4096) if hopper else (300, 200), device="cuda" if hopper else "cpu", dtype=torch.bfloat16)
-    with contextlib.nullcontext() if hopper else sim.device():
-        out = scaled_silu(x, 0.5)
-    expected = scaled_silu_torch(x, 0.5)
-    print(f"silu(0.5 · x) of {tuple(x.shape)}: relative error {((out.double() - expected).norm() / expected.norm()).item():.1e}")
-    print(ScaledSilu().explain())
-
-
 if __name__ == "__main__":
-    main()
+    from _run import has_gpu, randn, show
+
+    x = randn(16384, 4096) if has_gpu() else randn(300, 200)
+    peers = {"torch": lambda x, scale: torch.nn.functional.silu(x * scale)}
+    show("silu(0.5 · x)", scaled_silu, scaled_silu_torch, [x, 0.5], peers=peers, nbytes=4 * x.numel())
+    print(ScaledSilu().explain())

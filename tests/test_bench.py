@@ -18,6 +18,7 @@ from bench import (
     attention_models,
     block_order,
     decode,
+    examples,
     gemm,
     harness,
     hbm,
@@ -631,6 +632,24 @@ def test_attention_suites(suite, monkeypatch):
         assert row["best_peer"] == "torch" if suite.name == "attention_host" else "missing" in row["contenders"]["cudnn"]
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
+
+
+def test_the_suite_of_the_examples(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    small = dict(SIDES=(64,), HEADS=(1, 2, 70, 64), MATRIX=(40, 64), ROTARY=(2, 70, 64), LINEAR=((2, 70, 64),), GROUPED={"3 experts": ((20, 0, 70), 64, 64)})
+    for name, value in small.items():
+        monkeypatch.setattr(examples, name, value)
+    options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path)})
+    with sim.device():
+        assert harness.run(examples.SUITES[0], options, dict.fromkeys(timing.KINDS, fake_kind())) == 0, capsys.readouterr().out
+    rows = json.loads((tmp_path / "examples.json").read_text())["rows"]
+    assert len(rows) == len(examples.cases(options)) == 14
+    for row in rows:
+        cell = row["contenders"][examples.EXAMPLE]
+        assert cell["ours"] and cell["extra"] == {row["facts"]["rate"]: pytest.approx(row["facts"]["work"] / cell["value"] / 1e6, abs=5e-3)}
+        assert (gemm.OURS in row["contenders"]) == row["case"].startswith(("gemm", "pipelined_gemm", "attention"))
+        assert all(cell["ours"] or name in ("cudnn", "quack", "fla") or "value" in cell for name, cell in row["contenders"].items()), row
 
 
 def test_drawn_shapes():

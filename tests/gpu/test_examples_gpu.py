@@ -4,9 +4,19 @@ import torch
 
 from examples.attention_pipeline import attention
 from examples.stream_rows import scaled_silu, scaled_silu_torch
+from tests.cases_examples import EXAMPLES
 from tests.util import DEVICE, relative_error, slow
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_large_random_extents(name, rng):
+    function, reference, operands, bound = EXAMPLES[name]
+    for _ in range(3):
+        given = [x.to(DEVICE) for x in operands(rng, 10)]
+        assert relative_error(function(*given), reference(*given)) <= bound, [tuple(x.shape) for x in given]
 
 
 @pytest.mark.parametrize(("dim", "keys"), [(64, 1), (64, 300), (128, 64), (128, 129), (128, 640), slow(96, 1000)])

@@ -1,0 +1,96 @@
+"""A grouped GEMM: rows of X are sorted by expert, each with weights of its own: Y[t] = X[t] · W[expert of t]ᵀ.
+
+Where an expert's rows begin is known on the device only: `setup` looks for a task's expert, and a sequence of rows is a
+coordinate of TMA copies. The products stay in flight as in gemm.py.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+
+
+class GroupedGemm(tk.lcf):
+    """A task is a tile of Y. X: (tokens, K), W: (experts, N, K), Y: (tokens, N), O: (experts + 1) int32 offsets."""
+
+    staggered = True
+    order = tk.Supergroup(8)
+    dtype: tl.dtype = tk.bf16
+    rows: int = 64
+    cols: int = 256
+    depth: int = 64
+    experts: int = 1
+
+    def layout(self):
+        x, w = tk.st(self.dtype, self.consumers * self.rows, self.depth), tk.st(self.dtype, self.cols, self.depth)
+        y, acc = tk.st(self.dtype, self.rows, self.cols), tk.rt(tk.fp32, self.rows, self.cols)
+        tiles = dict(globals=dict(X=x, W=w, Y=y, O=None), input=dict(X=x, W=w), epilogue=dict(Y=y))
+        return tk.layout(**tiles, accumulators=dict(acc=acc), ragged=("X", "Y"))
+
+    @triton.jit
+    def _rows_of(ctx, expert):
+        """(first row, number of rows, number of tiles) of an expert."""
+        first = tk.load_scalar(ctx.globals.O, (expert,))
+        count = tk.load_scalar(ctx.globals.O, (expert + 1,)) - first
+        return first, count, tk.ceil_div(count, ctx.config.consumers * ctx.config.rows)
+
+    @triton.jit
+    def setup(ctx):
+        cols = tk.ceil_div(tk.extent(ctx.globals.W, 1), ctx.config.cols)
+        expert, tile = 0, ctx.task_id
+        first, count, tiles = ctx.config._rows_of(ctx, expert)
+        while (tile >= tiles * cols) & (expert + 1 < ctx.config.experts):
+            expert, tile = expert + 1, tile - tiles * cols
+            first, count, tiles = ctx.config._rows_of(ctx, expert)
+        row, col = tk.tile_at(ctx.config.order, tile, tiles, cols)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.depth)
+        rows = tk.struct(first=first, count=count)
+        return tk.task(iterations, when=tile < tiles * cols, expert=expert, rows=rows, row=row, col=col)
+
+    @triton.jit
+    def load(ctx, input):
+        rows = tk.sequence(ctx.rows.first, ctx.rows.count)
+        tk.load_async(input.X, ctx.globals.X, (rows, ctx.row, ctx.iter), input.full)
+        tk.load_async(input.W, ctx.globals.W, (ctx.expert, ctx.col, ctx.iter), input.full)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(acc=tk.mma_zero(ctx.accumulators.acc, ctx.config.dtype))
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        x = tk.subtile(input.X, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+        return state.replace(acc=tk.mma_retire(tk.mma_ABt(x, input.W, state.acc, wait=False)))
+
+    @triton.jit
+    def compute_last(ctx, state, input):
+        return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc), ctx.config.dtype))
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.Y, tk.load(tk.mma_wait(state.acc)))
+        tk.fence_async()
+        rows, row = tk.sequence(ctx.rows.first, ctx.rows.count), ctx.row * ctx.config.consumers + ctx.consumer
+        tk.store_async(ctx.globals.Y, epilogue.Y, (rows, row, ctx.col))
+
+
+def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **knobs) -> torch.Tensor:
+    """x: (tokens, K), w: (experts, N, K), bf16 or fp16; offsets: (experts + 1) int32, from 0 to the number of tokens."""
+    y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+    GroupedGemm(dtype=tk.from_torch(x.dtype), experts=w.shape[0], **knobs)(x, w, y, offsets)
+    return y
+
+
+def grouped_gemm_torch(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows.double() @ w[e].double().T for e, rows in enumerate(x.split(offsets.diff().tolist()))])
+
+
+if __name__ == "__main__":
+    from _run import has_gpu, randn, show
+
+    counts, n, k = ([4000, 0, 9000, 1700] * 2, 4096, 4096) if has_gpu() else ([100, 0, 300, 17], 264, 200)
+    x, w = randn(sum(counts), k), randn(len(counts), n, k)
+    offsets = torch.tensor([0, *counts], device=x.device).cumsum(0).to(torch.int32)
+    peers = {"torch grouped_mm": lambda x, w, o: torch.nn.functional.grouped_mm(x, w.mT, offs=o[1:])}
+    show("grouped GEMM", grouped_gemm, grouped_gemm_torch, [x, w, offsets], peers=peers, flop=2 * x.shape[0] * n * k)
