@@ -26,7 +26,7 @@ class Attention(tk.lcf):
     last key has all of its diagonal. Q, K, V and O are (batch, heads, sequence, dim).
     """
 
-    ordered = True
+    warp_scheduler_barrier = True
     stages = 2
     dtype: tl.dtype = tk.bf16
     rows: int = 64

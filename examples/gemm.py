@@ -18,7 +18,7 @@ import tritonkittens.lang as tk
 class Gemm(tk.lcf):
     """A task is a tile of C, of which each consumer computes `rows` rows; an iteration multiplies `depth` of K."""
 
-    staggered = True
+    staggered_epilogue = True
     order = tk.Supergroup(8)  # tiles that are computed at the same time share rows of A and columns of B in L2
     dtype: tl.dtype = tk.bf16
     rows: int = 64

@@ -14,7 +14,7 @@ import tritonkittens.lang as tk
 class GroupedGemm(tk.lcf):
     """A task is a tile of Y. X: (tokens, K), W: (experts, N, K), Y: (tokens, N), O: (experts + 1) int32 offsets."""
 
-    staggered = True
+    staggered_epilogue = True
     order = tk.Supergroup(8)
     dtype: tl.dtype = tk.bf16
     rows: int = 64

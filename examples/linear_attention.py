@@ -17,8 +17,8 @@ class LinearAttention(tk.lcf):
 
     def layout(self):
         tile, square = tk.st(self.dtype, self.rows, self.dim), tk.st(self.dtype, self.dim, self.dim)
-        working = dict(S=square, O=tile)
-        return tk.layout(globals=dict.fromkeys("QKVO", tile), input=dict.fromkeys("QKV", tile), reduce_buffer=working)
+        scratch = dict(S=square, O=tile)
+        return tk.layout(globals=dict.fromkeys("QKVO", tile), input=dict.fromkeys("QKV", tile), scratch=scratch)
 
     @triton.jit
     def setup(ctx):
@@ -37,17 +37,17 @@ class LinearAttention(tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        tk.store(ctx.reduce_buffer.S, state.s)
+        tk.store(ctx.scratch.S, state.s)
         tk.fence_async()
         tk.sync()  # the tensor cores see what all warps wrote
         p = tk.tril(tk.mm_ABt(input.Q, input.K))
-        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.V, tk.mm_AB(input.Q, ctx.reduce_buffer.S))
+        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.V, tk.mm_AB(input.Q, ctx.scratch.S))
         s = tk.mma_AtB(input.K, input.V, state.s)
         tk.store_read_wait()  # the results of the chunk before have left
-        tk.store(ctx.reduce_buffer.O, o)
+        tk.store(ctx.scratch.O, o)
         tk.fence_async()
         tk.sync()
-        tk.store_async(ctx.globals.O, ctx.reduce_buffer.O, (ctx.task_id, ctx.iter, 0))
+        tk.store_async(ctx.globals.O, ctx.scratch.O, (ctx.task_id, ctx.iter, 0))
         return state.replace(s=s)
 
     @triton.jit

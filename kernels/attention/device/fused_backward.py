@@ -102,7 +102,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         input, task, late_task = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
         moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **task, **late_task}
         return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
-                         epilogue=staged, args=(*self.numbers, "gradient"), reduce_buffer=dict(dQ=tk.st(tk.fp32, 64, 64)),
+                         epilogue=staged, args=(*self.numbers, "gradient"), scratch=dict(dQ=tk.st(tk.fp32, 64, 64)),
                          exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
@@ -197,11 +197,11 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def _stage(ctx, dq):
         """Send dQ to shared memory."""
-        tk.store_fragments(ctx.reduce_buffer.dQ, dq)
+        tk.store_fragments(ctx.scratch.dQ, dq)
         tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
 
     @triton.jit
-    def reduce_store(ctx, reduce_buffer):
+    def reduce_store(ctx, scratch):
         """Add a consumer's half to dQ of a block in global memory, or store it there, the first. Returns what is to be published."""
         batch, head, block = ctx.config._numbers(ctx, *place_of(ctx))
         sums = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
@@ -211,7 +211,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
         stored = tk.are_stored(word)
         tk.reduce_wait(ctx)
-        half = tk.as_fragments(reduce_buffer.dQ)
+        half = tk.as_fragments(scratch.dQ)
         first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
         return tk.struct(word=word, first=first)
 

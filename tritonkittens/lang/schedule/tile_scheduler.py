@@ -19,7 +19,7 @@ from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.schedule.index import Knob
 
 # What else the context of a hook holds
-RESERVED = {"globals", "args", "config", "task_id", "task", "late_task", "iterations", "is_valid", "iter", "consumer", "worker", "rank", "reduce_buffer", "exchange",
+RESERVED = {"globals", "args", "config", "task_id", "task", "late_task", "iterations", "is_valid", "iter", "consumer", "worker", "rank", "scratch", "exchange",
             "accumulators", "reducing", "begin", "count", "parts", "part", "slot", "late", "params", "page_indices", "edge"}
 
 

@@ -57,7 +57,7 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
         if given and extension not in extensions:
             raise error_of(T, f"its layout has {given[0]}=…, which is of an extension; derive the class from tk.{extension.__name__} too")
     for extension in extensions:
-        if extension.needs_fields and not any(getattr(plan, name) for name in extension.added_fields):
+        if extension.added_fields and extension.needs_fields and not any(getattr(plan, name) for name in extension.added_fields):
             raise error_of(T, f"tk.{extension.__name__} needs {extension.added_fields[0]}=… in its layout")
     for hook in hooks_of(T._stores, extensions).values():
         if hook.layout and getattr(plan, hook.layout) and not hasattr(type(T), hook.name):

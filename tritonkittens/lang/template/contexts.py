@@ -64,7 +64,7 @@ def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
     """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
     plan = config._plan
-    tiles = {"reduce_buffer": struct(**in_slot(t, memory.reduce_buffer, c)), "exchange": memory.exchange, "task": struct(), "late_task": struct()}
+    tiles = {"scratch": struct(**in_slot(t, memory.scratch, c)), "exchange": memory.exchange, "task": struct(), "late_task": struct()}
     if plan.per == "consumer":
         tiles["task"] = struct(**in_slot(t, memory.task, c))
     tiles |= block_task_tiles(t, memory, plan, 0, t.method(turn, "__and__", 1))

@@ -48,10 +48,10 @@ def _loads_tiles(config: Any) -> bool:
 
 @op
 def release_epilogue(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
-    """Let the producer load for `finish`, or consumers write a reduce buffer over which the previous task's results were staged. Called in the first iteration:
+    """Let the producer load for `finish`, or consumers write scratch tiles over which the previous task's results were staged. Called in the first iteration:
     by then the previous task's stores have been read while products were in flight."""
     config = unwrap(T)
-    if config.placement(t.arch).over_reduce_buffer is not None:
+    if config.placement(t.arch).over_scratch is not None:
         t.call(_leave_epilogue, T)
     if not config._plan.epilogue_loads:
         return
@@ -104,7 +104,7 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: 
     config = unwrap(ctx.config)
     placed, plan = config.placement(t.arch), config._plan
     over_ring = placed.over_ring is not None
-    if placed.over_reduce_buffer is not None:
+    if placed.over_scratch is not None:
         t.call(at, config, "epilogue_begins", ctx, memory, phases)
         t.call(_leave_epilogue, ctx.config)
     elif over_ring:  # one consumer too: its warps leave the last stage at different times

@@ -25,7 +25,7 @@ def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
         why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
     lines = [f"  stages {placed.stages} ({why}): a stage is {stage}"]
     if T._plan.epilogue:
-        place = "over the reduce buffers" if placed.over_reduce_buffer is not None else (
+        place = "over the scratch tiles" if placed.over_scratch is not None else (
             "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
             f"over the ring from stage {placed.safe_stages} on: beside it there is room for too few stages")
         tiles = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.epilogue)

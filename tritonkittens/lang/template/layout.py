@@ -11,7 +11,7 @@ from tritonkittens.lang.types.tiles import rt, rv, st, sv
 # Names that a hook's record of tiles uses for something else
 RESERVED = {"full": "the full barrier of the tiles", "empty": "the empty barrier of the tiles", "phase": "the phase of their barriers",
             "group": "what they are tiles of", "reload_full": "the barrier on which `finish` loads tiles"}  # fmt: skip
-TILES = ("input", "lagged", "task", "late_task", "reduce_buffer", "exchange", "epilogue", "output")
+TILES = ("input", "lagged", "task", "late_task", "scratch", "exchange", "epilogue", "output")
 PER = ("consumer", "block")
 
 
@@ -35,6 +35,8 @@ class layout:
         task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together (`per="block"`).
         per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last` may release them earlier (`tk.release(ctx, ctx.task)`).
         late_task: more task tiles of a block, for which hook `compute_first` waits itself, where it needs them (`tk.wait_for(ctx.late_task)`).
+        scratch: tiles that each consumer writes and reads itself, from the second iteration on (the previous task's results may be staged there), or passes to
+            its reduce-store warp (`tk.ReduceStoreWarp`).
         exchange: tiles, two of each, that the consumers of a task write for each other.
         epilogue: tiles in which each consumer stages results.
         epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the result is added).
@@ -49,7 +51,6 @@ class layout:
         merged: what hook `part` returns (`tk.SplitTask`): tiles (`rt`) and vectors (`rv`) of fp32.
         deferred_results: what hook `defer_results` returns (`tk.DeferredEpilogue`): register tiles (`rt`).
         deferred_steps: iterations between the one that stages a deferred result tile and that of the next, in each of which hook `finish_deferred` is called.
-        reduce_buffer: tiles that each consumer passes to its reduce-store warp (`tk.ReduceStoreWarp`).
         page_indices: how many int32 of a table in global memory the copies of an iteration need (`tk.IndexPrefetch`).
 
     Raises:
@@ -72,7 +73,7 @@ class layout:
     output: Any = field(default_factory=dict)
     lagged: Any = field(default_factory=dict)
     late_task: Any = field(default_factory=dict)
-    reduce_buffer: Any = field(default_factory=dict)
+    scratch: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
     page_indices: int = 0
@@ -103,8 +104,8 @@ class layout:
             raise TileError(f"layout(deferred_steps={self.deferred_steps!r}): must be a number of iterations, and 0 without deferred_results")
         if both := [n for n, _ in self.input if n in dict(self.lagged)]:
             raise TileError(f"layout: {both[0]!r} is an input and a lagged tile; names of ring tiles are different")
-        if both := [n for n, _ in self.reduce_buffer if n in dict(self.exchange)]:
-            raise TileError(f"layout: {both[0]!r} is a reduce_buffer and an exchange tile; their names are different")
+        if both := [n for n, _ in self.scratch if n in dict(self.exchange)]:
+            raise TileError(f"layout: {both[0]!r} is a scratch and an exchange tile; their names are different")
         self._check_names()
 
     def _check_names(self) -> None:

@@ -1,7 +1,7 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
 Three lifetimes share the block's memory: task tiles (loaded once a task), the input ring (one stage an iteration), and the epilogue tiles (staged results, for each
-consumer). Epilogue tiles lie over the reduce buffers, where these are large enough. Otherwise, where memory is short, they lie over the tail of the ring; the
+consumer). Epilogue tiles lie over the scratch tiles of consumers, where these are large enough. Otherwise, where memory is short, they lie over the tail of the ring; the
 stages before them, the safe stages, are those that the producer may already fill for the next task while the results leave.
 """
 from __future__ import annotations
@@ -45,20 +45,20 @@ Places = tuple[tuple[tuple[str, int, int, int], ...], ...]
 class Placement:
     """Stages of the ring and where the epilogue tiles lie.
 
-    `over_ring` and `over_reduce_buffer` are None where these have memory of their own. Otherwise one of them has, for each epilogue tile and consumer, (tile, slot,
-    part, parts) in the ring, or in the reduce buffers (slots are consumers), of the same consumer where there is room. No epilogue tile lies over the stages
+    `over_ring` and `over_scratch` are None where these have memory of their own. Otherwise one of them has, for each epilogue tile and consumer, (tile, slot,
+    part, parts) in the ring, or in the scratch tiles (slots are consumers), of the same consumer where there is room. No epilogue tile lies over the stages
     before `safe_stages`.
     """
 
     stages: int
     safe_stages: int
     over_ring: Places | None
-    over_reduce_buffer: Places | None = None
+    over_scratch: Places | None = None
 
     @property
     def over_own(self) -> bool:
-        """Do the epilogue tiles of each consumer lie over a reduce buffer of its own?"""
-        return self.over_reduce_buffer is not None and all(slot == consumer for places in self.over_reduce_buffer for consumer, (_, slot, _, _) in enumerate(places))
+        """Do the epilogue tiles of each consumer lie over scratch tiles of its own?"""
+        return self.over_scratch is not None and all(slot == consumer for places in self.over_scratch for consumer, (_, slot, _, _) in enumerate(places))
 
 
 def place(
@@ -73,20 +73,20 @@ def place(
     limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare
     stage, finish = _padded(plan.ring), consumers * _padded(plan.epilogue)
     task = (consumers if plan.per == "consumer" else 1) * _padded(plan.task) + _padded(plan.late_task)
-    work = consumers * _padded(plan.reduce_buffer) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
-    over_reduce_buffer = _over_reduce_buffer(plan, consumers) if may_overlap and plan.epilogue and plan.reduce_buffer else None
+    work = consumers * _padded(plan.scratch) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
+    over_scratch = _over_scratch(plan, consumers) if may_overlap and plan.epilogue and plan.scratch else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"task {task} bytes, input {stage} bytes a stage, epilogue {finish} bytes, {of}"
     least = 2 if pipelined else 1
-    apart = min((limit - task - (0 if over_reduce_buffer else finish)) // stage, MAX_STAGES)
-    shared = min((limit - task) // stage, MAX_STAGES) if may_overlap and not over_reduce_buffer else 0
+    apart = min((limit - task - (0 if over_scratch else finish)) // stage, MAX_STAGES)
+    shared = min((limit - task) // stage, MAX_STAGES) if may_overlap and not over_scratch else 0
     if stages is not None:
         if not isinstance(stages, int) or not least <= stages <= MAX_STAGES:
             why = " (pipelined: a stage is released one iteration later)" if pipelined else ""
             raise TileError(f"{name}(stages={stages!r}): a ring has {least} to {MAX_STAGES} stages{why}")
         if stages <= apart:
-            return Placement(stages, stages, None, over_reduce_buffer)
+            return Placement(stages, stages, None, over_scratch)
         over = _over_ring(plan, consumers, stages) if stages <= shared else None
         if over is None:
             raise TileError(f"{name}(stages={stages}): shared memory over budget: {bill}")
@@ -99,7 +99,7 @@ def place(
     if apart < least:
         raise TileError(f"{name}: shared memory over budget: {bill}; it needs {least} stage{'s' if pipelined else ''}")
     chosen = min(apart, MANY_STAGES)
-    return Placement(chosen, chosen, None, over_reduce_buffer)
+    return Placement(chosen, chosen, None, over_scratch)
 
 
 def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] | None:
@@ -111,10 +111,10 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] 
     return None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
 
 
-def _over_reduce_buffer(plan: layout, consumers: int) -> Places | None:
-    """The places of the epilogue tiles over the reduce buffers, None where a tile fits nowhere."""
-    slots = [(c, name, tile.nbytes) for name, tile in plan.reduce_buffer for c in range(consumers)]
-    return _over(plan, plan.reduce_buffer, [sorted(slots, key=lambda slot: slot[0] != c) for c in range(consumers)])
+def _over_scratch(plan: layout, consumers: int) -> Places | None:
+    """The places of the epilogue tiles over the scratch tiles, None where a tile fits nowhere."""
+    slots = [(c, name, tile.nbytes) for name, tile in plan.scratch for c in range(consumers)]
+    return _over(plan, plan.scratch, [sorted(slots, key=lambda slot: slot[0] != c) for c in range(consumers)])
 
 
 def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tuple[int, str, int]]]) -> Places | None:

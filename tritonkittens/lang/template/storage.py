@@ -50,10 +50,10 @@ def template_memory(t: Trace, T: Any) -> Any:
     tiles_of("lagged", placed.stages, "stages")
     tiles_of("task", *(per_consumer if plan.per == "consumer" else (1, "slot")))
     tiles_of("late_task", 1, "slot")
-    # The exchange tiles before a reduce buffer of the same size, where the compiler then puts them (measured: docs/notes/attention_backward.md)
+    # The exchange tiles before scratch tiles of the same size, where the compiler then puts them (measured: docs/notes/attention_backward.md)
     tiles_of("exchange", EXCHANGE_SLOTS, "slots")
-    tiles_of("reduce_buffer", *per_consumer)
-    if placed.over_ring is None and placed.over_reduce_buffer is None:
+    tiles_of("scratch", *per_consumer)
+    if placed.over_ring is None and placed.over_scratch is None:
         tiles_of("epilogue", *per_consumer)
     if plan.output:
         tiles_of("output", T.output_stages, "stages")
@@ -156,14 +156,14 @@ def block_task_tiles(t: Trace, memory: Any, plan: Any, slot: Any, phase: Any) ->
 
 @op
 def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the reduce buffers."""
+    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the scratch tiles."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
-    over = placed.over_ring if placed.over_reduce_buffer is None else placed.over_reduce_buffer
+    over = placed.over_ring if placed.over_scratch is None else placed.over_scratch
     if over is None:
         return struct(**in_slot(t, memory.epilogue, c))
     tiles = {}
-    homes = {**memory.input.fields, **memory.lagged.fields} if placed.over_reduce_buffer is None else memory.reduce_buffer.fields
+    homes = {**memory.input.fields, **memory.lagged.fields} if placed.over_scratch is None else memory.scratch.fields
     for (name, spec), places in zip(config._plan.epilogue, over, strict=True):
         source, slot, part, parts = places[c]
         piece = t.call(homes[source].__getitem__, slot).pieces[0]

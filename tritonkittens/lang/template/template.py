@@ -63,7 +63,7 @@ class lcf(Configuration, Interned):
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template), `task_id`, `iterations`, `rank` (of the block in its cluster), `part` (of
     the task, where blocks share it); where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `task`, `late_task`,
-    `reduce_buffer`, `exchange`, `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? Edges run in a
+    `scratch`, `exchange`, `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? Edges run in a
     loop of their own, so that the other iterations have no branch for what only edges need. Without `edges` in `setup` any iteration may be one; with a run-time
     number the first of a pipelined computation may.
 
@@ -120,7 +120,7 @@ class lcf(Configuration, Interned):
         self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
         self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
-        self.extensions = tuple(e for e in derived if any(getattr(self._plan, field, None) for field in e.added_fields))
+        self.extensions = tuple(e for e in derived if not e.added_fields or any(getattr(self._plan, field, None) for field in e.added_fields))
         check_layout(self, derived)
         self.received = received_bytes(self._plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
         self.reducers = sum(len(e.added_warps(self)) for e in self.extensions)  # a warp each
@@ -283,7 +283,7 @@ class lcf(Configuration, Interned):
     def staggers(self, arch: int) -> bool:
         """Do consumers end tasks one after the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
         placed = self.placement(arch)
-        apart = placed.over_ring is None and placed.over_reduce_buffer is None
+        apart = placed.over_ring is None and placed.over_scratch is None
         return self.staggered_epilogue and self.pipelined and self.team > 1 and not self.dynamic and apart
 
     def registers(self) -> tuple[int, ...]:

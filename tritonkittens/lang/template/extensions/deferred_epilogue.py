@@ -214,9 +214,9 @@ class DeferredEpilogue(Extension):
     @staticmethod
     def check_template(T: Any) -> None:
         plan = T._plan
-        if not T.pipelined or T.sharers > 1 or plan.reduce_buffer:
+        if not T.pipelined or T.sharers > 1 or plan.scratch:
             raise T._error(f"(schedule={T.schedule!r}): deferred results are stored during products of the next task; that needs hook 'compute_last', whole tasks "
-                           "of a block, and no reduce buffer")
+                           "of a block, and no scratch tiles")
         if plan.epilogue_reloads and T.splits:
             raise T._error(f"(schedule={T.schedule!r}): of the blocks that share a task only one stores deferred results; none can load epilogue tiles itself "
                            f"(epilogue_reloads={plan.epilogue_reloads})")

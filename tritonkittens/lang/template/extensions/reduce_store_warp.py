@@ -47,7 +47,7 @@ def _consumer_iteration(t: Trace, ctx: Any, memory: Any, phases: Any) -> Any:
 
 @op
 def reduce_acquire(t: Trace, ctx: Any) -> Any:
-    """Wait until the reduce-store warp has read the reduce buffer, so that this consumer may write it. Once an iteration, before `tk.reduce_commit`."""
+    """Wait until the reduce-store warp has read the scratch tiles, so that this consumer may write it. Once an iteration, before `tk.reduce_commit`."""
     bill().reduces_acquired += 1
     reducing = _of(ctx, "reduce_acquire")
     t.call(wait, reducing.empty, reducing.parity)
@@ -55,7 +55,7 @@ def reduce_acquire(t: Trace, ctx: Any) -> Any:
 
 @op
 def reduce_commit(t: Trace, ctx: Any) -> Any:
-    """Pass the reduce buffer, written and fenced (`tk.fence_async`), to this consumer's reduce-store warp, which calls hook `reduce_store`. Once an iteration; in
+    """Pass the scratch tiles, written and fenced (`tk.fence_async`), to this consumer's reduce-store warp, which calls hook `reduce_store`. Once an iteration; in
     a pipelined computation not in the first, but in `compute_last`."""
     bill().reduces_committed += 1
     t.call(arrive, _of(ctx, "reduce_commit").full, per="warp")
@@ -63,7 +63,7 @@ def reduce_commit(t: Trace, ctx: Any) -> Any:
 
 @op
 def reduce_wait(t: Trace, ctx: Any) -> Any:
-    """The reduce-store warp waits until its consumer has called `tk.reduce_commit`: the reduce buffer may be read. Once in hook `reduce_store`, after what can be
+    """The reduce-store warp waits until its consumer has called `tk.reduce_commit`: the scratch tiles may be read. Once in hook `reduce_store`, after what can be
     done before."""
     bill().reduces_awaited += 1
     reducing = _of(ctx, "reduce_wait", of_reducer=True)
@@ -72,22 +72,22 @@ def reduce_wait(t: Trace, ctx: Any) -> Any:
 
 @op
 def _epilogue_begins(t: Trace, ctx: Any, memory: Any, phases: Any) -> Any:
-    """After a task: its reduce buffer has been read."""
+    """After a task: its scratch tiles have been read."""
     uses = t.call(parity_of_uses, phases, unwrap(ctx.config).placement(t.arch).stages)
     t.call(wait, t.call(memory.reduce_pipeline.empty.__getitem__, ctx.worker), t.method(uses, "__xor__", 1))
 
 
 @op
 def _call_reduce_store(t: Trace, ctx: Any, memory: Any, uses: Any) -> Any:
-    """Call hook `reduce_store` for use number `uses` of a consumer's reduce buffer, and release the buffer."""
+    """Call hook `reduce_store` for use number `uses` of a consumer's scratch tiles, and release them."""
     config = unwrap(ctx.config)
     hook, pipe = type(config).reduce_store, memory.reduce_pipeline
     reducing = struct(full=t.call(pipe.full.__getitem__, ctx.worker), parity=t.method(uses, "__and__", 1))
     here = struct(**{**ctx.fields, "reducing": reducing})
-    value, (awaited,) = counted(t, hook, f"reduce_store: {hook.cache_key}", ("reduces_awaited",), here, ctx.reduce_buffer)
+    value, (awaited,) = counted(t, hook, f"reduce_store: {hook.cache_key}", ("reduces_awaited",), here, ctx.scratch)
     if awaited != 1:
         raise TileError(f"{type(config).__name__}.reduce_store calls tk.reduce_wait {awaited} times; it does so once, in the hook itself, before it reads the "
-                        "reduce buffer")
+                        "scratch tiles")
     t.call(store_read_wait, 0)
     t.call(arrive, t.call(pipe.empty.__getitem__, ctx.worker), per="warp")
     if hasattr(type(config), "reduce_store_done"):
@@ -114,20 +114,22 @@ def reducer(WORKER: triton.language.constexpr, G, A, memory, T: triton.language.
 class ReduceStoreWarp(Extension):
     """A warp beside each consumer reduces tiles into global memory (attention's backward: dQ).
 
-    The layout's `reduce_buffer` declares the tiles. In `compute` and `compute_last` a consumer acquires the buffer (`tk.reduce_acquire`), writes
-    `ctx.reduce_buffer`, fences it and commits it (`tk.reduce_commit`). Hook `reduce_store` waits for the commit (`tk.reduce_wait`) and starts the copies."""
+    The scratch tiles are the buffer. In `compute` and `compute_last` a consumer acquires it (`tk.reduce_acquire`), writes `ctx.scratch`, fences it and commits it (`tk.reduce_commit`). Hook `reduce_store` waits for the commit (`tk.reduce_wait`) and starts the copies."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
-        Hook("reduce_store", REDUCER, "once an iteration", ("ctx", "reduce_buffer"), "any value",
-             "Waits for the reduce buffer (`tk.reduce_wait`) and starts copies out of it. The buffer is released when the copies have read it.", "reduce_buffer"),
+        Hook("reduce_store", REDUCER, "once an iteration", ("ctx", "scratch"), "any value",
+             "Waits for the scratch tiles (`tk.reduce_wait`) and starts copies out of it. The buffer is released when the copies have read it."),
         Hook("reduce_store_done", REDUCER, "after `reduce_store`", ("ctx", "value"), "", "Does what must follow, with the value of `reduce_store`."),
     )  # fmt: skip
-    added_fields: ClassVar[tuple[str, ...]] = ("reduce_buffer",)
     counters: ClassVar[tuple[str, ...]] = ("reduces_committed", "reduces_acquired")
     points: ClassVar[dict[str, Callable[..., Any]]] = dict(consumer_iteration=_consumer_iteration, epilogue_begins=_epilogue_begins)
 
     @staticmethod
     def check_template(T: Any) -> None:
+        if not T._plan.scratch:
+            raise T._error("hook 'reduce_store' reads scratch tiles; its layout has none")
+        if not hasattr(type(T), "reduce_store"):
+            raise T._error("tk.ReduceStoreWarp needs hook 'reduce_store'")
         if T.pipelined and not hasattr(type(T), "compute_first"):
             raise T._error("hook 'reduce_store' of a pipelined computation needs hook 'compute_first': an iteration's tiles are committed one later")
         if T.cluster > 1 or T.pingpong or not T.schedule.whole_tasks:
@@ -151,7 +153,7 @@ class ReduceStoreWarp(Extension):
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:
-        return ["  the reduce buffer leaves by a warp of its own for each consumer"]
+        return ["  the scratch tiles leaves by a warp of its own for each consumer"]
 
 
 __all__ = ["reduce_acquire", "reduce_commit", "reduce_wait"]
