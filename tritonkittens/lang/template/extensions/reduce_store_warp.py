@@ -153,7 +153,7 @@ class ReduceStoreWarp(Extension):
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:
-        return ["  the scratch tiles leaves by a warp of its own for each consumer"]
+        return ["  the scratch tiles leave by a warp of its own for each consumer"]
 
 
 __all__ = ["reduce_acquire", "reduce_commit", "reduce_wait"]
