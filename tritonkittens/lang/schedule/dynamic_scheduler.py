@@ -4,7 +4,7 @@ With `Dynamic`, the producer fetches the next task number from a counter in glob
 the whole work tile; otherwise each role calls `setup` with the number. A thread block begins with the task of its own number, without a wait.
 
 With `broadcast_tile`, a thread block's first work tile is broadcast too, if the loads before the roles begin needed it: what `setup` reads from memory would
-otherwise wait in each role behind those loads.
+otherwise queue in each role after those loads.
 
 The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its dynamic
 persistent tile scheduler.

@@ -18,7 +18,7 @@ MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
 
 
 class _Split(Schedule):
-    """Whole tasks below a number, behind it equal parts of the others, by part."""
+    """Whole tasks below a number, above it equal parts of the others, by part."""
 
     whole_tasks: ClassVar[bool] = False
 
@@ -78,8 +78,8 @@ class SplitTail(_Split):
     splits: ClassVar[bool] = True
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. Behind whole rounds `MOST_TAIL_PARTS` at most: the last of
-        a task's parts reads them all, which takes longer than more of them spare (GEMM 8192³ on the H200: a tail of 4 tasks)."""
+        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. After whole rounds `MOST_TAIL_PARTS` at most: the last of
+        a task's parts reads all others (measured: docs/notes/gemm.md)."""
         whole = tasks // slots * slots
         return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
 
@@ -163,8 +163,8 @@ def _stream_first(block, blocks, whole, steps):
 
 @triton.jit
 def _stream_next(index, count, block, blocks, whole, steps):
-    behind = index + blocks
-    return tl.where(index < whole, tl.where(behind < whole, behind, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
+    after = index + blocks
+    return tl.where(index < whole, tl.where(after < whole, after, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def _steps(tasks, whole, iterations):
 
 @triton.jit
 def _tail_part(index, whole, tasks, parts):
-    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
+    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, after it the first parts of all others, then their second, …: blocks side
     by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
     is a whole one, nothing."""
     task, shared, part, slot = index, 1, 0, 0

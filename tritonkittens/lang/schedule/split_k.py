@@ -130,7 +130,7 @@ def _read(t: Trace, ctx: Any, slot: Any, like: Any) -> Any:
 
 @op
 def _join(t: Trace, ctx: Any, state: Any, theirs: Any) -> Any:
-    """Two parts, or what has been joined and the part behind it: merged by the hook, or added. Laid out as `state`."""
+    """Two parts, or what has been joined and the next part: merged by the hook, or added. Laid out as `state`."""
     config = unwrap(ctx.config)
     if not config._plan.merged:
         return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n]) for n, x in state.fields.items()})
@@ -162,7 +162,7 @@ def join_parts(ctx, state):
                 state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:
                 state = _read(ctx, _slot_of(ctx, 0), state)
-                if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+                if PARTS > 0:  # a loop of known length: the loads of several parts are in flight at once
                     for part in tl.static_range(1, PARTS):
                         state = _join(ctx, state, _read(ctx, _slot_of(ctx, part), state))
                 else:

@@ -45,7 +45,7 @@ def at_iteration(t: Trace, ctx: Any, i: Any, edge: Any = None) -> Any:
 
 @op
 def marked_edges(t: Trace, tile: Any) -> Any:
-    """Which iterations of a index are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
+    """Which iterations of a work tile are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where `setup` computes the number."""
     edges = unwrap(tile.edges)
     return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
 

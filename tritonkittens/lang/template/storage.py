@@ -34,7 +34,7 @@ def new_pipeline(t: Trace, stages: int, full_arrivals: int, empty_arrivals: int)
 
 @op
 def template_memory(t: Trace, T: Any) -> Any:
-    """All shared and tensor memory of the template, with room for its semaphores (`open_memory`), as one record."""
+    """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one record."""
     T = unwrap(T)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}

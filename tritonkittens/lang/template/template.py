@@ -136,7 +136,7 @@ class lcf(Configuration, Interned):
         threads = (self.consumers + self._helpers) * GROUP
         share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
-        # Moving registers between roles costs a block's start 0.1 to 0.5 µs: not where an equal share is enough
+        # Moving registers between roles makes a block's start longer: not where an equal share is enough (measured: docs/notes/gemm.md)
         needed = self.needed_registers
         self.reallocates = bool(self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS))
         # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share

@@ -41,7 +41,8 @@ def load_early(ctx, tile, memory, T: tl.constexpr):
     if tile.is_valid:
         whole = extended(ctx, tile)
         own = own_rings(memory, T)
-        # The first input before the task tiles of one consumer; those of several are as many bytes as the input or more, and go first
+        # The first input before the task tiles of one consumer (measured: docs/notes/attention_decode.md). Those of several are as many bytes as the input or
+        # more, and go first
         LAST: tl.constexpr = T.consumers == 1
         count = early_count(tile, T)
         if not LAST:
