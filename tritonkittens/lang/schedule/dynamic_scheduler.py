@@ -13,14 +13,14 @@ dynamic persistent tile scheduler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import barrier as ptx_barrier
 from tritonkittens.inline_ptx import shared as ptx_shared
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import WARPS
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
@@ -49,7 +49,7 @@ class Dynamic(Schedule):
         return min(units, slots)
 
 
-def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
+def new_numbers(t: Trace, T: Traced) -> dict[str, Traced]:
     """What the producer tells the other roles, and the semaphores by which they know. Where blocks draw nothing, they are told one task before they begin."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.draws else 1)), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
@@ -60,18 +60,18 @@ def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
 
 
 @op
-def numbered(t: Trace, number: Any) -> Any:
+def numbered(t: Trace, number: Traced) -> Traced:
     """The number of a task, of which those who hear of it work out the task."""
     return struct(number=t.scalar(number))
 
 
 @op
-def _place(t: Trace, memory: Any, slot: Any) -> Any:
+def _place(t: Trace, memory: Traced, slot: Traced) -> Traced:
     return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(t.scalar(slot), "__mul__", 4 * NUMBERS))
 
 
 @op
-def _write(t: Trace, place: Any, task: Any) -> None:
+def _write(t: Trace, place: Traced, task: Traced) -> None:
     numbers = list(numbers_of(task))
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
         raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: tasks that blocks draw have at most "
@@ -81,7 +81,7 @@ def _write(t: Trace, place: Any, task: Any) -> None:
 
 
 @op
-def _read(t: Trace, place: Any, task: Any) -> Any:
+def _read(t: Trace, place: Traced, task: Traced) -> Traced:
     numbers = list(numbers_of(task))
     told = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
     heard, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(told, numbers, strict=True)], 0)

@@ -6,12 +6,12 @@ has, and what they share in global memory; on the device, while a kernel is trac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
@@ -24,7 +24,7 @@ RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", 
 
 
 @op
-def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
+def task(t: Trace, /, iterations: Traced, when: Traced = None, edges: Traced = None, **coordinates: Traced) -> Traced:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them, which better are constants
     where they are the same in every task. A false `when` ends the loop over tasks. `edges`: how many iterations, from the first on, differ from the others (in
     attention: mask), where that is known, a number of the task or the constant 0 or 1, written in place, for a variable is a number of the task; see `ctx.edge`
@@ -84,15 +84,15 @@ class Schedule(Knob):
 
     # ------------------------------------------------------------ on the device
 
-    def first(self, t: Trace, ctx: Any, A: Any) -> Any:
+    def first(self, t: Trace, ctx: Traced, A: Traced) -> Traced:
         """The number of this block's first work tile."""
         return t.call(_block, unwrap(ctx.config).cluster_size)
 
-    def next(self, t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+    def next(self, t: Trace, ctx: Traced, A: Traced, unit: Traced, work: Traced) -> Traced:
         """The number of the work tile behind `unit`, whose `work` says how much of a task it was."""
         return t.method(unit, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
 
-    def tile(self, t: Trace, ctx: Any, A: Any, unit: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, unit: Traced) -> struct:
         """Work tile number `unit`: the fields of its task, the iterations `begin` … `begin` + `count` of it, and who shares it."""
         info = setup(t, ctx, unit)
         return struct(**{**info.fields, "task": unit, "begin": t.scalar(0), "count": info.iterations})
@@ -113,7 +113,7 @@ class Persistent(Schedule):
     """As many thread blocks as run at once, each taking every so-many-th task: what one task ends with overlaps with the loads of the next."""
 
 
-def setup(t: Trace, ctx: Any, index: Any) -> struct:
+def setup(t: Trace, ctx: Traced, index: Traced) -> struct:
     """What hook `setup` says of task number `index`."""
     info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
@@ -121,7 +121,7 @@ def setup(t: Trace, ctx: Any, index: Any) -> struct:
     return info
 
 
-def extra(T: Any, A: Any) -> list[Any]:
+def extra(T: Traced, A: Traced) -> list[Traced]:
     """What the host adds to the arguments where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails); where they are drawn:
     counters."""
     return list(A)[len(unwrap(T)._plan.args):]
@@ -138,7 +138,7 @@ def _blocks(CLUSTER: tl.constexpr):
 
 
 @op
-def nothing_of(t: Trace, work: Any) -> Any:
+def nothing_of(t: Trace, work: Traced) -> Traced:
     """Zero, made of all numbers of the work of a unit: who has it has computed them."""
     found = t.call(opaque_zero)
     mixed = t.scalar(0)
@@ -149,26 +149,26 @@ def nothing_of(t: Trace, work: Any) -> Any:
 
 
 @op
-def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
+def first_unit(t: Trace, ctx: Traced, A: Traced) -> Traced:
     """The number of the first work tile of this block."""
     return unwrap(ctx.config).schedule.first(t, ctx, A)
 
 
 @op
-def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
+def next_unit(t: Trace, ctx: Traced, A: Traced, unit: Traced, work: Traced) -> Traced:
     """The number of this block's work tile behind `unit`."""
     config = unwrap(ctx.config)
     return unit if config.single else config.schedule.next(t, ctx, A, unit, work)
 
 
 @op
-def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
+def work_of(t: Trace, ctx: Traced, A: Traced, unit: Traced) -> Traced:
     """Work tile number `unit`, see `Schedule.tile`."""
     return unwrap(ctx.config).schedule.tile(t, ctx, A, unit)
 
 
 @op
-def work_behind(t: Trace, ctx: Any, A: Any, work: Any, following: Any) -> Any:
+def work_behind(t: Trace, ctx: Traced, A: Traced, work: Traced, following: Traced) -> Traced:
     """What unit number `following` is, behind the one of this `work`: none, where a block has one at most. The compiler then leaves the loop out, and nobody
     divides behind a task's last iteration."""
     if unwrap(ctx.config).single:
@@ -177,6 +177,6 @@ def work_behind(t: Trace, ctx: Any, A: Any, work: Any, following: Any) -> Any:
 
 
 @op
-def some_work(t: Trace, ctx: Any, A: Any) -> Any:
+def some_work(t: Trace, ctx: Traced, A: Traced) -> Traced:
     """A work that has the fields of any unit's, for those who need nothing else of it: what computes its numbers is then dead code."""
     return t.call(work_of, ctx, A, t.scalar(0))
