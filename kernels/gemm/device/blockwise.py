@@ -36,7 +36,7 @@ class BlockwiseGemm(tk.lcf):
     panel: int | None = None
     passing: str | None = None
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
         c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)

@@ -63,7 +63,7 @@ class Gemm(tk.lcf):
     passing: str | None = None
     packed: bool = False
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
         if self.rows & (self.rows - 1):
             raise tk.TileError(f"Gemm(rows={self.rows}): a consumer's rows must be a power of two")
