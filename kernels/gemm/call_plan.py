@@ -242,7 +242,7 @@ class CallPlan:
         residual = () if operands[2] is None else (as_addressable(self._like_result(operands[2])),)
         pair = (self.store_a(a), self.store_b(b))
         try:
-            return self._template(config, c.device), (*(pair[::-1] if config.swapped else pair), c, *residual, *self._extras(config, operands))
+            return self._template(config, c.device), (*(pair[::-1] if config.swap_ab else pair), c, *residual, *self._extras(config, operands))
         except (tk.TileError, ValueError):
             return None
 
@@ -265,7 +265,7 @@ class CallPlan:
         return template
 
     def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, residual: Tensor | None, extras: list[Tensor]) -> None:
-        tensors = (b, a, c) if config.swapped else (a, b, c)
+        tensors = (b, a, c) if config.swap_ab else (a, b, c)
         self._template(config, c.device)(*tensors, *(() if residual is None else (residual,)), *extras)
 
     def straight(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:
@@ -282,7 +282,7 @@ class CallPlan:
         given = [a, b, home, *(operands[i] for i in others)]
         if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
             return None
-        swapped = config.swapped
+        swapped = config.swap_ab
         views[:2] = views[1::-1] if swapped else views[:2]
         launch = self._template(config, a.device).call(*views).bind(*views)  # which takes what the views are of
 
@@ -322,10 +322,10 @@ class CallPlan:
                 continue
             if self.places[name] == "tile":
                 tile = self._like_result(x)
-                out.append(tile.mT if config.swapped else tile)
+                out.append(tile.mT if config.swap_ab else tile)
             else:
                 vector = x.reshape(-1)
-                in_columns = self.places[name] == ("row" if config.swapped else "col")
+                in_columns = self.places[name] == ("row" if config.swap_ab else "col")
                 out.append(as_addressable(vector) if in_columns else vector)
         return out
 
@@ -334,21 +334,21 @@ class CallPlan:
 def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Epilogue, blockwise: bool, accumulate: str,
                  **types: object) -> tk.lcf:
     """The kernel of a configuration."""
-    knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
-                 cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None,
-                 passing="evict_first" if config.streamed else None, **types)  # fmt: skip
+    knobs = dict(tile_m=config.tile_m, tile_n=config.tile_n, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
+                 cluster=config.cluster, order=order, epilogue_n=config.epilogue_n if config.stages_panels(epilogue.residual) else None,
+                 cache_hint="evict_first" if config.streamed else None, **types)  # fmt: skip
     if blockwise:
-        plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
-        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain or config.packed:
+        plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
+        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
             raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, independent nor split, and "
                              "results not packed")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
-    if config.swapped:
+    if config.swap_ab:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
         epilogue = epilogue.swapped()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
-                packed=config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
+    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swap_ab, batched=batched, epilogue=epilogue,
+                pingpong=config.pingpong, tile_k=config.depth_of(itemsize), schedule=config.scheduler(),
+                deferred_epilogue=config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -51,9 +51,9 @@ class Epilogue(tk.Knob):
     def memory(
         self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
-        `staged`: (`globals` of the residual, those of the operands, and what `finish`, `preload` and `refill` say). The residual comes to where results are
-        staged: ahead, and of more than two panels the later ones once those before have left; with `packed` results, and a `late_gate` for these, once those
+        """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in
+        `staged`: (`globals` of the residual, those of the operands, and what `finish`, `epilogue_loads` and `epilogue_reloads` say). The residual comes to where results are
+        staged: ahead, and of more than two panels the later ones once those before have left; with `deferred_epilogue` results, and a `late_gate` for these, once those
         of the task before have. A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
         given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
         operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
@@ -63,7 +63,7 @@ class Epilogue(tk.Knob):
         later = ("C",) if self.residual and (packed or (panel is not None and cols > 2 * panel)) else ()
         if late_gate:
             later = (*later, "gate")
-        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *(name for name in vectors if name not in later)), refill=later)
+        return residual, operands, dict(epilogue=dict(C=staged, **vectors), epilogue_loads=(*ahead, *(name for name in vectors if name not in later)), epilogue_reloads=later)
 
     def swapped(self) -> Epilogue:
         """The same for Cᵀ."""
@@ -78,23 +78,23 @@ def turned_bytes(rows: int) -> int:
 
 
 @triton.jit
-def load_vectors(ctx, staging, GATE: tl.constexpr = True):
-    """The copies of a `load_finish` hook for the operands with a value for every column, but for a gate that comes later."""
+def load_vectors(ctx, epilogue, GATE: tl.constexpr = True):
+    """The copies of a `load_epilogue` hook for the operands with a value for every column, but for a gate that comes later."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
-        _load_vector(ctx, staging, "scale_a", E.scale_a.place)
+        _load_vector(ctx, epilogue, "scale_a", E.scale_a.place)
     if E.scale_b is not None:
-        _load_vector(ctx, staging, "scale_b", E.scale_b.place)
+        _load_vector(ctx, epilogue, "scale_b", E.scale_b.place)
     if E.bias is not None:
-        _load_vector(ctx, staging, "bias", E.bias.place)
+        _load_vector(ctx, epilogue, "bias", E.bias.place)
     if GATE and E.gate is not None:
-        _load_vector(ctx, staging, "gate", E.gate.place)
+        _load_vector(ctx, epilogue, "gate", E.gate.place)
 
 
 @triton.jit
-def _load_vector(ctx, staging, NAME: tl.constexpr, PLACE: tl.constexpr):
+def _load_vector(ctx, epilogue, NAME: tl.constexpr, PLACE: tl.constexpr):
     if PLACE == "col":
-        tk.load_async(tk.field(staging, NAME), tk.field(ctx.globals, NAME), (ctx.result_col,), staging.arrived)
+        tk.load_async(tk.field(epilogue, NAME), tk.field(ctx.globals, NAME), (ctx.result_col,), epilogue.full)
 
 
 @triton.jit
@@ -120,63 +120,63 @@ def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
     if PLACE == "scalar":
         return tk.with_field(values, NAME, tl.load(tensor.pointer))
     elif PLACE == "row":
-        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.result_cols), ELEMENT), (row,)))
+        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), ELEMENT), (row,)))
     else:
         return values
 
 
 @triton.jit
-def of_columns(ctx, staging, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
+def of_columns(ctx, epilogue, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """An operand with a value for every column, of a panel's columns."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
     ELEMENT: tl.constexpr = tk.field(ctx.globals, NAME).pointer.dtype.element_ty
-    values = tk.field(staging, NAME) if PANELS == 1 else tk.subvector(tk.field(staging, NAME), COLS, PANEL)
-    return tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), ELEMENT))
+    values = tk.field(epilogue, NAME) if PANELS == 1 else tk.subvector(tk.field(epilogue, NAME), COLS, PANEL)
+    return tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS), ELEMENT))
 
 
 @triton.jit
-def _combined(ctx, tile, staging, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
+def _combined(ctx, tile, epilogue, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """The tile times or plus an operand."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
     tensor = tk.field(ctx.globals, NAME)
     ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
     if PLACE == "scalar":
-        value = tk.field(ctx.fetched, NAME).to(tl.float32)
+        value = tk.field(ctx.params, NAME).to(tl.float32)
         return tile * value if MULTIPLY else tile + value
     elif PLACE == "row":
-        value = tk.cast(tk.field(ctx.fetched, NAME), tk.fp32)
+        value = tk.cast(tk.field(ctx.params, NAME), tk.fp32)
         return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
     elif PLACE == "col":
-        value = tk.cast(of_columns(ctx, staging, NAME, PANEL, PANELS), tk.fp32)
+        value = tk.cast(of_columns(ctx, epilogue, NAME, PANEL, PANELS), tk.fp32)
         return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
     else:
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
-        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.rows, COLS), place), tk.fp32)
+        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.tile_m, COLS), place), tk.fp32)
         return tile * value if MULTIPLY else tile + value
 
 
 @triton.jit
-def finish_tile(ctx, tile, staging, residual, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
-    """The results of a tile of sums, still in fp32; `staging` holds vectors, `residual` the tile that is added. `row`, `col`: which tile, in tiles; `tile` may
+def finish_tile(ctx, tile, epilogue, residual, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
+    """The results of a tile of sums, still in fp32; `epilogue` holds vectors, `residual` the tile that is added. `row`, `col`: which tile, in tiles; `tile` may
     be one panel of columns of several."""
-    tile = combine(ctx, tile, staging, row, col, PANEL, PANELS)
+    tile = combine(ctx, tile, epilogue, row, col, PANEL, PANELS)
     return add_residual(ctx, tile, residual) if ctx.config.epilogue.residual else tile
 
 
 @triton.jit
-def combine(ctx, tile, staging, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True, GATE: tl.constexpr = True):
+def combine(ctx, tile, epilogue, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True, GATE: tl.constexpr = True):
     """The same but for the residual, and for an activation or a gate that comes later."""
     E: tl.constexpr = ctx.config.epilogue
     if E.scale_a is not None:
-        tile = _combined(ctx, tile, staging, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
+        tile = _combined(ctx, tile, epilogue, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
     if E.scale_b is not None:
-        tile = _combined(ctx, tile, staging, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
+        tile = _combined(ctx, tile, epilogue, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
     if E.bias is not None:
-        tile = _combined(ctx, tile, staging, "bias", E.bias.place, False, row, col, PANEL, PANELS)
+        tile = _combined(ctx, tile, epilogue, "bias", E.bias.place, False, row, col, PANEL, PANELS)
     if ACTIVATE and E.activation is not None:
         tile = activate(ctx, tile)
     if GATE and E.gate is not None:
-        tile = _combined(ctx, tile, staging, "gate", E.gate.place, True, row, col, PANEL, PANELS)
+        tile = _combined(ctx, tile, epilogue, "gate", E.gate.place, True, row, col, PANEL, PANELS)
     return tile
 
 
