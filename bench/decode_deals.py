@@ -20,6 +20,7 @@ import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,6 +30,7 @@ from bench.decode import Shape, in_pages
 from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine
+from bench.timing import Round
 from tritonkittens.kernels.attention import attention_decode, decoding
 from tritonkittens.kernels.attention.dealing import Deal, Ring, kernel_of, possible_deals, predicted_time, rings_of
 from tritonkittens.tune import Device
@@ -67,7 +69,7 @@ def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict
         cache = tuple(in_pages(x, table, shape.page_size) for x in (k, v))
 
     def dealt(deal: Deal) -> Callable[[], object]:
-        known: dict = {}
+        known: dict[str, Any] = {}
 
         def call() -> object:
             with unittest.mock.patch.multiple(decoding, deal_of=lambda *_: deal, _launches=known):
@@ -85,9 +87,9 @@ def calls_of(shape: Shape) -> tuple[Callable[[Deal], Callable[[], object]], dict
     return dealt, {name: peer(backend) for name, backend in PEERS.items()}
 
 
-def measure(shape: Shape, gpu: Device) -> dict:
+def measure(shape: Shape, gpu: Device) -> dict[str, Any]:
     dealt, peers = calls_of(shape)
-    rounds = {deal: timing.reading(dealt(deal)) for deal in deals_of(shape, gpu)}
+    rounds: dict[str | Deal, Round] = {deal: timing.reading(dealt(deal)) for deal in deals_of(shape, gpu)}
     for name, call in peers.items():
         with contextlib.suppress(RuntimeError):  # it does not take the shape
             rounds[name] = timing.reading(call)
@@ -96,7 +98,7 @@ def measure(shape: Shape, gpu: Device) -> dict:
     return dict(shape=list(shape), peers={name: taken[name] for name in peers if name in taken}, deals=deals)
 
 
-def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, Deal, float]]:
+def regrets(rows: Sequence[dict[str, Any]], gpu: str) -> Iterator[tuple[Shape, Deal, float]]:
     """For each row of this GPU (shape, what the model chooses among the measured deals, how much longer than the fastest it takes)."""
     device = GPUS[gpu]
     for row in rows:
@@ -107,7 +109,7 @@ def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, Deal, float
         yield shape, chosen, taken[chosen] / min(taken.values()) - 1
 
 
-def report(results: dict) -> None:
+def report(results: dict[str, Any]) -> None:
     for gpu, rows in results["rows"].items():
         found = sorted(regrets(rows, gpu), key=lambda regret: regret[2])
         print(f"{gpu}: {len(found)} shapes, {sum(len(row['deals']) for row in rows)} deals; the chosen take {statistics.mean(r[2] for r in found):.2%} longer")
@@ -116,7 +118,8 @@ def report(results: dict) -> None:
 
 
 def compile_part(part: int, parts: int) -> None:
-    kernels, gpu = {}, Device.of()
+    kernels: dict[Any, tuple[Shape, Deal]] = {}
+    gpu = Device.of()
     for shape in SHAPES:
         for deal in deals_of(shape, gpu):
             kernels.setdefault(kernel_of(shape.kind, deal, shape.tasks, gpu.multiprocessors), (shape, deal))
@@ -150,7 +153,7 @@ def main() -> None:
     report({"rows": {gpu: rows}})
 
 
-def write(results: dict, file: pathlib.Path) -> None:
+def write(results: dict[str, Any], file: pathlib.Path) -> None:
     """A row a line."""
     lines = {gpu: ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())

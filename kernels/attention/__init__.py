@@ -11,3 +11,9 @@ from tritonkittens.kernels.attention.interface import attention
 from tritonkittens.kernels.attention.ranges import attention_ranges
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
+
+__all__ = [
+    "AttentionBackward", "AttentionDecode", "AttentionDecodePaged", "AttentionForward", "AttentionForwardFp8",
+    "Config", "attention", "attention_decode", "attention_fp8", "attention_operator", "attention_ranges",
+    "attention_torch", "attention_varlen", "forward", "forward_fp8", "packed_forward", "varlen_operator",
+]  # fmt: skip

@@ -33,7 +33,9 @@ def attention_operator(
 
 
 @attention_operator.register_fake
-def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, deterministic: bool
+) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -47,7 +49,20 @@ def backward_operator(
 
 
 @backward_operator.register_fake
-def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
+def _(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
@@ -60,7 +75,7 @@ def _save(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tenso
     ctx.set_materialize_grads(False)
 
 
-def _save_of_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, scale, softcap, left, right, deterministic = inputs
     _save(ctx, q, k, v, output, Scores(scale, softcap, left, right), deterministic)
 
@@ -76,7 +91,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
     return call("attention_backward", grad, grad_lse, q, k, v, out, lse, *numbers)
 
 
-def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     return *_gradients(ctx, grad, grad_lse), None, None, None, None, None
 
 
@@ -93,7 +108,7 @@ class AttentionFunction(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
         dq, dk, dv = _gradients(ctx, grad, grad_lse)
         return None, dq, dk, dv, None
 
@@ -104,11 +119,22 @@ def decode_operator(
     softcap: float | None, parts: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_decode`."""
-    return decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts)  # type: ignore[return-value]
+    return decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts)
 
 
 @decode_operator.register_fake
-def _(q, k, v, lengths, starts, pages, causal, scale, softcap, parts):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    pages: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    parts: int | None,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -118,11 +144,24 @@ def fp8_operator(
     right: int | None, scale: float | None, softcap: float | None, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_fp8`; `left` and `right` are its window."""
-    return of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)  # type: ignore[return-value]
+    return of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)
 
 
 @fp8_operator.register_fake
-def _(q, k, v, q_scale, k_scale, v_scale, causal, left, right, scale, softcap, out_dtype):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    softcap: float | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

@@ -117,7 +117,7 @@ def computed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: CallPlan,
     return out, lse
 
 
-_known: dict[tuple, CallPlan] = {}
+_known: dict[tuple[Any, ...], CallPlan] = {}
 
 
 def known_call(

@@ -58,7 +58,7 @@ def decode(
     if out is not None and (requires_grad(out) or overlaps(out, q, k, v, lengths, starts, pages)):
         check(q, k, v, out, paged=pages is not None)
         found = decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, parts, debug=debug)
-        return handed_out(found, out, return_lse)  # type: ignore[arg-type]
+        return handed_out(found, out, return_lse)
     if out is not None:
         announce_write(out)
     operands = (q, k, v, out, lengths, starts, pages)
@@ -144,10 +144,10 @@ class Launch:
         return result if lse is None else (result, lse)
 
 
-_launches: dict[tuple, Launch] = {}
+_launches: dict[tuple[Any, ...], Launch] = {}
 
 
-def _known_launch(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple | None, Launch | None]:
+def _known_launch(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, Launch | None]:
     """(what decides how a call is done, what is known of such calls); nothing where it cannot be told from others: no tensors, or fake ones."""
     try:
         given = [x is not None for x in operands]

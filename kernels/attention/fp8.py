@@ -32,7 +32,7 @@ class AttentionForwardFp8(AttentionForward):
 
     raised: float = 8.0
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         plan, v = super().layout(), tk.st(self.dtype, self.value_dim, self.tile_n)
         return replace(plan, globals=dict(plan.globals) | dict(V=v, descales=None), lagged=dict(V=v))
 
@@ -126,7 +126,7 @@ def of_fp8(
         out_dtype = out.dtype
         if requires_grad(out) or overlaps(out, q, k, v, q_scale, k_scale, v_scale):
             found = of_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config)
-            return handed_out(found, out, return_lse)  # type: ignore[arg-type]
+            return handed_out(found, out, return_lse)
         announce_write(out)
     if out_dtype not in OUT_TYPES:
         raise TypeError(f"attention_fp8: out_dtype={out_dtype}; it must be one of {', '.join(map(str, OUT_TYPES))}")

@@ -16,7 +16,7 @@ from tritonkittens.kernels.attention.device.backward import PARTS, ROWS, Attenti
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, gather_sums
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
-_known: dict[tuple, Passes] = {}  # what calls of a kind do
+_known: dict[tuple[Any, ...], Passes] = {}  # what calls of a kind do
 SMALLEST_SCALE = 2.0**-64  # of scores: what is added to them is divided by it
 
 

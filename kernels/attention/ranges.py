@@ -131,7 +131,7 @@ def ranges_operator(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: floa
 
 
 @ranges_operator.register_fake
-def _(q, k, v, ranges, scale, softcap):  # type: ignore[no-untyped-def]
+def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -158,11 +158,21 @@ def backward_operator(
 
 
 @backward_operator.register_fake
-def _(grad, q, k, v, ranges, out, lse, scale, softcap):  # type: ignore[no-untyped-def]
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ranges: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ranges, *scores = inputs
     ctx.save_for_backward(q, k, v, ranges, *output)
     ctx.scores = scores
@@ -170,7 +180,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple:
+def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     check_no_tangent("attention_ranges")
     gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
     return *gradients, *(None,) * 3

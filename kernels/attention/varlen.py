@@ -170,7 +170,7 @@ def _run_forward(
     run(q, k, v, starts_q, starts_k, out, lse)
 
 
-_known: dict[tuple, Callable[..., None]] = {}  # what calls of a kind do
+_known: dict[tuple[Any, ...], Callable[..., None]] = {}  # what calls of a kind do
 
 
 def _forward(
@@ -224,7 +224,20 @@ def _computed(
 
 
 @varlen_operator.register_fake
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
@@ -242,18 +255,20 @@ varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_var
 
 
 @varlen_backward_operator.register_fake
-def _(grad, grad_lse, q, k, v, out, lse, *rest):  # type: ignore[no-untyped-def]
+def _(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, starts_q, starts_k, *rest = inputs
     ctx.save_for_backward(q, k, v, *output, starts_q, starts_k)
     ctx.rest = rest
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     check_no_tangent(NAME)
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad

@@ -27,7 +27,7 @@ from tritonkittens.kernels.attention.device.varlen import (
 from tritonkittens.kernels.attention.gradients import homes_of, parts_for, strides_of_tiles, sum_groups, summand_factor
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # as of `Passes`; where queries, and keys, of sequences begin
-_known: dict[tuple, PackedPasses] = {}  # what calls of a kind do
+_known: dict[tuple[Any, ...], PackedPasses] = {}  # what calls of a kind do
 
 
 @functools.lru_cache

@@ -22,9 +22,10 @@ CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(warp_scheduler_barrier=True), dict(causal=True), id="causal, in turns"),
     slow((400, 400, 64, 64), Config(tile_n=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
-    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
+    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True),
+                 id="tasks of no, one and two blocks"),
     pytest.param((130, 140, 64, 64), Config(tile_n=64, consumers=1, dynamic=False), dict(window=(40, 10)), id="window"),
-    pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="results over the ring"),
+    pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="epilogue tiles over the ring"),
     slow((150, 140, 192, 128), Config(tile_n=64, stages=2), dict(softcap=3.0), id="two stages"),
     slow((150, 300, 128, 128), Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True), {}, id="one wgmma, results in panels"),
 ]

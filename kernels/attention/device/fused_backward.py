@@ -86,7 +86,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         """Are dQ and dK of the block before under way before the scores are waited for, and dP before dK is?"""
         return self.tile_n == 64
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         height = self.tile_m * self.consumers
         q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)

@@ -6,15 +6,13 @@ multiprocessors blocks run.
 """
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import memory as ptx_memory
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.memory.bulk import bulk_pieces, bulk_sum_type
@@ -24,7 +22,7 @@ CLAIMED, STORED = tl.constexpr(1), tl.constexpr(2)
 POLL_NS = 500  # that it takes to look at a word, at least
 
 
-def _check_word(t: Trace, name: str, word: Any) -> None:
+def _check_word(t: Trace, name: str, word: Traced) -> None:
     """Refuse what is no pointer to int32, and architectures without proxies."""
     t.require_explicit(name)
     t.require(f"{name} (fence.proxy.async)", "tma")
@@ -52,7 +50,7 @@ def _are_stored(word):
 
 
 @op
-def are_stored(t: Trace, word: Any) -> Any:
+def are_stored(t: Trace, word: Traced) -> Traced:
     """Did somebody store the sums with this `word` (see `store_or_add_bytes_async`), so that copies may add to them? Source: PTX ISA, ld.acquire,
     fence.proxy.async."""
     _check_word(t, "are_stored", word)
@@ -78,7 +76,7 @@ def _store_or_add(pointer, src, nbytes, word, stored, KIND: tl.constexpr, POLLS:
 
 
 @op
-def store_or_add_bytes_async(t: Trace, pointer: Any, src: Any, word: Any, nbytes: Any = None, stored: Any = False) -> Any:
+def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, stored: Traced = False) -> Traced:
     """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to the sums at `pointer`, if nobody else came to them, else adding them, once
     they are stored: committed as a group, see `store_add_bytes_async`. `word`: a pointer to an int32 in global memory, zero at first, of these sums. Returns
     what `publish` needs to know, which is to be called at once, with no wait for others between.
@@ -104,7 +102,7 @@ def _publish(word, first):
 
 
 @op
-def publish(t: Trace, word: Any, first: Any) -> Any:
+def publish(t: Trace, word: Traced, first: Traced) -> None:
     """Where this role was the `first` to come to sums, as `store_or_add_bytes_async` says: wait until what it stored is there, and let others add to it.
     Source: PTX ISA, st.release, fence.proxy.async."""
     _check_word(t, "publish", word)

@@ -1,13 +1,11 @@
 """Numbers that compilers know nothing of, to keep arithmetic where it is written."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 
 
 @triton.jit
@@ -16,7 +14,7 @@ def _coordinate(AXIS: tl.constexpr):
 
 
 @op
-def opaque_zero(t: Trace, axis: Any = "y") -> Any:
+def opaque_zero(t: Trace, axis: Traced = "y") -> Traced:
     """Zero, which the compiler does not know to be zero: the block's coordinate along an `axis` ("y" or "z") that the grid of a template does not have. Another
     kernel that calls this must not have it either. An address to which it is added is computed where it is used, and not once before a loop, to be held in
     registers that accumulators need.

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -22,11 +22,11 @@ class _Split(Schedule):
 
     whole_tasks: ClassVar[bool] = False
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         """Parts of a task that is split."""
         raise NotImplementedError
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         if not self.splits:
             return super().tile(t, ctx, A, index)
         whole, tasks, *numbers = extra(ctx.config, A)[2:]
@@ -64,7 +64,7 @@ class SplitK(_Split):
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
         return SplitPlan((0, tasks), self.parts * tasks)
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         return t.scalar(self.parts)
 
 
@@ -94,7 +94,7 @@ class SplitTail(_Split):
         whole, each = self.split(tasks, slots, blocks_per_sm)
         return SplitPlan((whole, tasks, each), (tasks - whole) * each)
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         return numbers[0]
 
 
@@ -133,15 +133,15 @@ class StreamK(Schedule):
         whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
         return SplitPlan((whole, tasks), self.sums_per_block * blocks)
 
-    def first(self, t: Trace, ctx: Any, A: Any) -> Any:
+    def first(self, t: Trace, ctx: Traced, A: Traced) -> Traced:
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_first, block, blocks, whole, steps)
 
-    def next(self, t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+    def next(self, t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_next, index, tile.count, block, blocks, whole, steps)
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         index, begin, count, is_valid, parts, part, slot, late = t.call(_stream_part, index, *_stream(t, ctx, A))
         info = setup(t, ctx, index)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
@@ -214,7 +214,7 @@ def _tail_part(index, whole, tasks, parts):
     return task, shared, part, slot, part < parts
 
 
-def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
+def _stream(t: Trace, ctx: Traced, A: Traced) -> tuple[Traced, ...]:
     """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
     cluster = unwrap(ctx.config).cluster_size
     whole, tasks = extra(ctx.config, A)[2:4]
@@ -232,7 +232,7 @@ def _stream_k(block, blocks, tiles, iterations):
 
 
 @op
-def stream_k(t: Trace, block: Any, blocks: Any, tiles: Any, iterations: Any) -> Any:
+def stream_k(t: Trace, block: Traced, blocks: Traced, tiles: Traced, iterations: Traced) -> Traced:
     """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, split evenly.
 
     From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its
