@@ -80,8 +80,8 @@ def rounded_before(sums, bias=None, activation=None, gate=None, residual=None):
 
 
 def check(out, a, b, what="", deferred_epilogue=False, **operands):
-    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `deferred_epilogue`: may results have been rounded
-    before a residual was added or, where nothing else follows, the activation applied, as in torch's own sequence of operations?"""
+    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `deferred_epilogue`: may results have been
+    rounded before a residual was added or, where nothing else follows, the activation applied, as in torch's own sequence of operations?"""
     host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
     a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()
     scaling = {k: v for k, v in host.items() if k.startswith("scale")}

@@ -195,7 +195,7 @@ def walk(schedule, lengths, slots):
     count, finished = torch.zeros(len(lengths), most, dtype=torch.int32), torch.zeros(len(lengths), dtype=torch.int32)
     block = poison(torch.empty(len(lengths), most, dtype=torch.int32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tritonkittens.lang.template.template.multiprocessor_count", lambda device: slots)
+        patch.setattr("tritonkittens.lang.template.call.multiprocessor_count", lambda device: slots)
         template = Walk(schedule=schedule)
         template._calls.clear()  # what was planned for other numbers of multiprocessors
         template(x, count, block, finished, lengths, tasks=len(lengths), most=most)

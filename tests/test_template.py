@@ -566,8 +566,8 @@ def _release_last(ctx, state, input):
 
 
 LAGGED_MISTAKES = [
-    ("compute_first", _release_twice, "Wrong.compute_first calls tk.release 2 times; 'compute_first' and 'compute' release their input once, in the hook itself, "
-                                      "'compute_last' has none"),
+    ("compute_first", _release_twice, "Wrong.compute_first calls tk.release 2 times; 'compute_first' and 'compute' release their input once, in the hook "
+                                      "itself, 'compute_last' has none"),
     ("compute_first", _no_wait, "Wrong.compute_first calls tk.release 0 times; "),
     ("compute_first", _wait_first, "this record has 'X', 'empty'"),
     ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "

@@ -101,7 +101,7 @@ def test_counters_are_zero_between_launches(schedule, rng, monkeypatch):
         seen.append(make_workspace(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr("tritonkittens.lang.template.template.workspace", watched)
+    monkeypatch.setattr("tritonkittens.lang.template.call.workspace", watched)
     template = Product(consumers=2, schedule=schedule)
     for rows, cols in ((512, 64), (128, 64), (896, 192)):
         a, b = problem(rng, rows, 520, cols)

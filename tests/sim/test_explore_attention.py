@@ -16,7 +16,7 @@ from tritonkittens.kernels.attention import (
     gradients,
 )
 from tritonkittens.kernels.attention.dealing import Deal
-from tritonkittens.lang.template import template
+from tritonkittens.lang.template import call
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
@@ -64,7 +64,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
 ])  # fmt: skip
 def test_gradients(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # a single pass for few keys, too
-    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
     grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []
@@ -87,7 +87,7 @@ def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     """Blocks draw tasks of many heads, for groups of one or two query heads."""
     monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
     monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
-    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     heads, kv_heads, queries, keys, dim = shape
     q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
     grad, found = torch.randn(q.shape).bfloat16(), []

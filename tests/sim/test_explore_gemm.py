@@ -25,7 +25,8 @@ CASES = {
     "deferred": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "gate")),
     "deferred, split tail, cluster": (dict(KINDS["deferred, split_tail"].__dict__, stages=2), ("bias",)),
     "deferred, residual": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "residual")),
-    "deferred, residual in two panels, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate", "residual")),
+    "deferred, residual in two panels, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
+                                                 ("gate", "residual")),
     "deferred, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate",)),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
     "panels of a residual, swap_ab": (dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2), ("residual",)),
@@ -103,13 +104,13 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
     check(out, a, b, str(knobs), residual=residual)
 
 
-PACKED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1), dict(schedule="stream_k"),
-          dict(swap_ab=True)]  # fmt: skip
+DEFERRED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1),
+            dict(schedule="stream_k"), dict(swap_ab=True)]  # fmt: skip
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("knobs, k", crossed(PACKED, [0, 64, 400]), ids=str)
-def test_packed_results_in_task_after_task(knobs, k, schedules, rng):
+@pytest.mark.parametrize("knobs, k", crossed(DEFERRED, [0, 64, 400]), ids=str)
+def test_deferred_results_in_task_after_task(knobs, k, schedules, rng):
     """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
@@ -124,7 +125,7 @@ DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activ
 
 
 @pytest.mark.parametrize("knobs, k", crossed(DONE, [0, 64, 900]), ids=str)
-def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
+def test_what_is_added_to_deferred_results_in_task_after_task(knobs, k, rng):
     """Under the next task's products, which may be fewer than that takes."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))

@@ -35,7 +35,7 @@ from tritonkittens import sim
 @pytest.fixture(autouse=True)
 def two_multiprocessors(monkeypatch):
     """For which the schedules count blocks; `explore` simulates a whole device."""
-    monkeypatch.setattr("tritonkittens.lang.template.template.multiprocessor_count", lambda device: 2)
+    monkeypatch.setattr("tritonkittens.lang.template.call.multiprocessor_count", lambda device: 2)
 
 
 LENGTHS = (2, 0, 3, 1, 4)
