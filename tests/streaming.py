@@ -349,14 +349,15 @@ def add_listed(template, x, e, s, lengths, blocks):
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one task tile of the block, and what a consumer adds of E passed to it by its neighbour."""
+    """The same with all consumers' weights in one task tile of the block, what a consumer adds of E passed to it by its neighbour, and the sum kept in a scratch
+    tile meanwhile."""
 
     extra: int = 128
 
     def layout(self):
-        plan = super().layout()
+        plan, sums = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
         weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights),
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights), scratch=dict(W=sums),
                                    exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
 
     @triton.jit
@@ -372,7 +373,9 @@ class SharingStream(PipelinedStream):
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
         acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.task.S, ctx.consumer, acc)
         part = _part_of(ctx, tiles.E, NEXT % (ctx.config.extra // ctx.config.rows), acc)
-        return acc + ctx.config._exchanged(ctx, part, number)
+        tk.store(ctx.scratch.W, acc)
+        part = ctx.config._exchanged(ctx, part, number)
+        return tk.load(ctx.scratch.W, like=acc) + part
 
     @triton.jit
     def _exchanged(ctx, part, number):

@@ -680,11 +680,12 @@ def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests
     assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
 
-def test_epilogue_tiles_over_scratchs():
-    placed = ReducingStream(stages=2).placement(90)
+@pytest.mark.parametrize("cls", [SharingStream, ReducingStream])
+def test_epilogue_tiles_over_scratch_tiles(cls):
+    placed = cls(stages=2).placement(90)
     assert placed.over_ring is None and placed.over_scratch == ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
-    assert "epilogue tiles over the reduce buffers: Y st(" in ReducingStream(stages=2).explain()
-    assert "over the reduce buffers" not in SharingStream(stages=2).explain()
+    assert "epilogue tiles over the scratch tiles: Y st(" in cls(stages=2).explain()
+    assert "scratch tiles" not in PipelinedStream(stages=2).explain()
 
 
 @triton.jit

@@ -14,7 +14,7 @@ tile = tk.st(tk.bf16, 64, 64)
 
 
 def test_reduce_store_warps_are_explained():
-    line = "  the reduce buffer leaves by a warp of its own for each consumer"
+    line = "  the scratch tiles leave by a warp of its own for each consumer"
     assert line in ReducingStream().explain().splitlines() and line not in CountedStream().explain()
 
 
@@ -29,7 +29,7 @@ def test_reduce_store_warps_are_for_whole_tasks_that_consumers_share():
         def layout(self):
             return dataclasses.replace(super().layout(), globals=dict(X=tile), scratch={})
 
-    with refused("Idle: tk.ReduceStoreWarp needs scratch=… in its layout"):
+    with refused("Idle: hook 'reduce_store' reads scratch tiles; its layout has none"):
         Idle()
 
     class Unopened(PlainReducingStream):
@@ -83,7 +83,7 @@ class Waiting(PlainReducingStream):
     (Early, "reduce_acquire in Early: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'"),
     (Twice, "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' 'compute' and 'compute_last' call each once, "
             "in the hook itself, 'compute_first' neither"),
-    (Hasty, "Hasty.reduce_store calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads the reduce buffer"),
+    (Hasty, "Hasty.reduce_store calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads the scratch tiles"),
     (Waiting, "reduce_wait in Waiting: it is for hook 'reduce_store'"),
 ])  # fmt: skip
 def test_reduce_store_warps_and_consumers_that_do_not_wait_for_each_other(cls, message):

@@ -77,8 +77,8 @@ def test_automatic_stages():
     assert place(plan(dict(X=big), epilogue=dict(F=odd)), 1, 1, None, 90, "T") == Placement(2, 2, None)
 
 
-def test_scratchs():
-    """Two of an exchange tile, one of a reduce buffer for each consumer; epilogue tiles lie over the second where they fit."""
+def test_scratch_tiles():
+    """Two of an exchange tile, one scratch tile for each consumer; epilogue tiles lie over the second where they fit."""
     def plan(**more):
         return tk.layout(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(E=tile), **more)
 

@@ -21,7 +21,7 @@ def test_results_are_finished_or_deferred():
             type("Bare", (tk.DeferredEpilogue, Copy), {"layout": layout} | {n: v for n, v in hooks.items() if n != name})()
     with refused("Bare: hook 'finish' is missing; its layout has no deferred_results"):
         type("Bare", (tk.DeferredEpilogue, tk.lcf), {**hooks, "layout": vars(Copy)["layout"]})()
-    message = "deferred results are stored during products of the next task; that needs hook 'compute_last', whole tasks of a block, and no reduce buffer"
+    message = "deferred results are stored during products of the next task; that needs hook 'compute_last', whole tasks of a block, and no scratch tiles"
     with refused(f"Bare(schedule=Persistent()): {message}"):
         type("Bare", (tk.DeferredEpilogue, tk.lcf), {**hooks, "layout": layout})()
     with refused(f"DeferredStream(schedule=ClusterSplitK(parts=2)): {message}"):

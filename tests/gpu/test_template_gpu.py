@@ -306,7 +306,7 @@ def test_one_task_a_block(cls, knobs, rng):
     (ReducingStream, dict()), (ReducingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), slow(ReducingStream, dict(consumers=3, stages=3)),
     slow(PlainReducingStream, dict(schedule=tk.Dynamic())), (PlainReducingStream, dict(consumers=1, stages=1, residual=False)),
 ], ids=str)  # fmt: skip
-def test_scratchs_leave_by_reduce_store_warps(cls, knobs, rng):
+def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, rng):
     template = cls(**knobs)
     for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 11)):
         x, e, s, lengths = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)

@@ -70,7 +70,7 @@ CASES = [
     slow(LaggedStream, dict(consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
     slow(LaggedStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
     slow(LaggedStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # epilogue tiles over the ring
-    slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),
+    slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # epilogue tiles over the scratch tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
     (ExchangingStream, dict(consumers=2, stages=2), LENGTHS),
     (LateTaskStream, dict(consumers=2, stages=2), LENGTHS),
@@ -157,7 +157,7 @@ def test_consumers_that_end_one_after_the_other(schedules, rng):
     slow(PlainReducingStream, dict(stages=1, schedule=tk.Dynamic())),
 ], ids=str)  # fmt: skip
 @explored(8, 20)
-def test_scratchs_leave_by_reduce_store_warps(cls, knobs, schedules, rng):
+def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, schedules, rng):
     template = cls(**knobs)
     x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
     found = []
