@@ -1,11 +1,11 @@
 """Small templates that stream tiles, so that a wrong stage, phase or overlap changes a number. All arithmetic is exact: small integers.
 
-Task t of `lengths[t]` iterations gives for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
+Task t of `lengths[t]` iterations stores for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
 
     Y[p] = Σ_i X[t, i] · S[p] + E[t, i, r] + X[t, i] · X[t, i−1]  + R[p]
 
 with S where the layout has weights, E the part of the second input tile that consumer c reads, where the layout has one, the last product only where pipelined,
-for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) gives the sum after every iteration.
+for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) stores the sum after every iteration.
 """
 
 import dataclasses
@@ -349,7 +349,7 @@ def add_listed(template, x, e, s, lengths, blocks):
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one task tile of the block, what a consumer adds of E passed to it by its neighbour, and the sum kept in a scratch
+    """The same with all consumers' weights in one task tile of the block. A consumer gets what it adds of E from its neighbour, and keeps the sum in a scratch
     tile meanwhile."""
 
     extra: int = 128

@@ -14,7 +14,7 @@ from tritonkittens.testing import has_gpu
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=6)]
 
-GUARD = 64  # rows before and behind the result that nothing may write to
+GUARD = 64  # rows before and after the result that nothing may write to
 SPLITS = [tk.SplitK(3), tk.SplitTail(), tk.SplitRest(), tk.StreamK()]
 IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [

@@ -111,7 +111,7 @@ DEFERRED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dic
 @explored(*SCHEDULES)
 @pytest.mark.parametrize("knobs, k", crossed(DEFERRED, [0, 64, 400]), ids=str)
 def test_deferred_results_in_task_after_task(knobs, k, schedules, rng):
-    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
+    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one after the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))

@@ -85,7 +85,7 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
     tasks = launch.grid[0]
     assert sum(s.args["bytes"] for s in stores) == M * N * 2
     assert a_bytes == tasks * 128 * K * 2 and b_bytes == tasks * 256 * K * 2
-    # the first slots are asked for before the roles begin, by the warps that become the first consumer
+    # the first stages are loaded before the roles begin, by the warps that become the first consumer
     assert {s.args["issued by"] for s in loads} == {"consumer0", "producer"} and {s.args["barrier"].split("[")[0] for s in loads} == {"arrived"}
     for stage in range(3):
         phases = [s.args["phase"] for s in loads if s.args["barrier"] == f"arrived[{stage}]" and s.cta is timeline.ctas[0] and "input.A" in s.name]
