@@ -332,7 +332,7 @@ class IndexedStream(tk.IndexPrefetch, LaggedStream):
         return total
 
 
-def add_listed(template, x, e, s, lengths, blocks):
+def add_listed(template, x, e, s, lengths, blocks, *more):
     """Y of a `IndexedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
     tasks, steps = len(lengths), x.shape[1] // template.rows
     places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
@@ -344,7 +344,7 @@ def add_listed(template, x, e, s, lengths, blocks):
     numbers = torch.randint(-99, 99, (tasks, steps, template.page_indices), device=x.device)
     numbers[..., -1] += places - numbers.sum(-1)
     y = torch.full((tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device)
-    template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), tasks=tasks, blocks=blocks)
+    template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), *more, tasks=tasks, blocks=blocks)
     return y
 
 

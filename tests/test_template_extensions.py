@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, DeferredStream, IndexedStream, PipelinedStream, Prefix, ReducingStream, operands, prefixes
+from tests.streaming import CountedStream, DeferredStream, IndexedStream, PipelinedStream, Prefix, ReducingStream, add_listed, operands, prefixes
 from tests.test_template import Copy, tile
 from tests.util import meta, poison, refused
 from tritonkittens import sim
@@ -115,16 +115,29 @@ class Counting(tk.Extension):
         return [f"  iterations are counted for {T.consumers} consumers"]
 
 
+def counted(plan):
+    """The layout of a template whose iterations are counted."""
+    return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "counts": None})
+
+
 class CountingStream(Counting, PipelinedStream):
     """A stream whose iterations are counted, those of task t as t + 1."""
 
     def layout(self):
-        plan = super().layout()
-        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "counts": None})
+        return counted(super().layout())
 
     @triton.jit
     def weight(ctx):
         return ctx.task_id + 1
+
+
+class CountingIndexedStream(Counting, IndexedStream):
+    """The same, with the points of another extension in the same places."""
+
+    def layout(self):
+        return counted(super().layout())
+
+    weight = CountingStream.weight
 
 
 def test_an_extension_of_a_user_runs_at_its_points(rng):
@@ -142,6 +155,22 @@ def test_an_extension_of_a_user_runs_at_its_points(rng):
     assert torch.equal(y, expected)
     assert all(counts[:4].tolist() == [later, later, len(lengths), len(lengths)] for counts in found), found
     assert {int(counts[4]) for counts in found} == {sum(lengths) - early_loads(template, lengths)}
+
+
+def test_extensions_share_points(rng):
+    template, lengths = CountingIndexedStream(consumers=2, stages=2, page_indices=5), (2, 0, 3, 1, 4)
+    assert template.extensions == (Counting, tk.IndexPrefetch)
+    x, e, s, number = operands(template, lengths, rng, "cpu")
+    expected, found = prefixes(template, x, e, s, number)[:, -1].reshape(-1, template.cols).float(), []
+
+    def run():
+        counts = torch.zeros(5, dtype=torch.int32)
+        found.append((add_listed(template, x, e, s, number, 2, counts), counts))
+
+    sim.explore(run, schedules=10)
+    later = sum((task + 1) * max(length - 1, 0) for task, length in enumerate(lengths))
+    assert all(torch.equal(y, expected) and counts[:2].tolist() == [later, later] for y, counts in found)
+    assert {int(counts[4]) for _, counts in found} == {sum(lengths) - early_loads(template, lengths)}
 
 
 def early_loads(template, lengths):
