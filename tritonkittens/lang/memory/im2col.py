@@ -23,7 +23,7 @@ from tritonkittens.launch import Im2colSpec, check_im2col
 MAX_OFFSET = {3: (1 << 16) - 1, 4: (1 << 8) - 1, 5: (1 << 5) - 1}
 
 
-def _ints(values: Traced, name: str) -> tuple[int, ...]:
+def _ints(values: tuple[int, ...], name: str) -> tuple[int, ...]:
     try:
         return tuple(operator.index(v) for v in values)
     except TypeError:

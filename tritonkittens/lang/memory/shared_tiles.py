@@ -7,7 +7,7 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Semantic, Trace, Traced, base_value, gl, op
+from tritonkittens.lang.core.backend import Semantic, Trace, Traced, base_type, base_value, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import itemsize
 from tritonkittens.lang.core.errors import TileError
@@ -23,7 +23,7 @@ VECTOR = 16  # bytes that a thread reads or writes at a time
 
 
 class shared_type(type_of_members):
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Traced, ...], whole: bool,
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[base_type, ...], whole: bool,
                  loaders: int = 1, together: bool = False, alone: bool = False):
         self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone = loaders, together, alone
@@ -282,7 +282,7 @@ def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Tr
     raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
 
 
-def load_shared(t: Trace, src: shared, layout: Traced, like: Traced, fenced: bool = False) -> Traced:
+def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool = False) -> Traced:
     """Registers from shared memory, each piece in the layout asked for. `fenced`: a fence of the caller orders the reads before copies into that memory."""
     bill().reads_shared += not fenced
     if src.stages is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import TensorMemoryLayout, Trace, Traced, allocate_tensor_memory, base_value, op
+from tritonkittens.lang.core.backend import TensorMemoryLayout, Trace, Traced, allocate_tensor_memory, base_type, base_value, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
@@ -14,7 +14,7 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
-    def __init__(self, spec: tt, pieces: tuple[Traced, ...]):
+    def __init__(self, spec: tt, pieces: tuple[base_type, ...]):
         self.spec, self.members = spec, pieces
 
     def __repr__(self) -> str:

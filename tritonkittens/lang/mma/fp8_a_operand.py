@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, Traced, base_value, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, base_type, base_value, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -29,7 +29,7 @@ _REGISTERS, _LANES, _WARPS = [[8, 0], [0, 4]], [[0, 1], [0, 2], [1, 0], [2, 0], 
 class packed_bytes_type(type_of_members):
     """The type of `packed_bytes`: the element type and the types of its pieces."""
 
-    def __init__(self, dtype: tl.dtype, pieces: tuple[Traced, ...]):
+    def __init__(self, dtype: tl.dtype, pieces: tuple[base_type, ...]):
         self.dtype, self.members = dtype, pieces
 
     def mangle(self) -> str:

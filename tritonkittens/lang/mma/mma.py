@@ -15,7 +15,20 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import DistributedLayout, Trace, Traced, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
+from tritonkittens.lang.core.backend import (
+    DistributedLayout,
+    Trace,
+    Traced,
+    base_type,
+    base_value,
+    gl,
+    hopper,
+    mbarrier,
+    mma_v2,
+    op,
+    tcgen05_commit,
+    tcgen05_mma,
+)
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of, names_of
 from tritonkittens.lang.core.errors import TileError
@@ -34,7 +47,7 @@ OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
 class pending_type(type_of_members):
-    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[Traced, ...], kept: tuple[Traced, ...], groups: int):
+    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[base_type, ...], kept: tuple[base_type, ...], groups: int):
         self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
 
     def mangle(self) -> str:
@@ -344,7 +357,7 @@ def _finish_tcgen05(t: Trace) -> None:
     t.call(mbarrier.invalidate, done)
 
 
-def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Traced, Traced]:
+def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., Traced], Callable[..., Traced]]:
     a, b = "KM" if transposed[0] else "MK", "NK" if transposed[1] else "KN"
     shapes = f"A is {a[0]}×{a[1]}, B is {b[0]}×{b[1]}"
 

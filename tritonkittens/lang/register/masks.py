@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import triton
 
-from tritonkittens.lang.core.backend import Trace, Traced, op
+from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import constant, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -109,7 +109,7 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def _mask(t: Trace, name: str, x: Traced, keep: Traced, fill: Traced, row: Traced, col: Traced, a: Traced = 0, b: Traced = 0) -> Traced:
+def _mask(t: Trace, name: str, x: Traced, keep: Callee, fill: Traced, row: Traced, col: Traced, a: Traced = 0, b: Traced = 0) -> Traced:
     if len(axes_of(x)) != 2:
         raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
     if keep in _BOUNDS and isinstance(unwrap(fill), (int, float)) and t.explicit and all(is_fragment(p) for p in pieces_of(x)):
@@ -129,7 +129,7 @@ _ORIGIN = """
 `row` and `col` are the global coordinates of the tile's first element, in elements. Returns a tile of the shape and dtype of `x`."""
 
 
-def _causal(name: str, keep: Traced, text: str) -> Callable[..., Traced]:
+def _causal(name: str, keep: Callee, text: str) -> Callable[..., Traced]:
     def operation(t: Trace, x: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
         return _mask(t, name, x, keep, fill, row, col)
 

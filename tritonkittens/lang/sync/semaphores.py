@@ -22,7 +22,7 @@ REPORT = "report"  # the debug mode in which waits say who is stuck
 
 
 class semaphore_type(base_type):
-    def __init__(self, number: int | None, piece: Traced):
+    def __init__(self, number: int | None, piece: base_type):
         self.number, self.piece = number, piece
 
     def __eq__(self, other: object) -> bool:

@@ -9,7 +9,7 @@ import triton.language as tl
 from tritonkittens.arch import REGISTERS, WARP
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import registers as ptx_registers
-from tritonkittens.lang.core.backend import Trace, Traced, gl, op
+from tritonkittens.lang.core.backend import JITFunction, Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill, check_registers
@@ -66,7 +66,7 @@ class _InCluster:
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
-    def call_JitFunction(self, fn: Traced, args: Traced, kwargs: dict[str, Traced], **context: Any) -> Traced:
+    def call_JitFunction(self, fn: JITFunction, args: list[Traced], kwargs: dict[str, Traced], **context: Any) -> Traced:
         self.generator.call_JitFunction(_meet, [], {}, **context)
         result = self.generator.call_JitFunction(fn, args, kwargs, **context)
         self.generator.call_JitFunction(_meet, [], {}, **context)
