@@ -32,7 +32,7 @@ from tritonkittens.lang.types.tiles import split
 @op
 def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Traced:
     config, shared = unwrap(T), (G, A, memory, T)
-    roles: list[tuple[Any, tuple]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
+    roles: list[tuple[Any, tuple[Any, ...]]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
     roles.append((producer, shared))
     if config.lagged_producer:
         roles.append((lagged_producer, shared))

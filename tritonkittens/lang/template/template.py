@@ -122,7 +122,7 @@ class lcf(Configuration, Interned):
         self._placements: dict[int, Placement] = {}
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
-        self._calls: dict[tuple, Call] = {}
+        self._calls: dict[tuple[Any, ...], Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         self._share_registers()
         self._key = self._make_key(own)
@@ -181,7 +181,7 @@ class lcf(Configuration, Interned):
     def _check_knobs(self) -> None:
         check_knobs(self)
 
-    def _moved(self, tiles: tuple) -> tuple:
+    def _moved(self, tiles: tuple[Any, ...]) -> tuple[Any, ...]:
         """The tile types that TMA moves of a tensor: with a tile that the cluster loads together, also the parts that each block loads."""
         if self.cluster == 1:
             return tiles
