@@ -59,6 +59,7 @@ from tritonkittens.lang.register.broadcast import (
 from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.register.construction import (
     apply,
+    map,
     concat_cols,
     full,
     full_like,
@@ -196,7 +197,7 @@ __all__ = [
     "int8", "iota", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load", "load_async",
     "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max", "load_scalar", "log", "log2",
     "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row", "make_causal", "make_causal_t", "mark",
-    "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt",
+    "map", "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt",
     "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "my_turn", "named_arrive", "named_sync", "ne",
     "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "pass_turn", "Persistent", "pin", "pipeline",
     "pipeline_state",

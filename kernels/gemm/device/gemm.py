@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, turned_bytes
 from tritonkittens.kernels.gemm.device.result import (
     ask_residual,
     finish_packed_panel,
@@ -57,7 +57,7 @@ class Gemm(tk.lcf):
     c_stored_nm: bool = False
     batched: bool = False
     accumulate: tl.dtype = tk.fp32
-    epilogue: Epilogue = Epilogue()
+    epilogue: Steps = Steps()
     panel: int | None = None
     staggered: bool = True
     passing: str | None = None
@@ -76,8 +76,9 @@ class Gemm(tk.lcf):
                                "residual is added to those of tasks that a block computes alone")
         packed = {name: tk.rt(self.out_dtype, self.rows, self.panel) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.packed, self.gates_late)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.late if self.packed else None)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
+                         args=self.epilogue.numbers,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), packed=packed, packed_steps=steps,
                          multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
@@ -105,6 +106,26 @@ class Gemm(tk.lcf):
     def gates_late(self) -> bool:
         """Are packed results multiplied by the gate when a residual is added to them?"""
         return bool(self._waiting_cols) and not self.c_stored_nm and self.epilogue.gates_late(self.out_dtype)
+
+    @property
+    def _late_steps(self) -> int:
+        """Steps of the epilogue that are left for when packed results leave."""
+        return (2 if self.gates_late else 1) if self.packed and (self.epilogue.residual or self.activation_steps) else 0
+
+    @property
+    def early(self) -> Steps:
+        """What is done to sums."""
+        return self.epilogue.split(self._late_steps)[0]
+
+    @property
+    def late(self) -> Steps:
+        """What is done to packed results: an activation where they are staged, or the sum with a residual."""
+        return self.epilogue.split(self._late_steps)[1]
+
+    @property
+    def late_gate(self) -> str | None:
+        """The name of the gate of packed results that comes with their residual."""
+        return self.late.vectors[0].name if self.gates_late else None
 
     @property
     def asked_panels(self) -> int:
@@ -163,7 +184,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def load_finish(ctx, staging):
-        load_vectors(ctx, staging, not ctx.config.gates_late)
+        load_vectors(ctx, staging, ctx.config.early)
         if ctx.config.epilogue.residual and not ctx.config.packed:
             load_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer)
 
@@ -198,7 +219,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def fill_packed(ctx, staging):
-        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.gates_late)
+        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate)
 
     @triton.jit
     def finish_packed(ctx, staging, n, step, steps):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import activate, add_residual, combine, finish_tile, gate_and_add, of_columns
+from tritonkittens.kernels.gemm.device.epilogue import finish_tile
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
@@ -58,7 +58,7 @@ def _store_whole(ctx, sums, staging, row):
     PARTS: tl.constexpr = len(sums)
     for part in tl.static_range(PARTS):
         home = staging.C if PARTS == 1 else tk.subtile(staging.C, ctx.config.rows, ctx.config.result_cols // PARTS, 0, part)
-        tile = finish_tile(ctx, sums[part], staging, home, row, ctx.result_col, part, PARTS)
+        tile = finish_tile(ctx, sums[part], ctx.config.epilogue, staging, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
     tk.store_async(ctx.globals.C, staging.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm), ctx.config.passing)
@@ -79,7 +79,7 @@ def _store_panels(ctx, sums, staging, row):
         home = _panel_home(staging, panel)
         if RESIDUAL and panel > 1:
             tk.wait(staging.filled, panel % 2)
-        tile = finish_tile(ctx, panels[panel], staging, home, row, ctx.result_col, panel, PANELS)
+        tile = finish_tile(ctx, panels[panel], ctx.config.epilogue, staging, home, row, ctx.result_col, panel, PANELS)
         if RESIDUAL:
             if panel > 0 and panel + 1 < PANELS:
                 ask_residual(ctx, staging, row, panel + 1, 1)
@@ -91,26 +91,25 @@ def _store_panels(ctx, sums, staging, row):
 
 @triton.jit
 def pack_result(ctx, sums, staging, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`: but for the residual, a gate in front of it,
-    and an activation that is applied where they are staged."""
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but for the late steps of the epilogue."""
     NAMES: tl.constexpr = ctx.config.panel_names
     panels = tk.split_cols(sums, ctx.config.panel)
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
-        tile = combine(ctx, panels[panel], staging, row, ctx.result_col, panel, len(NAMES), ctx.config.activation_steps == 0, not ctx.config.gates_late)
+        tile = finish_tile(ctx, panels[panel], ctx.config.early, staging, None, row, ctx.result_col, panel, len(NAMES))
         packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
     return packed
 
 
 @triton.jit
-def ask_residual(ctx, staging, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = False):
-    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate. Of two panels the number may be
-    one of the run time."""
+def ask_residual(ctx, staging, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = None):
+    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate of this name. Of two panels the
+    number may be one of the run time."""
     home = _panel_home(staging, panel) if ASKED == 1 else staging.C
     tk.store_read_wait(0)
-    tk.expect(staging.filled, (home, staging.gate) if GATE else home)
-    if GATE:
-        tk.load_async(staging.gate, ctx.globals.gate, (ctx.result_col,), staging.filled)
+    tk.expect(staging.filled, home if GATE is None else (home, tk.field(staging, GATE)))
+    if GATE is not None:
+        tk.load_async(tk.field(staging, GATE), tk.field(ctx.globals, GATE), (ctx.result_col,), staging.filled)
     if ASKED == 1:
         _load_panel(ctx, staging, row, panel, home, staging.filled)
     else:
@@ -130,10 +129,7 @@ def store_packed_panel(ctx, tile, staging, row, PANEL: tl.constexpr):
             tk.wait(staging.filled, PANEL // ASKED % 2)
         if ASKED == 1 and PANEL + 1 < PANELS:
             ask_residual(ctx, staging, row, PANEL + 1, ASKED)
-        if ctx.config.gates_late:
-            tile = gate_and_add(tile, of_columns(ctx, staging, "gate", PANEL, PANELS), home)
-        else:
-            tile = add_residual(ctx, tile, home)
+        tile = finish_tile(ctx, tile, ctx.config.late, staging, home, row, ctx.result_col, PANEL, PANELS)
     else:
         tk.store_read_wait(1 if PANEL > 0 else 0)
     _stage(ctx, tile, home)
@@ -146,7 +142,8 @@ def finish_packed_panel(ctx, staging, row, panel, step, STEPS: tl.constexpr):
     """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for more of the residual."""
     if ctx.config.activation_steps > 0:
         home = tk.subtile(staging.C, tk.shape(staging.C, 0) // 2, tk.shape(staging.C, 1), panel % 2)
-        tk.store_elements(home, activate(ctx, tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)), step, STEPS)
+        part = tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)
+        tk.store_elements(home, finish_tile(ctx, part, ctx.config.late, staging, home, row, ctx.result_col), step, STEPS)
         if step == STEPS - 1:
             _send(ctx, home, row, panel)
     elif ctx.config.asked_panels == 2:
