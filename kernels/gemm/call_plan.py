@@ -45,7 +45,7 @@ from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
-from tritonkittens.kernels.gemm.device.unaligned import Unaligned, takes
+from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.launch import l2_bytes
@@ -111,11 +111,18 @@ def _plan(
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
-        steps = steps_of(operands, places, activation, dtype, staging=False)
-        numbers = activation.numbers if isinstance(activation, Function) else {}
-        return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out)
+        return unaligned_plan(a, b, operands, activation, dtype, places, out)
     product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
+
+
+def unaligned_plan(
+    a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], out: Tensor | None, tiles: Tiles | None = None,
+) -> Unaligned:  # fmt: skip
+    """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
+    steps = steps_of(operands, places, activation, dtype, staging=False)
+    numbers = activation.numbers if isinstance(activation, Function) else {}
+    return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
 
 
 def described(

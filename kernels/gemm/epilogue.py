@@ -1,4 +1,5 @@
-"""Epilogues of `gemm`: `Epilogue`, which users make of a `@triton.jit` function, and the steps of a kernel that a call's arguments are."""
+"""`Epilogue`, which users make of a `@triton.jit` function, and the steps that the arguments of a `gemm` call are."""
+
 from __future__ import annotations
 
 import inspect
@@ -10,65 +11,74 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Operand, Step, Steps, built_in
+from tritonkittens.kernels.gemm.device.epilogue import Operand, Step, Steps
 
 PREFIX = "epilogue."  # of the names of a user's operands, which may be called like gemm's own
 
 
 @dataclass(frozen=True)
 class Function:
-    """What the plan of a call depends on of an `Epilogue`: all but its tensors."""
+    """What the plan of a call depends on of an `Epilogue`, all but its tensors: `key` says it all."""
 
     key: str
-    tensors: tuple[str, ...]
-    values: tuple[tuple[str, Any], ...]
+    tensors: tuple[str, ...] = field(compare=False)
+    values: dict[str, Any] = field(compare=False)
     function: JITFunction = field(compare=False)
 
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers of the run time by the names that the kernel has for them."""
-        return {PREFIX + name: value for name, value in self.values if not _is_constant(self.function, name)}
+        return {PREFIX + name: value for name, value in self.values.items() if not _is_constant(self.function, name)}
 
     def step(self, tensors: dict[str, Operand]) -> Step:
         """The function as a step, whose tensors are these by their names with the prefix."""
-        values = dict(self.values)
 
         def operand(name: str) -> Operand:
-            if name not in values:
+            if name not in self.values:
                 return tensors[PREFIX + name]
-            return Operand(name, "constant", constant=values[name]) if _is_constant(self.function, name) else Operand(PREFIX + name, "number")
+            return (
+                Operand(name, "constant", constant=self.values[name])
+                if _is_constant(self.function, name)
+                else Operand(PREFIX + name, "number")
+            )
 
         return Step(self.function, tuple(operand(name) for name in self.function.arg_names[1:]))
 
 
 class Epilogue:
-    """A user's function as an epilogue of `gemm`: `Epilogue(scaled, scale=scale, alpha=2.0)` for a function `scaled(acc, scale, alpha)`.
-
-    function: a `@triton.jit` function of one thread block's piece of the sums, (rows, cols) in fp32, and of operands by name; it returns (rows, cols) in fp32,
-    which is rounded to the result's type. It is compiled into the kernel. `tl` and `tk` operations on registers are at its disposal.
-    operands: for every parameter behind the first that has no default a tensor or a number. A tensor (bf16, fp16, fp32, or the result's type) broadcasts to the
-    result (…, M, N) as in torch: one number, (N,), (1, N), (M, 1) or the result's shape. The function sees fp32 scalars or (rows, cols). A number is an argument
-    of the run time, fp32; that of a parameter annotated `tl.constexpr`, any hashable value, is compiled in.
-
-    Raises TypeError for what is no `@triton.jit` function, and operands that do not fit its parameters.
+    """A user's function as an epilogue of `gemm`.
 
         @triton.jit
         def scaled(acc, scale, alpha):
             return tk.gelu(acc * scale) * alpha
 
         y = gemm(a, b, epilogue=Epilogue(scaled, scale=scale, alpha=2.0))
+
+    function: a `@triton.jit` function of a piece of the sums, (rows, cols) in fp32, and of operands by name. It returns
+    (rows, cols) in fp32, and is compiled into the kernel.
+    operands: a tensor or a number for every other parameter without a default. A tensor (bf16, fp16, fp32, or the
+    result's dtype) broadcasts to the result (…, M, N) as in torch: one number, (N,), (1, N), (M, 1) or the result's
+    shape. The function sees it in fp32. A number is an fp32 argument of the kernel; for a parameter annotated
+    `tl.constexpr` any hashable value is compiled in.
+
+    Raises TypeError for what is no `@triton.jit` function, and for operands that do not fit its parameters.
     """
 
     def __init__(self, function: Any, /, **operands: Any):
         if not isinstance(function, JITFunction):
-            raise TypeError(f"Epilogue({getattr(function, '__name__', repr(function))}): must be a @triton.jit function of a tile of sums and its operands")
+            name = getattr(function, "__name__", repr(function))
+            raise TypeError(f"Epilogue({name}): must be a @triton.jit function of a tile of sums and its operands")
         given = _bound(function, operands)
         for name, value in given.items():
             _check(function, name, value)
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        values = tuple((name, value if _is_constant(function, name) else float(value)) for name, value in given.items() if name not in tensors)
+        values = {
+            name: value if _is_constant(function, name) else float(value)
+            for name, value in given.items()
+            if name not in tensors
+        }
         self.tensors = tuple(tensors.values())
-        self.function = Function(function.cache_key, tuple(tensors), values, function)
+        self.function = Function(f"{function.cache_key} {tuple(tensors)} {values}", tuple(tensors), values, function)
 
     def __repr__(self) -> str:
         return f"Epilogue({self.function.function.__name__})"
@@ -88,7 +98,9 @@ def _bound(function: JITFunction, operands: dict[str, Any]) -> dict[str, Any]:
     try:
         bound = named.bind(**operands)
     except TypeError as error:
-        raise TypeError(f"Epilogue({', '.join([function.__name__, *(f'{name}=…' for name in operands)])}): {error}; it is {shown}") from None
+        raise TypeError(
+            f"Epilogue({', '.join([function.__name__, *(f'{name}=…' for name in operands)])}): {error}; it is {shown}"
+        ) from None
     bound.apply_defaults()
     return dict(bound.arguments)
 
@@ -113,18 +125,34 @@ def names_of(applied: Applied) -> tuple[str, ...]:
     return (*BUILT_IN, *(PREFIX + name for name in applied.tensors)) if isinstance(applied, Function) else BUILT_IN
 
 
-def steps_of(operands: tuple[Tensor | None, ...], places: dict[str, str], applied: Applied, out: torch.dtype, staging: bool = True) -> Steps:
-    """The steps of a call whose operands lie in C as `places` says. `staging`: is the residual staged, or without one the first of a user's tiles that is of
-    the result's type?"""
-    present = {name: x for name, x in zip(names_of(applied), operands, strict=True) if x is not None and places[name] != "block"}
+def steps_of(
+    operands: tuple[Tensor | None, ...],
+    places: dict[str, str],
+    applied: Applied,
+    out: torch.dtype,
+    staging: bool = True,
+) -> Steps:
+    """The steps of a call whose operands lie in C as `places` says.
+
+    staging: does the kernel stage results? It stages the residual, or else a user's first tile of the result's dtype.
+    """
+    present = {
+        name: x
+        for name, x in zip(names_of(applied), operands, strict=True)
+        if x is not None and places[name] != "block"
+    }
     given = {name: Operand(name, places[name], tk.from_torch(x.dtype).name) for name, x in present.items()}
     staged = None
     if staging:
         tiles = ("residual", *(name for name in given if name.startswith(PREFIX)))
-        staged = next((name for name in tiles if given.get(name) == Operand(name, "tile", tk.from_torch(out).name)), None)
+        staged = next(
+            (name for name in tiles if given.get(name) == Operand(name, "tile", tk.from_torch(out).name)), None
+        )
     if staged is not None:
         given[staged] = Operand(staged, "staged", given[staged].dtype)
     activation = applied.step(given) if isinstance(applied, Function) else applied
-    # By ordinary loads only the exact GELU is as short as its result allows
+    # The kernel of ordinary loads takes exact forms, but for the GELU by erf
     fast = tk.from_torch(out) if staging or activation == "gelu" else tk.fp32
-    return built_in(activation=activation, fast=fast, **{name: x for name, x in given.items() if name in BUILT_IN})
+    return Steps.built_in(
+        activation=activation, fast=fast, **{name: x for name, x in given.items() if name in BUILT_IN}
+    )

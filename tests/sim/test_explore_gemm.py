@@ -9,7 +9,8 @@ from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scal
 from tests.util import crossed, explored, poison, relative_error, slow, some_slow
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, gemm
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned
+from tritonkittens.kernels.gemm.call_plan import unaligned_plan
+from tritonkittens.kernels.gemm.device.unaligned import Tiles
 
 SCHEDULES = 6, 12
 CASES = {
@@ -170,7 +171,7 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
     a, b, bias = randn(m, 131).cpu(), matrix(131, 45, transposed=transposed).cpu(), randn(45).cpu()
     out = poison(torch.empty(m, 45, dtype=BF16))
     operands = (bias, None, None, None, None)
-    plan = Unaligned(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
+    plan = unaligned_plan(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
     sim.explore(lambda: plan(a, b, operands, out), schedules=schedules)
     check(out, a, b, str(tiles), bias=bias, activation="silu")
 

@@ -59,11 +59,11 @@ from tritonkittens.lang.register.broadcast import (
 from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.register.construction import (
     apply,
-    map,
     concat_cols,
     full,
     full_like,
     iota,
+    map,
     neg_infty,
     one,
     pin,

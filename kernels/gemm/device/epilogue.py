@@ -1,6 +1,8 @@
-"""What a matrix product does with a tile of sums before it leaves the registers: steps, each a `@triton.jit` function and its operands."""
+"""The epilogue of a matrix product: steps on a tile of sums, each a `@triton.jit` function and its operands."""
+
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +18,12 @@ NO_TENSOR = ("number", "constant")  # places of operands that are no tensors
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a step: its name among those of the kernel, and its place, which says what its values belong to.
+    """An operand of a step: its name in the kernel, and its place, which says what its values belong to.
 
-    Tensors of elements of type `dtype`: "scalar" (one number for all), "row" (one for each row of C), "col" (one for each column), "tile" (one for each element)
-    or "staged" (one for each element, of the type of C, which TMA brings to where results are staged; one operand of an epilogue at most). "number": a number
-    of the run time. "constant": `constant`.
+    Places of tensors, whose elements are of type `dtype`: "scalar" (one number), "row" (a value for each row of C),
+    "col" (a value for each column), "tile" (a value for each element), and "staged" (a tile of the type of C, which TMA
+    loads to where results are staged; at most one in an epilogue). Others: "number", an argument of the kernel, and
+    "constant", the compiled-in value `constant`.
     """
 
     name: str
@@ -50,20 +53,54 @@ class Step:
         return any(x.place not in NO_TENSOR for x in self.operands)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Steps(tk.Knob):
-    """The steps that turn sums into results, in their order. A tile is fp32 in all of them."""
+    """The steps that turn sums into results, in their order. Two are equal where the code is."""
 
     steps: tuple[Step, ...] = ()
 
-    @property
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Steps) and self.cache_key == other.cache_key
+
+    def __hash__(self) -> int:
+        return hash(self.cache_key)
+
+    @functools.cached_property
     def cache_key(self) -> str:
         """Hash of the functions' code and of what each is given."""
-        parts = [(step.function.cache_key, [(x.name, x.place, x.dtype, repr(x.constant)) for x in step.operands]) for step in self.steps]
+        parts = [
+            (step.function.cache_key, [(x.name, x.place, x.dtype, repr(x.constant)) for x in step.operands])
+            for step in self.steps
+        ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def mangle(self) -> str:
         return f"Steps_{self.cache_key[:16]}"
+
+    @staticmethod
+    def built_in(
+        *,
+        scale_a: Operand | None = None,
+        scale_b: Operand | None = None,
+        bias: Operand | None = None,
+        activation: str | Step | None = None,
+        gate: Operand | None = None,
+        residual: Operand | None = None,
+        fast: tl.dtype = tk.bf16,
+    ) -> Steps:
+        """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y, of what is given.
+
+        activation: a built-in one by name, or a step. fast: the type that a built-in activation may be as exact as.
+        """
+        steps = [Step(multiply, (x,)) for x in (scale_a, scale_b) if x is not None]
+        steps += [Step(add, (bias,))] if bias is not None else []
+        if isinstance(activation, Step):
+            steps.append(activation)
+        elif (function := ACTIVATIONS[activation]) is not None:
+            steps.append(Step(function, (Operand("fast", "constant", constant=fast),)))
+        steps += [Step(multiply, (gate,))] if gate is not None else []
+        steps += [Step(add, (residual,))] if residual is not None else []
+        return Steps(tuple(steps))
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -76,8 +113,8 @@ class Steps(tk.Knob):
 
     @property
     def vectors(self) -> tuple[Operand, ...]:
-        """Operands with a value for every column. All threads of a warp read it alike: it comes through shared memory, since from global memory each tile would
-        wait for it."""
+        """Operands with a value for every column. They come through shared memory: a load from global memory would hold
+        up each tile."""
         return tuple(x for x in self.operands if x.place == "col")
 
     @property
@@ -100,14 +137,20 @@ class Steps(tk.Knob):
         return not self.residual or self.steps[-1].function is add
 
     def activates_late(self, out: tl.dtype) -> bool:
-        """Of results that wait in registers as `out`: is the last step applied where they are staged? Where it reads no tensor, to bf16, which has the range of
-        fp32."""
+        """Is the last step applied to packed results of type `out`, where they are staged? It is where it reads no
+        tensor, for bf16, which has the range of fp32."""
         return bool(self.steps) and not self.steps[-1].reads_tensors and out == tk.bf16
 
     def gates_late(self, out: tl.dtype) -> bool:
-        """Of results that wait in registers as `out`: are they multiplied by a gate when a residual is added to them? In bf16, by a gate of that type right in
-        front of the residual: it takes them no instruction more."""
-        if not self.residual or not self.may_wait or out != tk.bf16 or len(self.steps) < 2 or self.steps[-2].function is not multiply:
+        """Are packed results of type `out` multiplied by a gate when the residual is added? A bf16 gate right in front
+        of the residual takes no instruction more."""
+        if (
+            not self.residual
+            or not self.may_wait
+            or out != tk.bf16
+            or len(self.steps) < 2
+            or self.steps[-2].function is not multiply
+        ):
             return False
         gate = self.steps[-2].operands[0]
         return gate.place == "col" and gate.element == tk.bf16
@@ -119,23 +162,42 @@ class Steps(tk.Knob):
             last = (Step(multiply_add, last[0].operands + last[1].operands),)
         return Steps(early), Steps(last)
 
-    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, late: Steps | None = None) -> tuple[dict, dict, dict]:
-        """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `panel` of its `cols` columns or all, and staged in
-        `staged`: (`globals` of the staged operand, those of the others, and what `finish`, `preload` and `refill` say). The staged operand comes ahead, and of
-        more than two panels the later ones once those before have left; what the steps `late` of packed results read comes once those of the task before
-        have."""
+    def memory(
+        self, result: tk.st, staged: tk.st, cols: int, panel: int | None, late: Steps | None = None
+    ) -> tuple[dict, dict, dict]:
+        """What the layout of a template holds for the epilogue.
+
+        C is stored in tiles `result`, which have `panel` of its `cols` columns or all, and staged in `staged`. `late`:
+        the late steps of packed results. The staged operand is loaded ahead. Of more than two panels the later ones are
+        loaded once those before have left, and what late steps read once the results of the task before have left.
+
+        Returns (`globals` of the staged operand, `globals` of the others, the fields `finish`, `preload` and `refill`).
+        """
         operands = {x.name: tk.sv(x.element, cols) if x.place == "col" else None for x in self.operands}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
         ahead = ("C",) if self.residual and late is None else ()
         later = ("C",) if self.residual and (late is not None or (panel is not None and cols > 2 * panel)) else ()
         later = (*later, *(x.name for x in late.vectors)) if late is not None else later
-        return residual, operands, dict(finish=dict(C=staged, **vectors), preload=(*ahead, *(name for name in vectors if name not in later)), refill=later)
+        return (
+            residual,
+            operands,
+            dict(
+                finish=dict(C=staged, **vectors),
+                preload=(*ahead, *(name for name in vectors if name not in later)),
+                refill=later,
+            ),
+        )
 
     def swapped(self) -> Steps:
         """The same for Cᵀ."""
         other = {"row": "col", "col": "row"}
-        return Steps(tuple(replace(step, operands=tuple(replace(x, place=other.get(x.place, x.place)) for x in step.operands)) for step in self.steps))
+        return Steps(
+            tuple(
+                replace(step, operands=tuple(replace(x, place=other.get(x.place, x.place)) for x in step.operands))
+                for step in self.steps
+            )
+        )
 
 
 # ---------------------------------------------------------------- the built-in steps
@@ -174,25 +236,9 @@ def silu(acc, fast: tl.constexpr):
 ACTIVATIONS: dict[str | None, JITFunction | None] = {None: None, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
-def built_in(
-    *, scale_a: Operand | None = None, scale_b: Operand | None = None, bias: Operand | None = None, activation: str | Step | None = None,
-    gate: Operand | None = None, residual: Operand | None = None, fast: tl.dtype = tk.bf16,
-) -> Steps:  # fmt: skip
-    """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y, of what is given. `fast`: the type that activations may be as exact as; instead
-    of a built-in one a step may stand."""
-    steps = [Step(multiply, (x,)) for x in (scale_a, scale_b) if x is not None]
-    steps += [Step(add, (bias,))] if bias is not None else []
-    if isinstance(activation, Step):
-        steps.append(activation)
-    elif (function := ACTIVATIONS[activation]) is not None:
-        steps.append(Step(function, (Operand("fast", "constant", constant=fast),)))
-    steps += [Step(multiply, (gate,))] if gate is not None else []
-    steps += [Step(add, (residual,))] if residual is not None else []
-    return Steps(tuple(steps))
-
-
 def turned_bytes(rows: int) -> int:
-    """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns in fp32 at a time."""
+    """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns
+    in fp32 at a time."""
     return rows * 64 * 4
 
 
@@ -204,7 +250,12 @@ def load_vectors(ctx, staging, EPILOGUE: tl.constexpr):
     """The copies of a `load_finish` hook for the operands of some steps with a value for every column."""
     VECTORS: tl.constexpr = EPILOGUE.vectors
     for i in tl.static_range(len(VECTORS)):
-        tk.load_async(tk.field(staging, VECTORS[i].name), tk.field(ctx.globals, VECTORS[i].name), (ctx.result_col,), staging.arrived)
+        tk.load_async(
+            tk.field(staging, VECTORS[i].name),
+            tk.field(ctx.globals, VECTORS[i].name),
+            (ctx.result_col,),
+            staging.arrived,
+        )
 
 
 @triton.jit
@@ -217,14 +268,16 @@ def fetch_values(ctx, row):
         if FETCHED[i].place == "scalar":
             value = tl.load(tensor.pointer)
         else:
-            value = tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.result_cols), FETCHED[i].element), (row,))
+            value = tk.load(
+                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.result_cols), FETCHED[i].element), (row,)
+            )
         values = tk.with_field(values, FETCHED[i].name, value)
     return values
 
 
 @triton.jit
 def _value(ctx, tile, OPERAND: tl.constexpr, staging, home, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
-    """An operand for a tile: a scalar, or in the tile's type a tile of its shape. `home`: where the staged operand lies."""
+    """An operand beside a tile: a scalar, or a tile of its shape and type. `home`: where the staged operand lies."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
     if OPERAND.place == "constant":
         return tl.constexpr(OPERAND.constant)
@@ -235,19 +288,31 @@ def _value(ctx, tile, OPERAND: tl.constexpr, staging, home, row, col, PANEL: tl.
     elif OPERAND.place == "row":
         return tk.broadcast_row(tile, tk.cast(tk.field(ctx.fetched, OPERAND.name), tile.dtype))
     elif OPERAND.place == "col":
-        values = tk.field(staging, OPERAND.name) if PANELS == 1 else tk.subvector(tk.field(staging, OPERAND.name), COLS, PANEL)
-        return tk.broadcast_col(tile, tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), OPERAND.element)), tile.dtype))
+        values = (
+            tk.field(staging, OPERAND.name)
+            if PANELS == 1
+            else tk.subvector(tk.field(staging, OPERAND.name), COLS, PANEL)
+        )
+        return tk.broadcast_col(
+            tile,
+            tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), OPERAND.element)), tile.dtype),
+        )
     elif OPERAND.place == "tile":
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
-        return tk.cast(tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.rows, COLS), place), tile.dtype)
+        return tk.cast(
+            tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.rows, COLS), place),
+            tile.dtype,
+        )
     else:
         return tk.cast(tk.transpose(tk.load(home)) if ctx.config.c_stored_nm else tk.load(home, like=tile), tile.dtype)
 
 
 @triton.jit
-def finish_tile(ctx, tile, EPILOGUE: tl.constexpr, staging, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
-    """The tile after some steps; `staging` holds vectors, `home` the staged operand. `row`, `col`: which tile, in tiles; `tile` may be one panel of columns of
-    several."""
+def finish_tile(
+    ctx, tile, EPILOGUE: tl.constexpr, staging, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1
+):
+    """The tile after some steps. `row`, `col`: its place in C, in tiles; it may be panel `PANEL` of `PANELS` panels of
+    columns. `staging` holds the vectors, `home` the staged operand."""
     STEPS: tl.constexpr = EPILOGUE.steps
     for i in tl.static_range(len(STEPS)):
         values = tk.struct()

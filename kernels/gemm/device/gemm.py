@@ -74,6 +74,8 @@ class Gemm(tk.lcf):
         if self.packed and (self.panel is None or (self.epilogue.residual and self.splits)):
             raise tk.TileError(f"Gemm(packed=True, panel={self.panel!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
                                "residual is added to those of tasks that a block computes alone")
+        if self.packed and not self.epilogue.may_wait:
+            raise tk.TileError("Gemm(packed=True): a staged operand of results that wait in registers is added by the last step of the epilogue")
         packed = {name: tk.rt(self.out_dtype, self.rows, self.panel) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
         residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.late if self.packed else None)

@@ -1,0 +1,227 @@
+"""Epilogues of `gemm` that users write: every kind of operand with every kind of kernel, against float64 element by
+element; on the GPU, or simulated."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tests.cases_gemm import (
+    BF16,
+    E4M3,
+    FP8,
+    FP8_SUMS,
+    FP16,
+    FP32,
+    FP32_SUMS,
+    HALF_SUBNORMAL,
+    HALF_ULP,
+    KINDS,
+    SMALL,
+    matrix,
+    randn,
+    scales,
+    short,
+)
+from tests.util import DEVICE, on_gpu_or_simulated, poison, some_slow
+from tritonkittens.kernels.gemm import Config, Epilogue, gemm, gemm_torch
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+CHOSEN = on_gpu_or_simulated(None, SMALL)
+QUICK = ["small", "packed", "panels", "wide", "swapped", "split_k", "cluster_split_k", "stream_k", "cluster"]
+
+
+@triton.jit
+def scaled(acc, scale, shift, added, alpha):
+    return (acc * scale + shift) * alpha + added
+
+
+@triton.jit
+def squared_relu(acc):
+    x = tl.maximum(acc, 0.0)
+    return x * x
+
+
+@triton.jit
+def divided(acc, by: tl.constexpr, both, exponent=0.5):
+    """A constant in the middle, a default, and an operand that is read twice."""
+    return acc / by * both + tk.exp2(exponent) * both
+
+
+def near(out, ref, inexact):
+    """Is every element within one rounding of the float64 reference, beside what it may be `inexact` before?"""
+    ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max) if out.dtype in FP8 else ref
+    error = (out.cpu().double() - ref).abs()
+    bound = HALF_ULP[out.dtype] * ref.abs() + inexact + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
+    return out.shape == ref.shape and bool((error <= bound).all())
+
+
+def sums_of(a, b, **scaling):
+    """The sums in float64, and what those of a kernel may be off by."""
+    host = {name: x.cpu() for name, x in scaling.items()}
+    a, b = a.cpu(), b.cpu()
+    exact = gemm_torch(a, b, **host)
+    return exact, (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) * gemm_torch(a.double().abs(), b.double().abs(), **host)
+
+
+def operands_of(m, n, dtype=BF16, out=BF16, batch=()):
+    """What `scaled` takes: an operand for each row, for each column, for each element, and a number."""
+    return dict(
+        scale=randn(m, 1, dtype=dtype), shift=randn(n, dtype=dtype), added=randn(*batch, m, n, dtype=out), alpha=1.5
+    )
+
+
+def reference(sums, off, scale, shift, added, alpha):
+    """`scaled` of the sums, and what may be off: rounding in fp32 counts with the terms' magnitudes."""
+    scale, shift, added = (x.double().cpu() for x in (scale, shift, added))
+    ref = (sums * scale + shift) * alpha + added
+    return ref, (
+        (off * scale.abs() + FP32_SUMS * shift.abs()) * abs(alpha)
+        + FP32_SUMS * (added.abs() + (sums * scale * alpha).abs())
+    )
+
+
+def extents(rng):
+    """Of several tiles, none of them whole."""
+    return (int(x) for x in rng.integers((65, 65, 70), (200, 140, 200)))
+
+
+@pytest.mark.parametrize("kind", some_slow(KINDS, QUICK))
+def test_operands_of_every_kind(rng, kind):
+    m, n, k = extents(rng)
+    a, b, given = matrix(m, k), matrix(k, n, transposed=kind == "wide"), operands_of(m, n)
+    out = gemm(
+        a,
+        b,
+        epilogue=Epilogue(scaled, **given),
+        out=poison(torch.empty(m, n, device=DEVICE, dtype=BF16)),
+        config=KINDS[kind],
+    )
+    assert near(out, *reference(*sums_of(a, b), **given))
+
+
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["packed", "packed, split_tail", "independent"]))
+def test_functions_of_the_sums_alone(rng, kind):
+    """They may be applied to sums that were rounded, as an activation may: where results wait in registers."""
+    m, n, k = extents(rng)
+    a, b = matrix(m, k), matrix(k, n)
+    out = gemm(a, b, epilogue=Epilogue(squared_relu), config=KINDS[kind])
+    sums, off = sums_of(a, b)
+    off = off + (HALF_ULP[BF16] * sums.abs() if KINDS[kind].packed else 0)
+    assert near(out, sums.relu() ** 2, 2 * sums.abs() * off + off**2)
+
+
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["small", "packed"]))
+def test_gemms_own_operands_stand_around_it(rng, kind):
+    m, n, k = extents(rng)
+    a, b, given = matrix(m, k), matrix(k, n), dict(bias=randn(n), gate=randn(n), residual=randn(m, n))
+    out = gemm(a, b, epilogue=Epilogue(divided, by=4, both=given["gate"]), config=KINDS[kind], **given)
+    sums, off = sums_of(a, b)
+    bias, gate, residual = (x.double().cpu() for x in given.values())
+    y = ((sums + bias) / 4 * gate + 2**0.5 * gate) * gate
+    off = (
+        (off + FP32_SUMS * bias.abs()) * gate**2
+        + FP32_SUMS * (y.abs() + residual.abs())
+        + (HALF_ULP[BF16] * y.abs() * 2 if KINDS[kind].packed else 0)
+    )
+    assert near(out, residual + y, off)
+
+
+@pytest.mark.parametrize("out_dtype", [E4M3, FP32])
+@pytest.mark.parametrize("block", [False, True])
+def test_scaled_operands_of_eight_bits(rng, out_dtype, block):
+    m, n, k = 136, 144, 272
+    a, b = matrix(m, k, E4M3), matrix(k, n, E4M3, transposed=True)
+    scaling = (
+        dict(scale_a=scales(m, 3), scale_b=scales(3, 2)) if block else dict(scale_a=scales(m, 1), scale_b=scales(1, n))
+    )
+    given = operands_of(m, n, FP32, out_dtype)
+    config = (
+        short(Config(consumers=1, cols=128, depth=128))
+        if block
+        else short(Config(cols=128, consumers=1, panel=64, packed=True))
+    )
+    out = gemm(a, b, epilogue=Epilogue(scaled, **given), out_dtype=out_dtype, config=config, **scaling)
+    assert out.dtype == out_dtype and near(out, *reference(*sums_of(a, b, **scaling), **given))
+
+
+def test_a_tile_of_another_type_and_two_tiles(rng):
+    """One of the result's type comes with the results' staging memory; others are loaded where they are used."""
+    a, b = matrix(70, 72), matrix(72, 88)
+    for dtypes in ((FP32, FP16), (BF16, BF16)):
+        given = dict(
+            scale=randn(70, 88, dtype=dtypes[0]),
+            shift=randn(1, dtype=FP32),
+            added=randn(70, 88, dtype=dtypes[1]),
+            alpha=-0.5,
+        )
+        out = gemm(a, b, epilogue=Epilogue(scaled, **given), config=CHOSEN)
+        assert near(out, *reference(*sums_of(a, b), **given))
+
+
+def test_batches(rng):
+    a, b = randn(3, 70, 72), randn(3, 72, 88)
+    given = operands_of(70, 88, batch=(3,))
+    assert near(gemm(a, b, epilogue=Epilogue(scaled, **given), config=CHOSEN), *reference(*sums_of(a, b), **given))
+
+
+@pytest.mark.parametrize("m, n", [(1, 83), (21, 83), (83, 21)])
+def test_operands_that_no_copy_engine_takes(rng, m, n):
+    """They are read by ordinary loads, where the same function is compiled into another kernel."""
+    a, b, given = randn(m, 131), randn(131, n), operands_of(m, n)
+    out = gemm(a, b, epilogue=Epilogue(scaled, **given), out=poison(torch.empty(m, n, device=DEVICE, dtype=BF16)))
+    assert near(out, *reference(*sums_of(a, b), **given))
+
+
+def test_sums_of_nothing(rng):
+    given = operands_of(9, 24)
+    sums = torch.zeros(9, 24, dtype=torch.float64)
+    for dtype in (BF16, E4M3):
+        a, b = torch.empty(9, 0, device=DEVICE, dtype=dtype), torch.empty(0, 24, device=DEVICE, dtype=dtype)
+        assert near(gemm(a, b, epilogue=Epilogue(scaled, **given)), *reference(sums, sums, **given))
+    assert gemm(randn(0, 8), randn(8, 24), epilogue=Epilogue(squared_relu)).shape == (0, 24)
+
+
+def test_numbers_and_tensors_of_later_calls(rng):
+    """A call like an earlier one launches with its own tensors; a number is its own, too."""
+    a, b, out = matrix(70, 72), matrix(72, 88), torch.empty(70, 88, device=DEVICE, dtype=BF16)
+    for alpha in (2.0, -3, 2.0):
+        given = operands_of(70, 88) | dict(alpha=alpha)
+        gemm(a, b, epilogue=Epilogue(scaled, **given), out=poison(out), config=CHOSEN)
+        assert near(out, *reference(*sums_of(a, b), **given))
+
+
+def test_a_result_in_the_memory_of_an_operand(rng):
+    a, b, given = matrix(70, 72), matrix(72, 88), operands_of(70, 88)
+    expected = reference(*sums_of(a, b), **given)
+    assert near(gemm(a, b, epilogue=Epilogue(scaled, **given), out=given["added"], config=CHOSEN), *expected)
+
+
+def functions():
+    """Two of one name."""
+
+    @triton.jit
+    def changed(acc, x):
+        return acc + x
+
+    first = changed
+
+    @triton.jit
+    def changed(acc, x):
+        return acc - x
+
+    return first, changed
+
+
+def test_a_function_that_changes_is_compiled_again(rng):
+    a, b, x = matrix(70, 72), matrix(72, 88), randn(88)
+    plus, minus = (
+        gemm(a, b, epilogue=Epilogue(function, x=x), config=CHOSEN, out_dtype=FP32) for function in functions()
+    )
+    sums, off = sums_of(a, b)
+    assert near(plus, sums + x.double().cpu(), off + FP32_SUMS * x.double().cpu().abs()) and not near(
+        minus, sums + x.double().cpu(), off
+    )
+    assert near(minus, sums - x.double().cpu(), off + FP32_SUMS * x.double().cpu().abs())
