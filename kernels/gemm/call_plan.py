@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,16 +67,19 @@ def computed(
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`gemm` without its gradient, by the plan of calls of this kind."""
-    bias, gate, residual, scale_a, scale_b = operands[:5]  # behind them stand those of a user's function
+    bare = False
+    if activation.__class__ is not Function:  # whose operands stand behind these five
+        bias, gate, residual, scale_a, scale_b = operands
+        bare = bias is None and gate is None and residual is None and scale_a is None and scale_b is None
     try:
-        if bias is None and gate is None and residual is None and scale_a is None and scale_b is None and len(operands) == 5:
+        if bare:
             key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
         else:
             given = [t for t in (*operands, out) if t is not None]
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        if not have_memory(a, b, *operands) and out is None:
+        if not have_memory(a, b, *operands) and out is None and not isinstance(activation, Function):
             return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
         check_kinds(a, b, operands, out)
         check_config(config)
@@ -87,8 +91,9 @@ def computed(
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, *operands)))
     plan, bytes_of = known
     if out is not None and overlaps_within(bytes_of, out, a, b, *operands):
+        residual = operands[2]
         in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
-        if not in_place or overlaps(out, a, b, bias, gate, scale_a, scale_b, *operands[5:]):
+        if not in_place or overlaps(out, a, b, *operands[:2], *operands[3:]):
             return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     return plan(a, b, operands, out)
 
@@ -209,7 +214,7 @@ class CallPlan:
         known = read or "vector" if isinstance(activation, Function) else activation or read  # a user's function is taken to be a short one
         self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, known, scales, self.batch_size, rows, cols, a.shape[-1])
         self.epilogue = steps_of(operands, places, activation, dtype)
-        self.numbers = activation.numbers if isinstance(activation, Function) else {}
+        self.numbers: dict[str, Any] = activation.numbers if isinstance(activation, Function) else {}
         index = {name: i for i, name in enumerate(names_of(activation))}
         self.staged = index[self.epilogue.staged.name] if self.epilogue.staged else None
         blocks = [(index[name], name) for name in ("scale_a", "scale_b") if places.get(name) == "block"]
