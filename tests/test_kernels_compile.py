@@ -55,7 +55,7 @@ MOST_SPILLS["attention_backward_d64_causal"] = 14  # of the second consumer, on 
 MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)  # what a task computes once, too
 MOST_SPILLS["attention_shifted_d128_causal"] = 0  # that only
 CHECKED = (
-    *FROM_TEMPLATES, *NEEDED, "gemm_cluster", "gemm_fp8_turns",
+    *FROM_TEMPLATES, *NEEDED, "gemm_cluster", "gemm_fp8_turns", "gemm_user_squared_relu_packed", "gemm_user_scaled_gelu_panel",
     *(f"attention_{name}_d{dim}{'_causal' * causal}" for name in ("fp8", "dq") for dim in (64, 128) for causal in (False, True)),
     *(f"attention_decode_{name}" for name in ("d64", "d128", "d64_3_at_once", "d64_4_at_once", "d64_single", "d64_even")),
 )  # fmt: skip

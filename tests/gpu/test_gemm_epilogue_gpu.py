@@ -7,15 +7,13 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tests.cases_epilogue import near, operands_of, reference, scaled, sums_of
 from tests.cases_gemm import (
     BF16,
     E4M3,
-    FP8,
-    FP8_SUMS,
     FP16,
     FP32,
     FP32_SUMS,
-    HALF_SUBNORMAL,
     HALF_ULP,
     KINDS,
     SMALL,
@@ -25,17 +23,12 @@ from tests.cases_gemm import (
     short,
 )
 from tests.util import DEVICE, on_gpu_or_simulated, poison, some_slow
-from tritonkittens.kernels.gemm import Config, Epilogue, gemm, gemm_torch
+from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 CHOSEN = on_gpu_or_simulated(None, SMALL)
 QUICK = ["small", "packed", "panels", "wide", "swapped", "split_k", "cluster_split_k", "stream_k", "cluster"]
-
-
-@triton.jit
-def scaled(acc, scale, shift, added, alpha):
-    return (acc * scale + shift) * alpha + added
 
 
 @triton.jit
@@ -48,39 +41,6 @@ def squared_relu(acc):
 def divided(acc, by: tl.constexpr, both, exponent=0.5):
     """A constant in the middle, a default, and an operand that is read twice."""
     return acc / by * both + tk.exp2(exponent) * both
-
-
-def near(out, ref, inexact):
-    """Is every element within one rounding of the float64 reference, beside what it may be `inexact` before?"""
-    ref = ref.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max) if out.dtype in FP8 else ref
-    error = (out.cpu().double() - ref).abs()
-    bound = HALF_ULP[out.dtype] * ref.abs() + inexact + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
-    return out.shape == ref.shape and bool((error <= bound).all())
-
-
-def sums_of(a, b, **scaling):
-    """The sums in float64, and what those of a kernel may be off by."""
-    host = {name: x.cpu() for name, x in scaling.items()}
-    a, b = a.cpu(), b.cpu()
-    exact = gemm_torch(a, b, **host)
-    return exact, (FP8_SUMS if a.dtype in FP8 else FP32_SUMS) * gemm_torch(a.double().abs(), b.double().abs(), **host)
-
-
-def operands_of(m, n, dtype=BF16, out=BF16, batch=()):
-    """What `scaled` takes: an operand for each row, for each column, for each element, and a number."""
-    return dict(
-        scale=randn(m, 1, dtype=dtype), shift=randn(n, dtype=dtype), added=randn(*batch, m, n, dtype=out), alpha=1.5
-    )
-
-
-def reference(sums, off, scale, shift, added, alpha):
-    """`scaled` of the sums, and what may be off: rounding in fp32 counts with the terms' magnitudes."""
-    scale, shift, added = (x.double().cpu() for x in (scale, shift, added))
-    ref = (sums * scale + shift) * alpha + added
-    return ref, (
-        (off * scale.abs() + FP32_SUMS * shift.abs()) * abs(alpha)
-        + FP32_SUMS * (added.abs() + (sums * scale * alpha).abs())
-    )
 
 
 def extents(rng):
