@@ -196,10 +196,9 @@ def product_with(
     said = f"gemm(epilogue={epilogue!r})"
     if activation is not None:
         raise ValueError(f"{said}: it stands where activation={activation!r} would; give one of them")
-    if is_compiling():
-        raise TypeError(f"{said}: torch.compile cannot trace a user's function; call it in a function under torch.compiler.disable")
     if not is_plain(a, b, *given, out) or not have_memory(a, b, *given):
-        raise TypeError(f"{said}: torch's transforms, fake tensors, tensor subclasses and forward-mode differentiation cannot see into a user's function")
+        raise TypeError(f"{said}: torch.compile, torch.func, fake tensors, tensor subclasses and forward-mode differentiation cannot see into it; under "
+                        "torch.compile call gemm in a function with torch.compiler.disable")
     if requires_grad(a, b, *given, out):
         raise TypeError(f"{said}: it has no backward, but a gradient is wanted of an operand; call it under torch.no_grad, or detach its operands")
     if out is not None:
