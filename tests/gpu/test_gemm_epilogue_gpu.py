@@ -122,9 +122,14 @@ def test_a_tile_of_another_type_and_two_tiles(rng):
 
 
 def test_batches(rng):
-    a, b = randn(3, 70, 72), randn(3, 72, 88)
-    given = operands_of(70, 88, batch=(3,))
-    assert near(gemm(a, b, epilogue=Epilogue(scaled, **given), config=CHOSEN), *reference(*sums_of(a, b), **given))
+    a, given = randn(3, 70, 72), operands_of(70, 88, batch=(3,))
+    for b in (randn(3, 72, 88), randn(72, 88)):
+        out = gemm(a, b, epilogue=Epilogue(scaled, **given), config=CHOSEN)
+        assert near(out, *reference(*sums_of(a, b), **given))
+    out = gemm(a, b, epilogue=Epilogue(divided, by=1, both=given["shift"], exponent=0), config=CHOSEN)
+    sums, off = sums_of(a, b)
+    shift = given["shift"].double().cpu()
+    assert near(out, (sums + 1) * shift, off * shift.abs())
 
 
 @pytest.mark.parametrize("m, n", [(1, 83), (21, 83), (83, 21)])
@@ -173,6 +178,25 @@ def functions():
         return acc - x
 
     return first, changed
+
+
+def multiplied(number):
+    """A function that has the number from around it."""
+    factor = tl.constexpr(number)
+
+    @triton.jit
+    def by_factor(acc):
+        return acc * factor
+
+    return by_factor
+
+
+def test_what_a_function_has_from_around_it_is_part_of_its_code(rng):
+    a, b = matrix(70, 72), matrix(72, 88)
+    sums, off = sums_of(a, b)
+    for number in (2.0, 3.0):
+        out = gemm(a, b, epilogue=Epilogue(multiplied(number)), config=CHOSEN, out_dtype=FP32)
+        assert near(out, sums * number, off * number)
 
 
 def test_a_function_that_changes_is_compiled_again(rng):
