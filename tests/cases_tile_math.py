@@ -179,7 +179,7 @@ EXACT = Group(
         Case("tk.iota(tk.row_vec(T), start=b)", lambda i: i.cols[0] + i.b, of="row", dtype=index),
         Case("tk.apply(x, checkers, row=a, col=b)", lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x), native=True),
         Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2, dtype=unspecified, native=True),
-        Case("tk.map(x, larger, tk.struct(y=y))", lambda i: torch.maximum(i.x, i.y)),
+        Case("tk.map(x, larger, tk.struct(y=y))", lambda i: torch.maximum(i.x, i.y), native=True),
         Case("tk.concat_cols(*tk.split_cols(x))", lambda i: i.x),
         Case("tk.concat_cols(*tk.split_cols(x, 16))", lambda i: i.x),
     ),
