@@ -188,7 +188,8 @@ def test_no_gradient_is_lost():
 
 UNSEEN = (
     "gemm(epilogue=Epilogue(squared_relu)): torch.compile, torch.func, fake tensors, tensor subclasses and "
-    "forward-mode differentiation cannot see into it; under torch.compile call gemm in a function with torch.compiler.disable"
+    "forward-mode differentiation cannot see into it; under torch.compile call gemm in a function with "
+    "torch.compiler.disable"
 )
 
 
