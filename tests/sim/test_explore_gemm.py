@@ -189,6 +189,17 @@ def test_epilogues_of_users(name, schedules, rng):
     assert near(out, *reference(*sums_of(a, b), **given))
 
 
+@pytest.mark.parametrize("wanted", [dict(activation="gelu"), dict(gate=True, residual=True)], ids=lambda x: "-".join(x))
+def test_packed_results_on_blackwell(wanted, rng):
+    """Their sums come from tensor memory, in another register layout."""
+    a, b, known = randn(130, 72).cpu(), randn(72, 136).cpu(), dict(gate=randn(136).cpu(), residual=randn(130, 136).cpu())
+    operands = {name: known.get(name, value) for name, value in wanted.items()}
+    out = poison(torch.empty(130, 136, dtype=BF16))
+    with sim.device("sm_100a"):
+        gemm(a, b, out=out, config=Config(**dict(KINDS["packed"].__dict__, stages=2)), **operands)
+    check(out, a, b, packed=True, **operands)
+
+
 @explored(*SCHEDULES)
 def test_a_decoding_batch(schedules, rng):
     a, b, residual = (x.cpu() for x in (randn(3, 5, 136), randn(3, 136, 72), randn(3, 5, 72)))

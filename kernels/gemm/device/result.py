@@ -90,6 +90,12 @@ def _store_panels(ctx, sums, staging, row):
 
 
 @triton.jit
+def _second(x, y):
+    """`y`, which comes in the register layout of `x`."""
+    return y
+
+
+@triton.jit
 def pack_result(ctx, sums, staging, row):
     """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but for the late steps of the epilogue."""
     NAMES: tl.constexpr = ctx.config.panel_names
@@ -97,7 +103,8 @@ def pack_result(ctx, sums, staging, row):
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
         tile = finish_tile(ctx, panels[panel], ctx.config.early, staging, None, row, ctx.result_col, panel, len(NAMES))
-        packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
+        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.rows, ctx.config.panel))  # sums of tensor memory have another register layout
+        packed = tk.with_field(packed, NAMES[panel], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype))))
     return packed
 
 
