@@ -158,7 +158,7 @@ def outlier_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool, backward: bool) -> Trial:
         q, k, v = (with_outliers(batch, heads, length, dim) for _ in range(3))
         p = Attention(*(x.requires_grad_(backward) for x in (q, k, v)), causal, with_outliers(batch, heads, length, dim) if backward else None)
-        error = p.gradient_error(heads=16) if backward else p.error(heads=16, rows=256)  # of few heads a single row may be most of it
+        error = p.gradient_error(heads=16) if backward else p.error(heads=16, tile_m=256)  # of few heads a single row may be most of it
         return Trial({OURS: functools.partial(ours, p)}, peers_of(p, options), error, OUTLIER_BOUND)
 
     out = []

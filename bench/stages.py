@@ -28,7 +28,7 @@ class OneStage(tk.lcf):
 
     def layout(self):
         a, b, c = tk.st(tk.bf16, 128, 64), tk.st(tk.bf16, 64, 256), tk.st(tk.bf16, 64, 256)
-        return tk.layout(globals=dict(A=a, B=b, C=c), input=dict(A=a, B=b), finish=dict(C=c))
+        return tk.layout(globals=dict(A=a, B=b, C=c), input=dict(A=a, B=b), epilogue=dict(C=c))
 
     def tasks(self, A, B, C):
         return -(-C[0] // 128) * -(-C[1] // 256)
@@ -36,13 +36,13 @@ class OneStage(tk.lcf):
     @triton.jit
     def setup(ctx):
         rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), 128), tk.ceil_div(tk.extent(ctx.globals.C, 1), 256)
-        row, col = tk.supergroup(ctx.task, rows, cols, 8)
-        return tk.task(tk.ceil_div(tk.extent(ctx.globals.A, 1), 64), when=ctx.task < rows * cols, row=row, col=col)
+        row, col = tk.supergroup(ctx.task_id, rows, cols, 8)
+        return tk.task(tk.ceil_div(tk.extent(ctx.globals.A, 1), 64), when=ctx.task_id < rows * cols, row=row, col=col)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
+        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.full)
 
     @triton.jit
     def start(ctx):
@@ -53,10 +53,10 @@ class OneStage(tk.lcf):
         return state.replace(acc=tk.mma_AB(tk.subtile(input.A, 64, 64, ctx.consumer, 0), input.B, state.acc))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.C, state.acc)
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.C, state.acc)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, (ctx.row * 2 + ctx.consumer, ctx.col))
+        tk.store_async(ctx.globals.C, epilogue.C, (ctx.row * 2 + ctx.consumer, ctx.col))
 
 
 def one_stage(p: Product) -> Callable[[], torch.Tensor]:

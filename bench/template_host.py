@@ -33,11 +33,11 @@ class Doubled(tk.lcsf):
 
     @triton.jit
     def setup(ctx):
-        return tk.task(1, when=ctx.task < 1)
+        return tk.task(1, when=ctx.task_id < 1)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def compute(ctx, state, input, output):

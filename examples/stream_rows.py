@@ -33,11 +33,11 @@ class ScaledSilu(tk.lcsf):
     @triton.jit
     def setup(ctx):
         bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.consumers * ctx.config.rows)
-        return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task < bands)
+        return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task_id < bands)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter), input.full)
 
     @triton.jit
     def compute(ctx, state, input, output):
@@ -48,7 +48,7 @@ class ScaledSilu(tk.lcsf):
 
     @triton.jit
     def store(ctx, output):
-        tk.store_async(ctx.globals.Y, output.Y, (ctx.task, ctx.iter))
+        tk.store_async(ctx.globals.Y, output.Y, (ctx.task_id, ctx.iter))
 
 
 def scaled_silu(x: torch.Tensor, scale: float, **knobs) -> torch.Tensor:

@@ -26,26 +26,26 @@ def short(config):
 
 
 # Kernels of each kind that compile and simulate quickly: what a test of operands runs beside the configuration that is chosen by default.
-SMALL = short(Config(consumers=1, cols=64))
+SMALL = short(Config(consumers=1, tile_n=64))
 KINDS = {
     "small": SMALL,
-    "two consumers": Config(cols=64),
-    "cluster": Config(consumers=1, cols=64, cluster=2),
-    "independent": Config(cols=64, independent=True),
-    "wide": Config(consumers=1, cols=48),
-    "panels": Config(consumers=1, cols=128, panel=32),
-    "panels in turns": Config(cols=64, independent=True, panel=32),
-    "packed": Config(cols=64, panel=16, packed=True),
-    "packed, split_tail": Config(cols=64, panel=32, cluster=2, schedule="split_tail", packed=True),
-    "streamed": Config(cols=64, independent=True, panel=32, streamed=True),
-    "streamed, cluster": Config(consumers=1, cols=64, cluster=2, streamed=True),
-    "streamed, wide": Config(consumers=1, cols=48, streamed=True),
-    "swapped": Config(consumers=1, cols=32, swapped=True),
-    "split_k": Config(consumers=1, cols=64, schedule="split_k", splits=2),
-    "cluster_split_k": Config(consumers=1, cols=64, schedule="cluster_split_k", splits=2),
-    "split_tail": Config(consumers=1, cols=64, schedule="split_tail"),
-    "stream_k": Config(consumers=1, cols=64, schedule="stream_k"),
-    "one_per_block": Config(consumers=1, cols=64, schedule="one_per_block"),
+    "two consumers": Config(tile_n=64),
+    "cluster": Config(consumers=1, tile_n=64, cluster=2),
+    "pingpong": Config(tile_n=64, pingpong=True),
+    "wide": Config(consumers=1, tile_n=48),
+    "panels": Config(consumers=1, tile_n=128, epilogue_n=32),
+    "panels in turns": Config(tile_n=64, pingpong=True, epilogue_n=32),
+    "packed": Config(tile_n=64, epilogue_n=16, deferred_epilogue=True),
+    "packed, split_tail": Config(tile_n=64, epilogue_n=32, cluster=2, schedule="split_tail", deferred_epilogue=True),
+    "streamed": Config(tile_n=64, pingpong=True, epilogue_n=32, streamed=True),
+    "streamed, cluster": Config(consumers=1, tile_n=64, cluster=2, streamed=True),
+    "streamed, wide": Config(consumers=1, tile_n=48, streamed=True),
+    "swapped": Config(consumers=1, tile_n=32, swap_ab=True),
+    "split_k": Config(consumers=1, tile_n=64, schedule="split_k", splits=2),
+    "cluster_split_k": Config(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2),
+    "split_tail": Config(consumers=1, tile_n=64, schedule="split_tail"),
+    "stream_k": Config(consumers=1, tile_n=64, schedule="stream_k"),
+    "one_per_block": Config(consumers=1, tile_n=64, schedule="one_per_block"),
 }
 KINDS = {name: short(config) for name, config in KINDS.items()}
 
@@ -80,8 +80,8 @@ def rounded_before(sums, bias=None, activation=None, gate=None, residual=None):
     return torch.zeros_like(sums)
 
 
-def check(out, a, b, what="", packed=False, **operands):
-    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `packed`: may results have been rounded before a
+def check(out, a, b, what="", deferred_epilogue=False, **operands):
+    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `deferred_epilogue`: may results have been rounded before a
     residual was added or, where there is nothing else behind it, the activation applied, as in torch's own sequence of operations?"""
     host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
     a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()

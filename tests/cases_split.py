@@ -15,8 +15,8 @@ class Product(tk.lcf):
     def layout(self):
         a, b, c = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
         return tk.layout(
-            globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})), input=dict(A=a, B=b), finish=dict(C=c),
-            accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)), multicast=("B",) if self.cluster > 1 else (), preload=("C",) if self.residual else ())
+            globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})), input=dict(A=a, B=b), epilogue=dict(C=c),
+            accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)), multicast=("B",) if self.cluster > 1 else (), epilogue_loads=("C",) if self.residual else ())
 
     @property
     def task_rows(self):
@@ -28,19 +28,19 @@ class Product(tk.lcf):
     @triton.jit
     def setup(ctx):
         rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows), tk.ceil_div(tk.extent(ctx.globals.C, 1), 64)
-        row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         depth = tk.ceil_div(tk.extent(ctx.globals.A, 1), 64)
         result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
-        return tk.task(depth, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
+        return tk.task(depth, when=ctx.task_id < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
+        tk.load_async(input.B, ctx.globals.B, (ctx.iter, ctx.col), input.full)
 
     @triton.jit
-    def load_finish(ctx, staging):
-        tk.load_async(staging.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col), staging.arrived)
+    def load_epilogue(ctx, epilogue):
+        tk.load_async(epilogue.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col), epilogue.full)
 
     @triton.jit
     def start(ctx):
@@ -52,17 +52,17 @@ class Product(tk.lcf):
         return state.replace(acc=tk.mma_retire(acc))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc)))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         acc = tk.load(tk.mma_wait(state.acc))
         if ctx.config.residual:
-            acc += tk.load(staging.C, like=acc)
-        tk.store(staging.C, acc)
+            acc += tk.load(epilogue.C, like=acc)
+        tk.store(epilogue.C, acc)
         tk.fence_async()
-        tk.store_async(ctx.globals.C, staging.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col))
+        tk.store_async(ctx.globals.C, epilogue.C, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col))
 
 
 class Walk(tk.lcf):
@@ -80,12 +80,12 @@ class Walk(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        more = ctx.task < ctx.args.tasks
-        return tk.task(tl.load(ctx.globals.lengths.pointer + ctx.task, mask=more, other=0), when=more)
+        more = ctx.task_id < ctx.args.tasks
+        return tk.task(tl.load(ctx.globals.lengths.pointer + ctx.task_id, mask=more, other=0), when=more)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def start(ctx):
@@ -93,14 +93,14 @@ class Walk(tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        step = ctx.task * ctx.args.most + ctx.iter
+        step = ctx.task_id * ctx.args.most + ctx.iter
         tl.atomic_add(ctx.globals.count.pointer + step, 1)
         tl.store(ctx.globals.block.pointer + step, tk.block_index())
         return state
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tl.atomic_add(ctx.globals.finished.pointer + ctx.task, 1)
+    def finish(ctx, state, epilogue):
+        tl.atomic_add(ctx.globals.finished.pointer + ctx.task_id, 1)
 
 
 class Extremes(tk.lcf):
@@ -109,7 +109,7 @@ class Extremes(tk.lcf):
 
     def layout(self):
         x, largest = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
-        return tk.layout(globals=dict(X=x, largest=largest, least=None), input=dict(X=x), finish=dict(C=largest),
+        return tk.layout(globals=dict(X=x, largest=largest, least=None), input=dict(X=x), epilogue=dict(C=largest),
                          merged=dict(largest=tk.rt(tk.fp32, 64, 64), least=tk.rv(tk.fp32, 64)))
 
     def tasks(self, X, *_):
@@ -118,11 +118,11 @@ class Extremes(tk.lcf):
     @triton.jit
     def setup(ctx):
         rows, cols = tk.extent(ctx.globals.X, 0), tk.extent(ctx.globals.X, 1)
-        return tk.task(tk.ceil_div(cols, 64), when=ctx.task < tk.ceil_div(rows, 64 * ctx.config.team), band=ctx.task * ctx.config.team)
+        return tk.task(tk.ceil_div(cols, 64), when=ctx.task_id < tk.ceil_div(rows, 64 * ctx.config.team), band=ctx.task_id * ctx.config.team)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter), input.full)
 
     @triton.jit
     def start(ctx):
@@ -143,10 +143,10 @@ class Extremes(tk.lcf):
         return tk.struct(largest=tk.maximum(mine.largest, theirs.largest), least=tk.minimum(mine.least, theirs.least))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         band = ctx.band + ctx.consumer
-        tk.store(staging.C, state.largest)
+        tk.store(epilogue.C, state.largest)
         tk.fence_async()
-        tk.store_async(ctx.globals.largest, staging.C, (band, ctx.part if ctx.config.sharers > 1 else 0))
+        tk.store_async(ctx.globals.largest, epilogue.C, (band, ctx.part if ctx.config.sharers > 1 else 0))
         if ctx.config.sharers == 1 or ctx.part == 0:
             tk.store(ctx.globals.least, state.least, (band,))

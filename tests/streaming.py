@@ -34,27 +34,27 @@ class Stream(tk.lcf):
         e = dict(E=tk.st(self.dtype, self.extra, self.cols)) if self.extra else {}
         r, sums = dict(R=y) if self.residual else {}, dict(acc=tk.rt(tk.fp32, self.rows, self.cols)) if self.splits else {}
         return tk.layout(
-            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r), input=dict(X=x, **e), scratch=dict(S=x) if self.weighted else {},
-            finish=dict(Y=y), args=("tasks",), multicast=("X",) if self.cluster > 1 else (), preload=("Y",) if self.residual else (), accumulators=sums)
+            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r), input=dict(X=x, **e), task=dict(S=x) if self.weighted else {},
+            epilogue=dict(Y=y), args=("tasks",), multicast=("X",) if self.cluster > 1 else (), epilogue_loads=("Y",) if self.residual else (), accumulators=sums)
 
     @triton.jit
     def setup(ctx):
-        more = ctx.task < ctx.args.tasks
-        return tk.task(tl.load(ctx.globals.lengths.pointer + ctx.task, mask=more, other=0), when=more)
+        more = ctx.task_id < ctx.args.tasks
+        return tk.task(tl.load(ctx.globals.lengths.pointer + ctx.task_id, mask=more, other=0), when=more)
 
     @triton.jit
-    def load_scratch(ctx, scratch):
-        tk.load_async(scratch.S, ctx.globals.S, (_place(ctx), 0), scratch.arrived)
+    def load_task(ctx, task):
+        tk.load_async(task.S, ctx.globals.S, (_place(ctx), 0), task.full)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter, 0), input.full)
         if ctx.config.extra:
-            tk.load_async(input.E, ctx.globals.E, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0), input.arrived)
+            tk.load_async(input.E, ctx.globals.E, (ctx.task_id, ctx.iter * ctx.config.cluster + ctx.rank, 0), input.full)
 
     @triton.jit
-    def load_finish(ctx, staging):
-        tk.load_async(staging.Y, ctx.globals.R, (_place(ctx), 0), staging.arrived)
+    def load_epilogue(ctx, epilogue):
+        tk.load_async(epilogue.Y, ctx.globals.R, (_place(ctx), 0), epilogue.full)
 
     @triton.jit
     def start(ctx):
@@ -66,28 +66,28 @@ class Stream(tk.lcf):
         return state.replace(acc=_add_tile(ctx, state.acc, input, _weights(ctx, state.acc)))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        _store_result(ctx, state.acc, staging)
+    def finish(ctx, state, epilogue):
+        _store_result(ctx, state.acc, epilogue)
 
 
 @triton.jit
 def _place(ctx):
-    return (ctx.task * ctx.config.cluster + ctx.rank) * ctx.config.team + ctx.consumer
+    return (ctx.task_id * ctx.config.cluster + ctx.rank) * ctx.config.team + ctx.consumer
 
 
 @triton.jit
-def _store_result(ctx, acc, staging):
+def _store_result(ctx, acc, epilogue):
     if ctx.config.residual:
-        acc += tk.load(staging.Y, like=acc).to(tl.float32)
-    tk.store(staging.Y, acc)
+        acc += tk.load(epilogue.Y, like=acc).to(tl.float32)
+    tk.store(epilogue.Y, acc)
     tk.fence_async()
-    tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), 0))
+    tk.store_async(ctx.globals.Y, epilogue.Y, (_place(ctx), 0))
 
 
 @triton.jit
 def _weights(ctx, acc):
     if ctx.config.weighted:
-        return tk.load(ctx.scratch.S, like=acc).to(tl.float32)
+        return tk.load(ctx.task.S, like=acc).to(tl.float32)
     else:
         return acc * 0.0 + 1.0
 
@@ -118,9 +118,9 @@ class SparseStream(Stream):
     weighted: bool = False
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         if ctx.iterations > 0:
-            _store_result(ctx, state.acc, staging)
+            _store_result(ctx, state.acc, epilogue)
 
 
 class PipelinedStream(Stream):
@@ -132,23 +132,23 @@ class PipelinedStream(Stream):
         return tk.struct(acc=acc, weights=_weights(ctx, acc))
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         return state
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        tk.my_turn(ctx)
+        tk.warp_scheduler_sync(ctx)
         acc = _add_tile(ctx, state.acc, previous, state.weights)
-        tk.pass_turn(ctx)
+        tk.warp_scheduler_arrive(ctx)
         before = tk.load(previous.X, like=acc).to(tl.float32)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
 
-class PackedStream(PipelinedStream):
+class DeferredStream(PipelinedStream):
     """The same, whose halves wait in registers and leave, one behind the other through one tile, under the iterations of the next task."""
 
     def layout(self):
@@ -157,29 +157,29 @@ class PackedStream(PipelinedStream):
             tensors[name] = tk.st(self.out, self.rows, self.cols // 2) if name == "Y" else tiles or None
         half = tk.rt(self.out, self.rows, self.cols // 2)
         residual = dict(R=tk.st(self.out, self.rows, self.cols)) if self.residual else {}
-        return dataclasses.replace(plan, globals=tensors, finish=dict(Y=tensors["Y"], **residual), preload=tuple(residual), packed=dict(left=half, right=half))
+        return dataclasses.replace(plan, globals=tensors, epilogue=dict(Y=tensors["Y"], **residual), epilogue_loads=tuple(residual), packed=dict(left=half, right=half))
 
     @triton.jit
-    def load_finish(ctx, staging):
-        tk.load_async(staging.R, ctx.globals.R, (_place(ctx), 0), staging.arrived)
+    def load_epilogue(ctx, epilogue):
+        tk.load_async(epilogue.R, ctx.globals.R, (_place(ctx), 0), epilogue.full)
 
     @triton.jit
-    def pack(ctx, state, staging):
+    def defer_results(ctx, state, epilogue):
         acc = state.acc
         if ctx.config.residual:
-            acc += tk.load(staging.R, like=acc).to(tl.float32)
+            acc += tk.load(epilogue.R, like=acc).to(tl.float32)
         left, right = tk.split_cols(acc, ctx.config.cols // 2)
         return tk.struct(left=tk.cast(left, ctx.config.out), right=tk.cast(right, ctx.config.out))
 
     @triton.jit
-    def store_packed(ctx, tile, staging, n):
+    def store_deferred(ctx, tile, epilogue, n):
         tk.store_read_wait(0)
-        tk.store(staging.Y, tile)
+        tk.store(epilogue.Y, tile)
         tk.fence_async()
-        tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), n))
+        tk.store_async(ctx.globals.Y, epilogue.Y, (_place(ctx), n))
 
 
-class SteppedStream(PackedStream):
+class SteppedStream(DeferredStream):
     """The same, whose halves are finished a part an iteration where they are staged: they come there too small, by a number of the half. The residual comes to
     where they are staged, too, the second half's behind the first."""
 
@@ -188,48 +188,48 @@ class SteppedStream(PackedStream):
         tensors = {name: tiles or None for name, tiles in plan.globals}
         residual = dict(R=tensors["Y"]) if self.residual else {}
         staged = dict(Y=tk.st(self.out, self.rows, self.cols // 2))
-        return dataclasses.replace(plan, globals=tensors | residual, finish=staged, preload=(), refill=("Y",) if self.residual else (), packed_steps=2)
+        return dataclasses.replace(plan, globals=tensors | residual, epilogue=staged, epilogue_loads=(), epilogue_reloads=("Y",) if self.residual else (), deferred_steps=2)
 
     @triton.jit
-    def fill_packed(ctx, staging):
-        _fill_half(ctx, staging, 0)
+    def prefetch_deferred(ctx, epilogue):
+        _fill_half(ctx, epilogue, 0)
 
     @triton.jit
-    def pack(ctx, state, staging):
+    def defer_results(ctx, state, epilogue):
         left, right = tk.split_cols(state.acc, ctx.config.cols // 2)
         return tk.struct(left=tk.cast(left, ctx.config.out), right=tk.cast(right, ctx.config.out))
 
     @triton.jit
-    def store_packed(ctx, tile, staging, n):
+    def store_deferred(ctx, tile, epilogue, n):
         if ctx.config.residual:
-            tk.wait(staging.filled, n)
-            tile += tk.load(staging.Y, like=tile)
+            tk.wait(epilogue.reload_full, n)
+            tile += tk.load(epilogue.Y, like=tile)
         else:
             tk.store_read_wait(0)
-        tk.store(staging.Y, tile - (n + 1))
+        tk.store(epilogue.Y, tile - (n + 1))
 
     @triton.jit
-    def finish_packed(ctx, staging, n, step, steps):
-        tk.store_elements(staging.Y, tk.load_elements(staging.Y, step, steps) + (n + 1), step, steps)
+    def finish_deferred(ctx, epilogue, n, step, steps):
+        tk.store_elements(epilogue.Y, tk.load_elements(epilogue.Y, step, steps) + (n + 1), step, steps)
         if step == steps - 1:
             tk.fence_async()
-            tk.store_async(ctx.globals.Y, staging.Y, (_place(ctx), n))
+            tk.store_async(ctx.globals.Y, epilogue.Y, (_place(ctx), n))
             if ctx.config.residual:
                 if n == 0:
-                    _fill_half(ctx, staging, 1)
+                    _fill_half(ctx, epilogue, 1)
 
 
 @triton.jit
-def _fill_half(ctx, staging, half: tl.constexpr):
+def _fill_half(ctx, epilogue, half: tl.constexpr):
     tk.store_read_wait(0)
-    tk.expect(staging.filled, staging.Y)
-    tk.load_async(staging.Y, ctx.globals.R, (_place(ctx), half), staging.filled)
+    tk.expect(epilogue.reload_full, epilogue.Y)
+    tk.load_async(epilogue.Y, ctx.globals.R, (_place(ctx), half), epilogue.reload_full)
 
 
 class WatchedStream(PipelinedStream):
     """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may see that."""
 
-    staggered: bool = True
+    staggered_epilogue: bool = True
 
     def layout(self):
         plan = super().layout()
@@ -240,18 +240,18 @@ class WatchedStream(PipelinedStream):
         acc = _add_tile(ctx, state.acc, previous, state.weights)
         before = tk.load(previous.X, like=acc).to(tl.float32)
         acc += before * tk.load(input.X, like=acc).to(tl.float32)
-        said = ctx.globals.W.pointer + ctx.task
+        said = ctx.globals.W.pointer + ctx.task_id
         if ctx.consumer == 0:
             if ctx.iter == ctx.iterations - 1:
                 tl.store(said, 1)
         else:
-            if (ctx.iter == ctx.iterations - (ctx.config.stages - 1)) and (ctx.task + 1 < ctx.args.tasks):
+            if (ctx.iter == ctx.iterations - (ctx.config.stages - 1)) and (ctx.task_id + 1 < ctx.args.tasks):
                 acc += tl.load(said).to(tl.float32)
         return state.replace(acc=acc)
 
 
-class TrailingStream(Stream):
-    """The same with E as trailing tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
+class LaggedStream(Stream):
+    """The same with E as lagged tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
 
     extra: int = 64
     early: bool = True
@@ -259,7 +259,7 @@ class TrailingStream(Stream):
     def layout(self):
         plan = super().layout()
         moved, tensors = dict(plan.input), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=tensors, input=dict(X=moved["X"]), trailing=dict(E=moved["E"]))
+        return dataclasses.replace(plan, globals=tensors, input=dict(X=moved["X"]), lagged=dict(E=moved["E"]))
 
     def tasks(self, X, *_):
         return X[0]
@@ -271,11 +271,11 @@ class TrailingStream(Stream):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.config._number(ctx), 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.config._number(ctx), 0), input.full)
 
     @triton.jit
-    def load_trailing(ctx, trailing):
-        tk.load_async(trailing.E, ctx.globals.E, (ctx.task, ctx.config._number(ctx) * ctx.config.cluster + ctx.rank, 0), trailing.arrived)
+    def load_lagged(ctx, lagged):
+        tk.load_async(lagged.E, ctx.globals.E, (ctx.task_id, ctx.config._number(ctx) * ctx.config.cluster + ctx.rank, 0), lagged.full)
 
     @triton.jit
     def start(ctx):
@@ -283,54 +283,54 @@ class TrailingStream(Stream):
         return tk.struct(acc=acc, before=acc, weights=_weights(ctx, acc))
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         x = tk.load(input.X, like=state.acc).to(tl.float32)
         tk.release(ctx, input)
         return state.replace(acc=state.acc + x * state.weights, before=x)
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        tk.my_turn(ctx)
+        tk.warp_scheduler_sync(ctx)
         x = tk.load(input.X, like=state.acc).to(tl.float32)
         if ctx.config.early:
             tk.release(ctx, input)
         tk.wait_for(previous)
         acc = _add_part(ctx, state.acc + x * state.weights + x * state.before, previous)
-        tk.pass_turn(ctx)
+        tk.warp_scheduler_arrive(ctx)
         if not ctx.config.early:
             tk.release(ctx, input)
         return state.replace(acc=acc, before=x)
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         tk.wait_for(input)
         return state.replace(acc=_add_part(ctx, state.acc, input))
 
 
-class ListedStream(TrailingStream):
+class IndexedStream(LaggedStream):
     """The same where the tiles of iteration i are the number of the task's that `entries` numbers in P add up to."""
 
     entries: int = 1
 
     def layout(self):
         plan = super().layout()
-        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, entries=self.entries)
+        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, page_indices=self.entries)
 
     @triton.jit
-    def entry(ctx, n):
-        return tk.pointer_to(ctx.globals.P, (ctx.task, tl.minimum(ctx.iter * ctx.config.entries + n, tk.extent(ctx.globals.P, 1) - 1)))
+    def page_index(ctx, n):
+        return tk.pointer_to(ctx.globals.P, (ctx.task_id, tl.minimum(ctx.iter * ctx.config.entries + n, tk.extent(ctx.globals.P, 1) - 1)))
 
     @triton.jit
     def _number(ctx):
         ENTRIES: tl.constexpr = ctx.config.entries
-        total = ctx.entries[0]
+        total = ctx.page_indices[0]
         for k in tl.static_range(1, ENTRIES):
-            total += ctx.entries[k]
+            total += ctx.page_indices[k]
         return total
 
 
 def add_listed(template, x, e, s, lengths, blocks):
-    """Y of a `ListedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
+    """Y of a `IndexedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
     tasks, steps = len(lengths), x.shape[1] // template.rows
     places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
 
@@ -353,12 +353,12 @@ class SharingStream(PipelinedStream):
     def layout(self):
         plan, tile = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
         weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), scratch={}, common=dict(S=weights), working=dict(W=tile),
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights), reduce_buffer=dict(W=tile),
                                    exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
 
     @triton.jit
-    def load_common(ctx, common):
-        tk.load_async(common.S, ctx.globals.S, (ctx.task, 0), common.arrived)
+    def load_task(ctx, task):
+        tk.load_async(task.S, ctx.globals.S, (ctx.task_id, 0), task.full)
 
     @triton.jit
     def start(ctx):
@@ -367,11 +367,11 @@ class SharingStream(PipelinedStream):
     @triton.jit
     def _add(ctx, acc, tiles, number):
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
-        acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.common.S, ctx.consumer, acc)
+        acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.task.S, ctx.consumer, acc)
         part = _part_of(ctx, tiles.E, NEXT % (ctx.config.extra // ctx.config.rows), acc)
-        tk.store(ctx.working.W, acc)
+        tk.store(ctx.reduce_buffer.W, acc)
         part = ctx.config._swapped(ctx, part, number)
-        return tk.load(ctx.working.W, like=acc) + part
+        return tk.load(ctx.reduce_buffer.W, like=acc) + part
 
     @triton.jit
     def _swapped(ctx, part, number):
@@ -389,13 +389,13 @@ class SharingStream(PipelinedStream):
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=ctx.config._add(ctx, state.acc, input, ctx.iterations - 1))
 
 
-class DeferringStream(PipelinedStream):
-    """The same with all consumers' weights in a common tile, and again in a deferred one, which `first` waits for where it `waits`, and which is for the last
-    iteration. `drain` gives both back where it is `early`, the template where it is not."""
+class LateTaskStream(PipelinedStream):
+    """The same with all consumers' weights in a common tile, and again in a deferred one, which `compute_first` waits for where it `waits`, and which is for the last
+    iteration. `compute_last` gives both back where it is `early`, the template where it is not."""
 
     waits: bool = True
     early: bool = True
@@ -403,21 +403,21 @@ class DeferringStream(PipelinedStream):
     def layout(self):
         plan, weights = super().layout(), tk.st(self.dtype, self.team * self.rows, self.cols)
         tensors = {n: tiles or None for n, tiles in plan.globals} | dict(S=weights)
-        return dataclasses.replace(plan, globals=tensors, scratch={}, common=dict(S=weights), deferred=dict(L=weights))
+        return dataclasses.replace(plan, globals=tensors, per="block", task=dict(S=weights), late_task=dict(L=weights))
 
     @triton.jit
     def load(ctx, input):
         if ctx.iter == 0:
-            tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task, 0))
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter, 0), input.arrived)
+            tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task_id, 0))
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter, 0), input.full)
 
     @triton.jit
-    def load_common(ctx, common):
-        tk.load_async(common.S, ctx.globals.S, (ctx.task, 0), common.arrived)
+    def load_task(ctx, task):
+        tk.load_async(task.S, ctx.globals.S, (ctx.task_id, 0), task.full)
 
     @triton.jit
-    def load_deferred(ctx, deferred):
-        tk.load_async(deferred.L, ctx.globals.S, (ctx.task, 0), deferred.arrived)
+    def load_late_task(ctx, late_task):
+        tk.load_async(late_task.L, ctx.globals.S, (ctx.task_id, 0), late_task.full)
 
     @triton.jit
     def start(ctx):
@@ -425,24 +425,24 @@ class DeferringStream(PipelinedStream):
         return tk.struct(acc=acc, last=acc)
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         if ctx.config.waits:
-            tk.wait_for(ctx.deferred)
-        return state.replace(last=_part_of(ctx, ctx.deferred.L, ctx.consumer, state.last))
+            tk.wait_for(ctx.late_task)
+        return state.replace(last=_part_of(ctx, ctx.late_task.L, ctx.consumer, state.last))
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        acc = _add_tile(ctx, state.acc, previous, _part_of(ctx, ctx.common.S, ctx.consumer, state.acc))
+        acc = _add_tile(ctx, state.acc, previous, _part_of(ctx, ctx.task.S, ctx.consumer, state.acc))
         before = tk.load(previous.X, like=acc).to(tl.float32)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         if ctx.config.early:
-            tk.release(ctx, ctx.common)
-        weights = (state.last + _part_of(ctx, ctx.deferred.L, ctx.consumer, state.acc)) * 0.5  # both are the same, exactly
+            tk.release(ctx, ctx.task)
+        weights = (state.last + _part_of(ctx, ctx.late_task.L, ctx.consumer, state.acc)) * 0.5  # both are the same, exactly
         if ctx.config.early:
-            tk.release(ctx, ctx.deferred)
+            tk.release(ctx, ctx.late_task)
         return state.replace(acc=_add_tile(ctx, state.acc, input, weights))
 
 
@@ -454,19 +454,19 @@ class HandingStream(SharingStream):
         ROWS: tl.constexpr = ctx.config.rows
         COLS: tl.constexpr = ctx.config.cols
         if number > 0:
-            tk.take_back(ctx)
+            tk.exchange_acquire(ctx)
         tk.store(tk.subtile(ctx.exchange.E[ctx.consumer], ROWS, COLS, 0, 0), part)
-        tk.hand_over(ctx)
-        tk.take_over(ctx)
+        tk.exchange_commit(ctx)
+        tk.exchange_wait(ctx)
         part = tk.load(tk.subtile(ctx.exchange.E[1 - ctx.consumer], ROWS, COLS, 0, 0), like=part)
         if number + 1 < ctx.iterations:
-            tk.hand_back(ctx)
+            tk.exchange_release(ctx)
         else:
             tk.sync_consumers(ctx)
         return part
 
 
-class SendingStream(PipelinedStream):
+class ReducingStream(PipelinedStream):
     """The same, and senders add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
 
     def layout(self):
@@ -476,26 +476,26 @@ class SendingStream(PipelinedStream):
     def compute(ctx, state, input, previous):
         acc = _add_tile(ctx, state.acc, previous, state.weights)
         before = tk.load(previous.X, like=acc).to(tl.float32)
-        tk.await_sender(ctx)
+        tk.reduce_acquire(ctx)
         _give(ctx, before)
-        tk.call_sender(ctx)
+        tk.reduce_commit(ctx)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
-    def drain(ctx, state, input):
-        tk.await_sender(ctx)
+    def compute_last(ctx, state, input):
+        tk.reduce_acquire(ctx)
         _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
-        tk.call_sender(ctx)
+        tk.reduce_commit(ctx)
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
     @triton.jit
-    def send(ctx, working):
-        tk.await_call(ctx)
-        tk.store_add_async(ctx.globals.Z, working.W, (ctx.consumer, 0))
+    def reduce_store(ctx, reduce_buffer):
+        tk.reduce_wait(ctx)
+        tk.store_add_async(ctx.globals.Z, reduce_buffer.W, (ctx.consumer, 0))
         return ctx.globals.counts.pointer + ctx.consumer
 
     @triton.jit
-    def sent(ctx, value):
+    def reduce_store_done(ctx, value):
         tk.store_wait(0)
         tl.atomic_add(value, 1, sem="relaxed", scope="gpu")
 
@@ -503,12 +503,12 @@ class SendingStream(PipelinedStream):
 def _sending(plan, template):
     """The layout of a stream that sends."""
     tile = tk.st(tk.fp32, template.rows, template.cols)
-    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), working=dict(W=tile))
+    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), reduce_buffer=dict(W=tile))
 
 
 @triton.jit
 def _give(ctx, x):
-    tk.store(ctx.working.W, x)
+    tk.store(ctx.reduce_buffer.W, x)
     tk.fence_async()
 
 
@@ -519,25 +519,25 @@ class CountedStream(Stream):
         return X[0]
 
 
-class PlainSendingStream(CountedStream):
-    """A `SendingStream` without `drain`, which sends a tile in its own iteration."""
+class PlainReducingStream(CountedStream):
+    """A `ReducingStream` without `compute_last`, which sends a tile in its own iteration."""
 
     def layout(self):
         return _sending(super().layout(), self)
 
     @triton.jit
     def compute(ctx, state, input):
-        tk.await_sender(ctx)
+        tk.reduce_acquire(ctx)
         _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
-        tk.call_sender(ctx)
+        tk.reduce_commit(ctx)
         return state.replace(acc=_add_tile(ctx, state.acc, input, _weights(ctx, state.acc)))
 
-    send = SendingStream.send
-    sent = SendingStream.sent
+    reduce_store = ReducingStream.reduce_store
+    reduce_store_done = ReducingStream.reduce_store_done
 
 
 def add_sent(template, x, e, s, lengths, blocks):
-    """(Y, Z, counts) of a `SendingStream`."""
+    """(Y, Z, counts) of a `ReducingStream`."""
     y = torch.full((len(lengths) * template.team * template.rows, template.cols), float("nan"), device=x.device)
     z = torch.zeros(template.team * template.rows, template.cols, device=x.device)
     counts = torch.zeros(template.team, dtype=torch.int32, device=x.device)
@@ -546,7 +546,7 @@ def add_sent(template, x, e, s, lengths, blocks):
 
 
 def all_sent(template, x, lengths):
-    """What Z of a `SendingStream` must be: the sum of the X of all iterations, for each consumer."""
+    """What Z of a `ReducingStream` must be: the sum of the X of all iterations, for each consumer."""
     steps = x.view(len(lengths), -1, template.rows, template.cols).double()
     there = torch.arange(steps.shape[1], device=x.device) < lengths[:, None]
     return (steps * there[:, :, None, None]).sum((0, 1)).float().repeat(template.team, 1)
@@ -560,8 +560,8 @@ class EdgedStream(CountedStream):
 
     @triton.jit
     def setup(ctx):
-        more = ctx.task < ctx.args.tasks
-        length = tl.load(ctx.globals.lengths.pointer + ctx.task, mask=more, other=0)
+        more = ctx.task_id < ctx.args.tasks
+        length = tl.load(ctx.globals.lengths.pointer + ctx.task_id, mask=more, other=0)
         return tk.task(length, when=more, edges=ctx.config.marked if ctx.config.marked is None or ctx.config.marked >= 0 else length % 3)
 
     @triton.jit
@@ -578,7 +578,7 @@ class PipelinedEdgedStream(EdgedStream):
     """The same in a pipelined computation."""
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         return _count_edges(ctx, state, input)
 
     @triton.jit
@@ -586,7 +586,7 @@ class PipelinedEdgedStream(EdgedStream):
         return _count_edges(ctx, state, input)
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state
 
 
@@ -606,7 +606,7 @@ class Prefix(tk.lcsf, CountedStream):
 
     @triton.jit
     def store(ctx, output):
-        tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter * ctx.config.cluster + ctx.rank, 0))
+        tk.store_async(ctx.globals.Z, output.Z, (ctx.task_id, ctx.iter * ctx.config.cluster + ctx.rank, 0))
 
 
 def integers(rng, device, dtype, *shape):

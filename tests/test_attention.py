@@ -145,9 +145,9 @@ def test_configurations_at_dimension_64():
     assert [consumers(n, 2**19 // n) for n in (256, 512, 1024, 2048, 16384)] == [2, 4, 4, 3, 3]
     assert consumers(520, 1000) == 2 and consumers(2100, 1000) == 3 and consumers(1024, 100) == 2 and consumers(1024, 512, softcap=True) == 2
     assert {consumers(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))} == {2}
-    chosen = [(c.consumers, c.blocks_per_sm, c.cols) for c in (best(n, 2**19 // n, causal=True) for n in (128, 2048, 8191, 8192))]
+    chosen = [(c.consumers, c.blocks_per_sm, c.tile_n) for c in (best(n, 2**19 // n, causal=True) for n in (128, 2048, 8191, 8192))]
     assert chosen == [(1, 3, 64)] * 3 + [(3, 1, 128)]
-    chosen = [(c.consumers, c.blocks_per_sm, c.cols) for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))]
+    chosen = [(c.consumers, c.blocks_per_sm, c.tile_n) for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))]
     assert chosen == [(1, 3, 64), (2, 1, 128), (2, 1, 256)]
     assert best(8192, dim=48, causal=True, itemsize=1).cols == 128, "K does not come in lines"
     few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, False, False), 132)[0].consumers for causal in (False, True)]
@@ -166,16 +166,16 @@ def test_configurations_of_packed_sequences():
 
 
 def test_configurations_at_larger_dimensions():
-    assert best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(drawn=True) and best(16384, dim=112).cols == 128
-    assert [(c.cols, c.panel) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))] == [(128, 64), (128, 32), (64, 64)]
+    assert best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True) and best(16384, dim=112).cols == 128
+    assert [(c.tile_n, c.epilogue_n) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))] == [(128, 64), (128, 32), (64, 64)]
     assert [best(n, dim=128, itemsize=1).cols for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
     assert [best(n, dim=256, itemsize=1).cols for n in (512, 4096)] == [64, 96] and best(512, dim=160, itemsize=1).cols == 64
     assert [best(n, itemsize=1).cols for n in (512, 1024)] == [128, 256] and best(4096, dim=128, itemsize=1, causal=True).long_turns
 
 
 def test_whether_blocks_draw_tasks():
-    assert [best(512, heads, causal=True).drawn for heads in (49, 50)] == [False, True]  # 8 tasks a head, 396 blocks
-    assert [best(512, heads, dim=128, causal=True).drawn for heads in (33, 34)] == [False, True]
+    assert [best(512, heads, causal=True).dynamic for heads in (49, 50)] == [False, True]  # 8 tasks a head, 396 blocks
+    assert [best(512, heads, dim=128, causal=True).dynamic for heads in (33, 34)] == [False, True]
 
 
 def test_blocks_that_waste_least():

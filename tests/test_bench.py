@@ -468,8 +468,8 @@ def test_a_row_of_bursts_settles_first(monkeypatch):
 
 
 def test_knobs_are_literals_or_words():
-    found = harness.with_knobs("mine", ["stages=2;panel=None;schedule=split_tail"], lambda knobs: knobs)
-    assert found == {"mine, stages=2;panel=None;schedule=split_tail": {"stages": 2, "panel": None, "schedule": "split_tail"}}
+    found = harness.with_knobs("mine", ["stages=2;epilogue_n=None;schedule=split_tail"], lambda knobs: knobs)
+    assert found == {"mine, stages=2;epilogue_n=None;schedule=split_tail": {"stages": 2, "panel": None, "schedule": "split_tail"}}
 
 
 def test_bursts_are_neither_short_nor_endless():
@@ -526,13 +526,13 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
     assert harness.run(cli.suites()[suite], options, dict.fromkeys(timing.KINDS, kind)) == 0, capsys.readouterr().out
     report = json.loads((tmp_path / f"{suite}.json").read_text())
     assert report["rows"]
-    assert (dict(cols=128, group=4) in fake_gemm.configs) == bool(knobs)
+    assert (dict(tile_n=128, group=4) in fake_gemm.configs) == bool(knobs)
     for row in report["rows"]:
         assert any(cell["ours"] for cell in row["contenders"].values())
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert row["best_peer"] is not None or "e4m3" in row["case"], row  # a CPU's scaled product may lack a recipe
     if suite == "stages":
-        assert "measured with Config(stages=2, cols=128)" in report["rows"][1]["note"] and "do not pipeline" in report["rows"][1]["note"]
+        assert "measured with Config(stages=2, tile_n=128)" in report["rows"][1]["note"] and "do not pipeline" in report["rows"][1]["note"]
     if suite == "gemm_epilogues":
         assert all("% over bare" in row["contenders"][gemm.OURS]["extra"] for row in report["rows"] if row["facts"]["epilogue"] != "bare")
     if suite == "block_order":
@@ -582,13 +582,13 @@ def test_peers_are_registered_beside_each_other():
 def test_attention_reference(monkeypatch):
     q, k, v = (torch.randn(2, 3, 40, 16) for _ in range(3))
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert peers.Attention(q, k, v).error(heads=6, rows=40)(right) < 1e-6
+    assert peers.Attention(q, k, v).error(heads=6, tile_m=40)(right) < 1e-6
     assert peers.Attention(q, k, v).error()(right * 1.1) == pytest.approx(0.1, rel=1e-3)
     few = [x[:, :1] for x in (k, v)]
     shared = torch.nn.functional.scaled_dot_product_attention(q, *(x.expand_as(q) for x in few))
-    assert peers.Attention(q, *few).error(heads=6, rows=40)(shared) < 1e-6
+    assert peers.Attention(q, *few).error(heads=6, tile_m=40)(shared) < 1e-6
     causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert peers.Attention(q, k, v, True).error(heads=6, rows=40)(causal) < 1e-6
+    assert peers.Attention(q, k, v, True).error(heads=6, tile_m=40)(causal) < 1e-6
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3])

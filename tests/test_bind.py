@@ -49,7 +49,7 @@ def drawn_attention():
     """Whose log-sum-exp no TMA moves, and whose blocks draw their tasks."""
     q, k, v = (torch.randn(1, 2, 300, 64).to(BF16) for _ in range(3))
     kernel = forward(BF16, 64, 64, True, False, False, True, True, AttentionConfig(consumers=2, cols=64))
-    assert kernel.draws
+    assert kernel.dynamic
     return kernel, [q, k, v, torch.empty_like(q), torch.empty(1, 2, 300)], {"scale": 0.18}, 3
 
 

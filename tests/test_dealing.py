@@ -50,7 +50,7 @@ def test_values_have_a_producer_where_a_block_takes_several_copies(page_size, al
     """Blocks of 64 keys, in clusters of 128."""
     for sharers, several in ((1, alone), (2, in_cluster)):
         told = decode(Kind(torch.bfloat16, 64, 64, page_size=page_size), partial=False, sharers=sharers).explain()
-        assert ("a warp of its own loads trailing tiles" in told) == several
+        assert ("a warp of its own loads lagged tiles" in told) == several
 
 
 @pytest.mark.parametrize("dim", RINGS)

@@ -89,7 +89,7 @@ def test_every_epilogue_occurs(products):
         return {step.function for template in products for step in template.epilogue.steps}
 
     built_in = {function for function in ACTIVATIONS.values() if function}
-    assert built_in <= functions(products) and built_in <= functions(template for template in products if template.packed)
+    assert built_in <= functions(products) and built_in <= functions(template for template in products if template.deferred_epilogue)
     assert any(not template.epilogue.steps for template in products)
     assert any(template.activation_steps for template in products) and any(template.gates_late for template in products)
     assert {template.asked_panels for template in products} == {0, 1, 2}
@@ -108,7 +108,7 @@ def test_every_kind_of_operands_of_products_occurs(products, templates):
     assert {tk.from_torch(dtype) for dtype in RESULTS} - {tk.from_torch(FP8[1])} <= {t.out_dtype for t in products}
     assert {t.accumulate for t in products} == {tk.fp32, tk.fp16} and {t.batched for t in products} == {False, True}
     assert {t.consumers for t in products} == {1, 2, 3, 4} and {t.cluster for t in products} == {1, 2, 4}
-    assert {t.independent for t in products} == {t.c_stored_nm for t in products} == {False, True}
+    assert {t.pingpong for t in products} == {t.c_stored_nm for t in products} == {False, True}
     assert {t.passing for t in products} == {None, "evict_first"}
     assert {t.cols for t in templates if isinstance(t, BlockwiseGemm)} == {128, 256}
 
@@ -116,10 +116,10 @@ def test_every_kind_of_operands_of_products_occurs(products, templates):
 def test_a_launch_that_has_no_name_is_found():
     def call():
         a = torch.empty(128, 64, dtype=torch.bfloat16)
-        return gemm(a, a.T, config=Config(cols=64, consumers=1)), gemm(a, a.T, config=Config(cols=128, consumers=1))
+        return gemm(a, a.T, config=Config(tile_n=64, consumers=1)), gemm(a, a.T, config=Config(tile_n=128, consumers=1))
 
     first, second = (launches_of(call, "one", "two")[name].template for name in ("one", "two"))
-    assert (first.cols, second.cols) == (64, 128) and simulator.get() is None and h200().index == -1
+    assert (first.tile_n, second.tile_n) == (64, 128) and simulator.get() is None and h200().index == -1
     (only,) = launches_of(call, "one").values()
     with pytest.raises(RuntimeError, match="2 kernel launches; 1 are named"):
         only.launch()

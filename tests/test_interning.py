@@ -164,7 +164,7 @@ def test_a_template_that_is_redefined_with_other_hooks_is_compiled_anew():
     class Hooked(Exchanged):
         @triton.jit
         def setup(ctx):
-            return tk.task(1, when=ctx.task < 1)
+            return tk.task(1, when=ctx.task_id < 1)
 
     first = Hooked()
     Hooked.setup = Exchanged.setup

@@ -29,7 +29,7 @@ QUICK = {
     "attention_backward_d128_causal", "attention_backward_d64_parts", "attention_decode_d64_3_at_once",
     "attention_decode_lengths_d128",
 }  # fmt: skip
-HOOKS = ("setup", "load_scratch", "load", "load_trailing", "start", "_softmax", "first", "compute", "drain", "finish")
+HOOKS = ("setup", "load_task", "load", "load_lagged", "start", "_softmax", "compute_first", "compute", "compute_last", "finish")
 # Kernels held to all of the contract, what their templates say included; those of `CHECKED` beside them are held to the part that needs none
 FROM_TEMPLATES = (
     "gemm", "gemm_transposed", *(f"attention_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True)), "attention_shifted_d64_causal",
@@ -153,7 +153,7 @@ def test_equal_registers_leave_room_for_all_thread_blocks():
     q, k, o = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 8, 4, 128), (4, 8, 4096, 128), (4, 8, 1, 4, 128)))
     taken = {}
     for at_once in (1, 2):
-        template = Modest(head_dim=128, value_dim=128, cols=64, stages=2, blocks_per_sm=at_once, lengths=False, partial=False, lse=False)
+        template = Modest(head_dim=128, value_dim=128, tile_n=64, stages=2, blocks_per_sm=at_once, lengths=False, partial=False, lse=False)
         report = inspect(template.compile(q, k, k, o, scale=1.0, queries=1))
         assert not report.reallocation_requested and not report.reallocated
         taken[at_once] = report.registers
@@ -279,7 +279,7 @@ def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
 def test_scores_of_any_number_of_keys_are_one_wgmma():
     """Of 176, as FlashAttention-3 has them at head dimension 128."""
     x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
-    wide = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(cols=176, panel=64))
+    wide = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(tile_n=176, epilogue_n=64))
     control = graph_of(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a"))
     assert control.main_loops
     for loop in control.main_loops:

@@ -84,7 +84,7 @@ class Copy(tk.{kind}):
 
     @triton.jit
     def setup(ctx):
-        return tk.task(1, when=ctx.task < 1)
+        return tk.task(1, when=ctx.task_id < 1)
 
     @triton.jit
     def load(ctx, input):

@@ -30,7 +30,7 @@ class Scale(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        return tk.task(1, when=ctx.task < 1)
+        return tk.task(1, when=ctx.task_id < 1)
 
     @triton.jit
     def load(ctx, input):
@@ -67,7 +67,7 @@ class Größe(tk.lcf):  # a name, and bytes of the source, beyond ASCII
 
     @triton.jit
     def setup(ctx):
-        return tk.task(1, when=ctx.task < 1)
+        return tk.task(1, when=ctx.task_id < 1)
 
     @triton.jit
     def load(ctx, input):

@@ -14,14 +14,14 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
-    DeferringStream,
+    LateTaskStream,
     HandingStream,
-    ListedStream,
+    IndexedStream,
     PipelinedStream,
     Prefix,
     SharingStream,
     Stream,
-    TrailingStream,
+    LaggedStream,
 )
 from tests.util import meta, refused
 from tritonkittens.lang.memory.multicast import slices_of
@@ -36,16 +36,16 @@ class Copy(tk.lcf):
     consumers: int = 1
 
     def layout(self):
-        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile))
+        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), epilogue=dict(Y=tile))
 
     @triton.jit
     def setup(ctx):
-        return tk.task(2, when=ctx.task < 4)
+        return tk.task(2, when=ctx.task_id < 4)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
+        tk.load_async(input.B, ctx.globals.B, (ctx.task_id, ctx.iter), input.full)
 
     @triton.jit
     def start(ctx):
@@ -56,10 +56,10 @@ class Copy(tk.lcf):
         return state.replace(acc=state.acc + tk.load(input.A).to(tl.float32) + tk.load(input.B).to(tl.float32))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.Y, state.acc)
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.Y, state.acc)
         tk.fence_async()
-        tk.store_async(ctx.globals.Y, staging.Y, (ctx.task, 0))
+        tk.store_async(ctx.globals.Y, epilogue.Y, (ctx.task_id, 0))
 
 
 def tensors():
@@ -87,10 +87,10 @@ def test_layout_is_missing_or_no_layout():
 def test_a_misspelt_hook():
     class Misspelt(Copy):
         @triton.jit
-        def load_sratch(ctx, scratch):
+        def load_sratch(ctx, task):
             pass
 
-    hooks = "setup, load_scratch, load_common, load_deferred, entry, load, load_trailing, load_finish, fetch, start, first, compute, drain, send, sent, part"
+    hooks = "setup, load_task, load_task, load_late_task, entry, load, load_lagged, load_epilogue, fetch, start, first, compute, compute_last, send, sent, part"
     with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
         Misspelt()
 
@@ -129,7 +129,7 @@ def _four_parameters(ctx, state, input, previous):
         ("setup", _no_parameters, "Odd.setup(): must take (ctx)"),
         ("start", _four_parameters, "Odd.start(ctx, state, input, previous): must take (ctx)"),
         ("compute", _four_parameters, "Odd.compute(ctx, state, input, previous): must take (ctx, state, input)"),
-        ("load_scratch", _no_parameters, "Odd.load_scratch(): must take (ctx, scratch)"),
+        ("load_task", _no_parameters, "Odd.load_task(): must take (ctx, task)"),
     ],
 )
 def test_a_hook_with_wrong_parameters(name, hook, message):
@@ -139,19 +139,19 @@ def test_a_hook_with_wrong_parameters(name, hook, message):
 
 def test_a_pipelined_compute_takes_the_slot_before():
     with refused("Late.compute(ctx, state, input): must take (ctx, state, input, previous)"):
-        type("Late", (Copy,), {"drain": vars(Copy)["compute"]})()
+        type("Late", (Copy,), {"compute_last": vars(Copy)["compute"]})()
 
 
 def test_first_without_drain():
-    with refused("First: hook 'first' is for a pipelined computation, which needs hook 'drain' too"):
-        type("First", (Copy,), {"first": vars(Copy)["compute"]})()
+    with refused("First: hook 'compute_first' is for a pipelined computation, which needs hook 'compute_last' too"):
+        type("First", (Copy,), {"compute_first": vars(Copy)["compute"]})()
 
 
 # ---------------------------------------------------------------- at construction: knobs
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, cluster, consumer_registers, consumers, independent, order, ordered, " \
+    known = "blocks_per_sm, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, order, " \
             "producer_registers, schedule"
     with refused(f"Copy(consumer=2): no such knob; it has {known}, single, stages"):
         Copy(consumer=2)
@@ -172,39 +172,39 @@ def test_impossible_blocks_per_sm(blocks):
         Copy(blocks_per_sm=blocks)
 
 
-@pytest.mark.parametrize("knobs", [dict(trailing_producer=1), dict(trailing_producer=None), dict(trailing_producer=True, cluster=2)])
+@pytest.mark.parametrize("knobs", [dict(lagged_producer=1), dict(lagged_producer=None), dict(lagged_producer=True, cluster=2)])
 def test_impossible_trailing_producers(knobs):
-    shown = f"trailing_producer={knobs['trailing_producer']!r}, cluster={knobs.get('cluster', 1)}"
-    with refused(f"TrailingStream({shown}): must be False, or True where blocks load alone"):
-        TrailingStream(**knobs)
+    shown = f"lagged_producer={knobs['lagged_producer']!r}, cluster={knobs.get('cluster', 1)}"
+    with refused(f"LaggedStream({shown}): must be False, or True where blocks load alone"):
+        LaggedStream(**knobs)
 
 
 def test_a_trailing_producer_without_trailing_tiles():
-    with refused("Copy(trailing_producer=True): its layout has no trailing tiles"):
-        Copy(trailing_producer=True)
+    with refused("Copy(lagged_producer=True): its layout has no lagged tiles"):
+        Copy(lagged_producer=True)
 
 
 def test_a_trailing_producer_is_explained():
-    told = "a warp of its own loads trailing tiles"
-    assert told in TrailingStream(trailing_producer=True).explain() and told not in TrailingStream().explain()
+    told = "a warp of its own loads lagged tiles"
+    assert told in LaggedStream(lagged_producer=True).explain() and told not in LaggedStream().explain()
 
 
 @pytest.mark.parametrize("entries", [-1, 17, 2.0, None])
 def test_impossible_entries(entries):
-    with refused(f"ListedStream: its layout has entries={entries!r}; an iteration has 0 to 16"):
-        type("ListedStream", (ListedStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=entries)})()
+    with refused(f"IndexedStream: its layout has page_indices={entries!r}; an iteration has 0 to 16"):
+        type("IndexedStream", (IndexedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=entries)})()
 
 
 def test_entries_and_their_hook_go_together():
-    with refused("ListedStream: hook 'entry' is for a layout with entries"):
-        ListedStream(entries=0)
-    with refused("TrailingStream: its layout has entries=…, but hook 'entry' is missing"):
-        type("TrailingStream", (TrailingStream,), {"layout": lambda self: dataclasses.replace(TrailingStream.layout(self), entries=1)})()
+    with refused("IndexedStream: hook 'page_index' is for a layout with entries"):
+        IndexedStream(page_indices=0)
+    with refused("LaggedStream: its layout has page_indices=…, but hook 'page_index' is missing"):
+        type("LaggedStream", (LaggedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=1)})()
 
 
 def test_entries_are_explained():
-    assert "  5 entries of tables an iteration, read ahead, 32 at a time" in ListedStream(entries=5).explain()
-    assert "entries" not in TrailingStream().explain()
+    assert "  5 entries of tables an iteration, read ahead, 32 at a time" in IndexedStream(page_indices=5).explain()
+    assert "entries" not in LaggedStream().explain()
 
 
 @triton.jit
@@ -214,14 +214,14 @@ def _no_pointers(ctx, n):
 
 @triton.jit
 def _one_pointer(ctx, n):
-    return tk.pointer_to(ctx.globals.P, (ctx.task, ctx.iter))
+    return tk.pointer_to(ctx.globals.P, (ctx.task_id, ctx.iter))
 
 
 @pytest.mark.parametrize("hook", [_no_pointers, _one_pointer])
 def test_an_entry_that_is_no_pointer_for_each_number(hook):
     x, e, s, y = (meta(*shape, dtype=torch.float32) for shape in ((2, 192, 64), (2, 192, 64), (128, 64), (128, 64)))
     with refused("Wrong.entry must return pointers to int32, one for each of its numbers, got "):
-        type("Wrong", (ListedStream,), {"entry": hook})(consumers=1).compile(x, e, s, y, meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32), tasks=2)
+        type("Wrong", (IndexedStream,), {"entry": hook})(consumers=1).compile(x, e, s, y, meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32), tasks=2)
 
 
 @pytest.mark.parametrize("cluster", [0, 3, 16, "2", None])
@@ -257,10 +257,10 @@ def test_impossible_supergroups(rows):
 
 def test_which_consumers_end_one_behind_the_other():
     said = "  each lets the one ahead end a long task first, 2 iterations before its own end; those hide its results"
-    assert said in PipelinedStream(staggered=True, stages=3).explain().splitlines()
-    apart = dict(stages=3, staggered=True)
+    assert said in PipelinedStream(staggered_epilogue=True, stages=3).explain().splitlines()
+    apart = dict(stages=3, staggered_epilogue=True)
     for template in (PipelinedStream(stages=3), Stream(**apart), PipelinedStream(**apart, consumers=1), PipelinedStream(**apart, schedule=tk.Dynamic()),
-                     PipelinedStream(**apart, independent=True, weighted=False), PipelinedStream(**apart, consumers=3, cols=128)):  # fmt: skip
+                     PipelinedStream(**apart, pingpong=True, weighted=False), PipelinedStream(**apart, consumers=3, cols=128)):  # fmt: skip
         assert said not in template.explain() and not template.staggers(90), template.explain()
 
 
@@ -274,28 +274,28 @@ def test_schedules_are_plain_values():
 
 
 def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
-    with refused("Copy(independent=True, ordered=True): consumers with tasks of their own have no turns"):
-        Copy(independent=True, ordered=True)
-    for knobs in (dict(cluster=2), dict(independent=True)):
-        both = {"cluster": 1, "independent": False, **knobs}
-        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, independent={both['independent']}): a block draws its tasks alone, one for all its "
-                     "consumers; that needs cluster=1 and independent=False"):
+    with refused("Copy(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own have no turns"):
+        Copy(pingpong=True, warp_scheduler_barrier=True)
+    for knobs in (dict(cluster=2), dict(pingpong=True)):
+        both = {"cluster": 1, "pingpong": False, **knobs}
+        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, pingpong={both['independent']}): a block draws its tasks alone, one for all its "
+                     "consumers; that needs cluster=1 and pingpong=False"):
             Copy(schedule=tk.Dynamic(), **knobs)
     with refused("Prefix(schedule=Dynamic()): only an lcf template draws its tasks"):
         Prefix(schedule=tk.Dynamic())
-    for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(independent=True)):
-        wrong = {"schedule": tk.Persistent(), "independent": False, **knobs}
-        with refused(f"Copy(single=True, schedule={wrong['schedule']!r}, independent={wrong['independent']}): a block of one task neither draws it nor enters "
-                     "it in the middle, and its consumers share it; that needs another schedule and independent=False"):
-            Copy(single=True, **knobs)
-    with refused("Copy(staggered=True, ordered=True): consumers that alternate end together"):
-        Copy(staggered=True, ordered=True)
-    with refused("SharingStream(staggered=True): consumers that write exchange tiles for each other end together"):
-        SharingStream(staggered=True)
-    message = "(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"
+    for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(pingpong=True)):
+        wrong = {"schedule": tk.Persistent(), "pingpong": False, **knobs}
+        with refused(f"Copy(one_tile_per_block=True, schedule={wrong['schedule']!r}, pingpong={wrong['independent']}): a block of one task neither draws it nor enters "
+                     "it in the middle, and its consumers share it; that needs another schedule and pingpong=False"):
+            Copy(one_tile_per_block=True, **knobs)
+    with refused("Copy(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that alternate end together"):
+        Copy(staggered_epilogue=True, warp_scheduler_barrier=True)
+    with refused("SharingStream(staggered_epilogue=True): consumers that write exchange tiles for each other end together"):
+        SharingStream(staggered_epilogue=True)
+    message = "(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
-            cls(independent=True, **knobs)
+            cls(pingpong=True, **knobs)
 
 
 def test_output_tiles_and_stores_go_together():
@@ -340,8 +340,8 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'drain'; hooks are setup, load_scratch, load_common, entry, load, load_finish, fetch, start, compute, finish, store "):
-        type("Late", (Prefix,), {"drain": vars(Copy)["compute"]})()
+    with refused("Late: unknown hook 'compute_last'; hooks are setup, load_task, load_task, entry, load, load_epilogue, fetch, start, compute, finish, store "):
+        type("Late", (Prefix,), {"compute_last": vars(Copy)["compute"]})()
 
 
 @pytest.mark.parametrize("tile, blocks, extents", [
@@ -427,7 +427,7 @@ def test_an_architecture_that_no_gpu_has():
 
 @triton.jit
 def _nothing(ctx):
-    return ctx.task
+    return ctx.task_id
 
 
 @triton.jit
@@ -437,7 +437,7 @@ def _endless(ctx):
 
 @triton.jit
 def _reserved(ctx):
-    return tk.task(2, when=ctx.task < 4, consumer=1)
+    return tk.task(2, when=ctx.task_id < 4, consumer=1)
 
 
 @triton.jit
@@ -452,19 +452,19 @@ def _stateless(ctx, state, input):
 
 @triton.jit
 def _two_edges(ctx):
-    return tk.task(3, when=ctx.task < 2, edges=2)
+    return tk.task(3, when=ctx.task_id < 2, edges=2)
 
 
 @triton.jit
 def _load_one(ctx, input):
-    tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+    tk.load_async(input.A, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
 
 
 @triton.jit
 def _load_three(ctx, input):
-    tk.load_async(input.A, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
-    tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
-    tk.load_async(input.B, ctx.globals.B, (ctx.task, ctx.iter), input.arrived)
+    tk.load_async(input.A, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
+    tk.load_async(input.B, ctx.globals.B, (ctx.task_id, ctx.iter), input.full)
+    tk.load_async(input.B, ctx.globals.B, (ctx.task_id, ctx.iter), input.full)
 
 
 @triton.jit
@@ -474,7 +474,7 @@ def _load_nothing(ctx, input):
 
 @triton.jit
 def _load_unknown(ctx, input):
-    tk.load_async(input.C, ctx.globals.A, (ctx.task, ctx.iter), input.arrived)
+    tk.load_async(input.C, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
 
 
 COPIES = "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly once, on its `arrived`"
@@ -514,7 +514,7 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
 
     class More(Copy):
         def layout(self):
-            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile, C=tile), finish=dict(Y=tile))
+            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile, C=tile), epilogue=dict(Y=tile))
 
     Copy().compile(*tensors())
     with refused("hook 'load' copies 16384 bytes, but its barrier expects 24576"):
@@ -522,7 +522,7 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
     Copy(stages=3).compile(*tensors())
 
 
-# ---------------------------------------------------------------- trailing tiles
+# ---------------------------------------------------------------- lagged tiles
 
 
 @triton.jit
@@ -559,12 +559,12 @@ def _release_last(ctx, state, input):
 
 
 TRAILING_MISTAKES = [
-    ("first", _release_twice, "Wrong.first calls tk.release 2 times; 'first' and 'compute' give their input back once, in the hook itself, 'drain' has none"),
-    ("first", _no_wait, "Wrong.first calls tk.release 0 times"),
-    ("first", _wait_first, "this record has 'X', 'finished'"),
-    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'drain' wait once, in the hook itself, for their"),
-    ("drain", _no_wait, "Wrong.drain calls tk.wait_for 0 times"),
-    ("drain", _release_last, "this record has 'E', 'arrived', 'phase'"),
+    ("compute_first", _release_twice, "Wrong.first calls tk.release 2 times; 'compute_first' and 'compute' give their input back once, in the hook itself, 'compute_last' has none"),
+    ("compute_first", _no_wait, "Wrong.first calls tk.release 0 times"),
+    ("compute_first", _wait_first, "this record has 'X', 'finished'"),
+    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for their"),
+    ("compute_last", _no_wait, "Wrong.compute_last calls tk.wait_for 0 times"),
+    ("compute_last", _release_last, "this record has 'E', 'arrived', 'phase'"),
 ]
 
 
@@ -583,7 +583,7 @@ def check_that_a_hook_is_refused(base, name, hook, message):
 
 @pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
 def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, message):
-    check_that_a_hook_is_refused(TrailingStream, name, hook, message)
+    check_that_a_hook_is_refused(LaggedStream, name, hook, message)
 
 
 def holding(kind, name, base, **hooks):
@@ -595,74 +595,74 @@ def holding(kind, name, base, **hooks):
 
 
 def test_trailing_tiles_without_their_hooks():
-    with refused("Late: its layout has trailing=…, but hook 'load_trailing' is missing"):
-        holding("trailing", "Late", PipelinedStream)()
-    with refused("Early: its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'"):
-        holding("trailing", "Early", Stream, load_trailing=TrailingStream.load_trailing)()
+    with refused("Late: its layout has lagged=…, but hook 'load_lagged' is missing"):
+        holding("lagged", "Late", PipelinedStream)()
+    with refused("Early: its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"):
+        holding("lagged", "Early", Stream, load_lagged=LaggedStream.load_lagged)()
 
 
 # ---------------------------------------------------------------- tiles that consumers share
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=1, extra=64), dict(ordered=True)], ids=str)
+@pytest.mark.parametrize("knobs", [dict(consumers=1, extra=64), dict(warp_scheduler_barrier=True)], ids=str)
 def test_handing_over_where_there_are_not_two(knobs):
     with refused("in HandingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and take no turns"):
         compile_stream(HandingStream(stages=2, **knobs))
 
 
 def test_shared_tiles_without_their_hooks():
-    with refused("Late: its layout has common=…, but hook 'load_common' is missing"):
+    with refused("Late: its layout has task=…, but hook 'load_task' is missing"):
         holding("common", "Late", PipelinedStream)()
-    with refused("SharingStream(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
-        SharingStream(independent=True)
+    with refused("SharingStream(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
+        SharingStream(pingpong=True)
 
 
 def test_deferred_tiles_without_their_hooks():
-    with refused("Later: its layout has deferred=…, but hook 'load_deferred' is missing"):
+    with refused("Later: its layout has late_task=…, but hook 'load_late_task' is missing"):
         holding("deferred", "Later", PipelinedStream)()
-    with refused("Plain: its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing"):
-        holding("deferred", "Plain", Copy, load_deferred=DeferringStream.load_deferred)()
+    with refused("Plain: its layout has deferred tiles, which hook 'compute_first' of a pipelined computation waits for; hook 'compute_first' is missing"):
+        holding("deferred", "Plain", Copy, load_late_task=LateTaskStream.load_late_task)()
 
 
 @triton.jit
 def _give_back_twice(ctx, state, input):
-    tk.release(ctx, ctx.common)
-    tk.release(ctx, ctx.common)
+    tk.release(ctx, ctx.task)
+    tk.release(ctx, ctx.task)
     return state
 
 
 @triton.jit
 def _give_back_at_once(ctx, state, input):
-    tk.wait_for(ctx.deferred)
-    tk.release(ctx, ctx.deferred)
+    tk.wait_for(ctx.late_task)
+    tk.release(ctx, ctx.late_task)
     return state
 
 
 @triton.jit
 def _wait_for_common(ctx, state, input):
-    tk.wait_for(ctx.common)
+    tk.wait_for(ctx.task)
     return state
 
 
 @triton.jit
 def _prefetch_another(ctx, input):
-    tk.prefetch(ctx.globals.S, tk.st(tk.fp32, 32, 32), (ctx.task, 0))
+    tk.prefetch(ctx.globals.S, tk.st(tk.fp32, 32, 32), (ctx.task_id, 0))
 
 
 @pytest.mark.parametrize(("hook", "value", "message"), [
-    ("drain", _give_back_twice, "Wrong.drain calls tk.release(ctx, ctx.common) 2 times; 'drain' may give common tiles back, once"),
-    ("first", _give_back_at_once, "Wrong.first calls tk.release(ctx, ctx.deferred) 1 times; 'drain' may give deferred tiles back, once"),
-    ("first", _wait_for_common, "wait_for(ctx.common): common tiles are there when a task begins; those that `first` waits for itself are deferred tiles"),
+    ("compute_last", _give_back_twice, "Wrong.compute_last calls tk.release(ctx, ctx.task) 2 times; 'compute_last' may give common tiles back, once"),
+    ("compute_first", _give_back_at_once, "Wrong.first calls tk.release(ctx, ctx.late_task) 1 times; 'compute_last' may give deferred tiles back, once"),
+    ("compute_first", _wait_for_common, "wait_for(ctx.task): common tiles are there when a task begins; those that `compute_first` waits for itself are deferred tiles"),
     ("load", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
 ])  # fmt: skip
 def test_kept_tiles_used_wrongly(hook, value, message):
-    check_that_a_hook_is_refused(DeferringStream, hook, value, message)
+    check_that_a_hook_is_refused(LateTaskStream, hook, value, message)
 
 
 @pytest.mark.parametrize(("cols", "requests"), [(32, 1), (64, 2)])
 def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests):
     """A copy has as many columns as its swizzle, 128 bytes. Hook `load` is compiled for what is loaded before the roles begin, too."""
-    compiled = compile_stream(DeferringStream(stages=2, cols=cols, schedule=tk.Dynamic()))
+    compiled = compile_stream(LateTaskStream(stages=2, cols=cols, schedule=tk.Dynamic()))
     assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
 
@@ -674,8 +674,8 @@ def test_results_over_what_consumers_worked_in():
 
 @triton.jit
 def _odd_order(ctx):
-    row, col = tk.tile_at(ctx.config.consumers, ctx.task, 2, 2)
-    return tk.task(2, when=ctx.task < 4, row=row, col=col)
+    row, col = tk.tile_at(ctx.config.consumers, ctx.task_id, 2, 2)
+    return tk.task(2, when=ctx.task_id < 4, row=row, col=col)
 
 
 def test_an_order_that_is_none():
@@ -690,8 +690,8 @@ def _store_nothing(ctx, output):
 
 @triton.jit
 def _store_twice(ctx, output):
-    tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter, 0))
-    tk.store_async(ctx.globals.Z, output.Z, (ctx.task, ctx.iter, 0))
+    tk.store_async(ctx.globals.Z, output.Z, (ctx.task_id, ctx.iter, 0))
+    tk.store_async(ctx.globals.Z, output.Z, (ctx.task_id, ctx.iter, 0))
 
 
 def stream_tensors(template, tasks=2):
@@ -710,7 +710,7 @@ def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
 
 
 @pytest.mark.parametrize("knobs", [dict(schedule=schedule) for schedule in (tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK())]
-                         + [dict(single=True, schedule=tk.Persistent())], ids=str)  # fmt: skip
+                         + [dict(one_tile_per_block=True, schedule=tk.Persistent())], ids=str)  # fmt: skip
 def test_schedules_that_must_know_how_many_tasks_there_are(knobs):
     template = Stream(**knobs)
     said = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
@@ -738,10 +738,10 @@ def test_the_state_of_split_tasks_is_their_accumulators():
 @pytest.mark.parametrize("cls, knobs", [
     (Stream, dict(consumers=2)),
     (Stream, dict(consumers=2, stages=12)),
-    (CountedStream, dict(consumers=4, independent=True, weighted=False, schedule=tk.StreamK(), blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16)),
+    (CountedStream, dict(consumers=4, pingpong=True, weighted=False, schedule=tk.StreamK(), blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16)),
     (Stream, dict(cluster=2, consumer_registers=120, order=tk.Supergroup(4))),
     (Prefix, dict(consumers=1)),
-    (Stream, dict(single=True)),
+    (Stream, dict(one_tile_per_block=True)),
 ])  # fmt: skip
 def test_explain_says_what_was_chosen(cls, knobs):
     template = cls(**knobs)
@@ -754,37 +754,37 @@ def test_explain_says_what_was_chosen(cls, knobs):
     mine, *_, others = template.registers()
     why = "given" if "consumer_registers" in knobs else "what the block's share"
     assert f"registers {mine} a consumer thread ({why}" in text and f"{others} of the other roles; {template.blocks_per_sm} block(s) an SM" in text
-    assert f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.independent else 'one task together'}" in text
+    assert f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.pingpong else 'one task together'}" in text
     assert repr(template.schedule) in text and repr(template.order) in text
-    assert ("no loop over tasks" in text) == template.single
+    assert ("no loop over tasks" in text) == template.one_tile_per_block
     assert ("clusters of 2 blocks load X together" in text) == (template.cluster == 2)
     assert template.explain(100).splitlines()[0] == f"{cls.__name__} on sm_100"
 
 
 class Scratched(Copy):
     def layout(self):
-        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), scratch=dict(S=tile), finish=dict(Y=tile))
+        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), task=dict(S=tile), epilogue=dict(Y=tile))
 
 
 def test_scratch_tiles_without_their_hook():
-    with refused("Scratched: its layout has scratch=…, but hook 'load_scratch' is missing"):
+    with refused("Scratched: its layout has task=…, but hook 'load_task' is missing"):
         Scratched().compile(*tensors())
 
 
 def test_preloaded_tiles_without_their_hook():
     class Preloaded(Copy):
         def layout(self):
-            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), finish=dict(Y=tile), preload=("Y",))
+            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), epilogue=dict(Y=tile), epilogue_loads=("Y",))
 
-    with refused("Preloaded: its layout has preload=…, but hook 'load_finish' is missing"):
+    with refused("Preloaded: its layout has epilogue_loads=…, but hook 'load_epilogue' is missing"):
         Preloaded()
 
     class Forgetful(Preloaded):
         @triton.jit
-        def load_finish(ctx, staging):
+        def load_epilogue(ctx, epilogue):
             pass
 
-    with refused("hook 'load_finish' copies 0 bytes, but its barrier expects 8192"):
+    with refused("hook 'load_epilogue' copies 0 bytes, but its barrier expects 8192"):
         Forgetful().compile(*tensors())
 
 
@@ -793,11 +793,11 @@ def test_scratch_bytes_are_checked_for_every_consumer():
         consumers: int = 2
 
         @triton.jit
-        def load_scratch(ctx, scratch):
+        def load_task(ctx, task):
             if ctx.consumer == 0:
-                tk.load_async(scratch.S, ctx.globals.A, (ctx.task, 0), scratch.arrived)
+                tk.load_async(task.S, ctx.globals.A, (ctx.task_id, 0), task.full)
 
-    with refused("hook 'load_scratch' copies 0 bytes, but its barrier expects 8192"):
+    with refused("hook 'load_task' copies 0 bytes, but its barrier expects 8192"):
         Uneven().compile(*tensors())
 
 
@@ -853,10 +853,10 @@ class Applied(Copy):
     epilogue: object = None
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.Y, ctx.config.epilogue(state.acc))
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.Y, ctx.config.epilogue(state.acc))
         tk.fence_async()
-        tk.store_async(ctx.globals.Y, staging.Y, (ctx.task, 0))
+        tk.store_async(ctx.globals.Y, epilogue.Y, (ctx.task_id, 0))
 
 
 def test_knobs_are_part_of_the_key():

@@ -7,7 +7,7 @@ import torch
 import triton
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, PlainSendingStream, SendingStream
+from tests.streaming import CountedStream, PlainReducingStream, ReducingStream
 from tests.util import meta, refused
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -15,76 +15,76 @@ tile = tk.st(tk.bf16, 64, 64)
 
 def test_senders_are_explained():
     said = "  working tiles leave by a warp of their own for each consumer"
-    assert said in SendingStream().explain().splitlines() and said not in CountedStream().explain()
+    assert said in ReducingStream().explain().splitlines() and said not in CountedStream().explain()
 
 
 def test_senders_are_for_whole_tasks_that_consumers_share():
-    for knobs in (dict(cluster=2), dict(independent=True, weighted=False), dict(schedule=tk.SplitK(2)), dict(schedule=tk.ClusterSplitK(2))):
-        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, independent={'independent' in knobs}"
-        with refused(f"PlainSendingStream({given}): hook 'send' is for whole tasks that the consumers of a block share; that needs cluster=1, "
-                     "independent=False and a schedule that splits none"):
-            PlainSendingStream(**knobs)
+    for knobs in (dict(cluster=2), dict(pingpong=True, weighted=False), dict(schedule=tk.SplitK(2)), dict(schedule=tk.ClusterSplitK(2))):
+        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, pingpong={'independent' in knobs}"
+        with refused(f"PlainReducingStream({given}): hook 'reduce_store' is for whole tasks that the consumers of a block share; that needs cluster=1, "
+                     "pingpong=False and a schedule that splits none"):
+            PlainReducingStream(**knobs)
 
-    class Idle(SendingStream):
+    class Idle(ReducingStream):
         def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), working={})
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), reduce_buffer={})
 
-    with refused("Idle: hook 'send' sends working tiles; its layout has none"):
+    with refused("Idle: hook 'reduce_store' sends working tiles; its layout has none"):
         Idle()
 
-    class Unopened(PlainSendingStream):
-        drain, compute = SendingStream.drain, SendingStream.compute
+    class Unopened(PlainReducingStream):
+        compute_last, compute = ReducingStream.compute_last, ReducingStream.compute
 
-    with refused("Unopened: hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later"):
+    with refused("Unopened: hook 'reduce_store' of a pipelined computation needs hook 'compute_first': what an iteration gives is sent one later"):
         Unopened()
 
 
 class Unsent(CountedStream):
     @triton.jit
     def compute(ctx, state, input):
-        tk.call_sender(ctx)
+        tk.reduce_commit(ctx)
         return state
 
 
-class Early(SendingStream):
+class Early(ReducingStream):
     @triton.jit
-    def first(ctx, state, input):
-        tk.await_sender(ctx)
+    def compute_first(ctx, state, input):
+        tk.reduce_acquire(ctx)
         return state
 
 
-class Twice(PlainSendingStream):
+class Twice(PlainReducingStream):
     @triton.jit
     def compute(ctx, state, input):
-        tk.await_sender(ctx)
-        tk.call_sender(ctx)
-        tk.call_sender(ctx)
+        tk.reduce_acquire(ctx)
+        tk.reduce_commit(ctx)
+        tk.reduce_commit(ctx)
         return state
 
 
-class Hasty(PlainSendingStream):
+class Hasty(PlainReducingStream):
     @triton.jit
-    def send(ctx, working):
-        tk.store_add_async(ctx.globals.Z, working.W, (ctx.consumer, 0))
+    def reduce_store(ctx, reduce_buffer):
+        tk.store_add_async(ctx.globals.Z, reduce_buffer.W, (ctx.consumer, 0))
         return ctx.globals.counts.pointer
 
 
-class Waiting(PlainSendingStream):
+class Waiting(PlainReducingStream):
     @triton.jit
     def compute(ctx, state, input):
-        tk.await_sender(ctx)
-        tk.await_call(ctx)
-        tk.call_sender(ctx)
+        tk.reduce_acquire(ctx)
+        tk.reduce_wait(ctx)
+        tk.reduce_commit(ctx)
         return state
 
 
 @pytest.mark.parametrize("cls, message", [
-    (Unsent, "call_sender in Unsent: it is for consumers of templates with hook 'send', in 'compute' and 'drain'"),
-    (Early, "await_sender in Early: it is for consumers of templates with hook 'send', in 'compute' and 'drain'"),
-    (Twice, "Twice.compute calls tk.await_sender 1 times, tk.call_sender 2 times; with hook 'send' 'compute' and 'drain' call each once, in the hook "
-            "itself, 'first' neither"),
-    (Hasty, "Hasty.send calls tk.await_call 0 times; it does so once, in the hook itself, before it reads working tiles"),
-    (Waiting, "await_call in Waiting: it is for hook 'send'"),
+    (Unsent, "reduce_commit in Unsent: it is for consumers of templates with hook 'reduce_store', in 'compute' and 'compute_last'"),
+    (Early, "reduce_acquire in Early: it is for consumers of templates with hook 'reduce_store', in 'compute' and 'compute_last'"),
+    (Twice, "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' 'compute' and 'compute_last' call each once, in the hook "
+            "itself, 'compute_first' neither"),
+    (Hasty, "Hasty.send calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads working tiles"),
+    (Waiting, "reduce_wait in Waiting: it is for hook 'reduce_store'"),
 ])  # fmt: skip
 def test_senders_and_consumers_that_do_not_wait_for_each_other(cls, message):
     template = cls()

@@ -15,8 +15,8 @@ LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 tile = tk.st(tk.bf16, 64, 64)  # 8 KiB
 
 
-def plan(input=None, scratch=None, finish=None):
-    return tk.layout(globals={}, input=input or dict(X=tile), scratch=scratch or {}, finish=finish or {})
+def plan(input=None, task=None, finish=None):
+    return tk.layout(globals={}, input=input or dict(X=tile), task=scratch or {}, epilogue=finish or {})
 
 
 @pytest.mark.parametrize(
@@ -25,22 +25,22 @@ def plan(input=None, scratch=None, finish=None):
         (dict(globals=dict(A=tk.rt(tk.bf16, 64, 64)), input=dict(X=tile)), "layout(globals={'A': rt(bf16, 64, 64)}): must be st or sv"),
         (dict(globals=dict(A=(tile, 3)), input=dict(X=tile)), "layout(globals={'A': 3}): must be st or sv"),
         (dict(globals={}, input=dict(X=tk.rt(tk.fp32, 64, 64))), "layout(input={'X': rt(fp32, 64, 64)}): must be st or sv"),
-        (dict(globals={}, input=dict(X=tile), scratch=dict(S=64)), "layout(scratch={'S': 64}): must be st or sv"),
-        (dict(globals={}, input=dict(X=tile), finish=dict(F=None)), "layout(finish={'F': None}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), task=dict(S=64)), "layout(task={'S': 64}): must be st or sv"),
+        (dict(globals={}, input=dict(X=tile), epilogue=dict(F=None)), "layout(epilogue={'F': None}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)), "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt"),
         (dict(globals={}, input=dict(arrived=tile)), "layout(input={'arrived': …}): the name is taken"),
-        (dict(globals={}, input=dict(X=tile), scratch=dict(arrived=tile)), "layout(scratch={'arrived': …}): the name is taken"),
+        (dict(globals={}, input=dict(X=tile), task=dict(arrived=tile)), "layout(task={'arrived': …}): the name is taken"),
         (dict(globals={}, input=dict(finished=tile)), "layout(input={'finished': …}): the name is taken by the semaphore that gives them back"),
-        (dict(globals={}, input=dict(X=tile), trailing=dict(phase=tile)), "layout(trailing={'phase': …}): the name is taken by the phase"),
-        (dict(globals={}, input=dict(X=tile), trailing=dict(X=tile)), "layout: 'X' is an input and a trailing tile; names of ring tiles are different"),
-        (dict(globals={}, input=dict(X=tile), working=dict(W=tile), exchange=dict(W=tile)), "layout: 'W' is a working and an exchange tile; their names"),
+        (dict(globals={}, input=dict(X=tile), lagged=dict(phase=tile)), "layout(lagged={'phase': …}): the name is taken by the phase"),
+        (dict(globals={}, input=dict(X=tile), lagged=dict(X=tile)), "layout: 'X' is an input and a lagged tile; names of ring tiles are different"),
+        (dict(globals={}, input=dict(X=tile), reduce_buffer=dict(W=tile), exchange=dict(W=tile)), "layout: 'W' is a working and an exchange tile; their names"),
         (dict(globals={}), "layout(input={}): a template streams at least one tile"),
         (dict(globals={}, input=dict(X=tile), output=dict(Y=3)), "layout(output={'Y': 3}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), output=dict(arrived=tile)), "layout(output={'arrived': …}): the name is taken"),
         (dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")), "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y"),
-        (dict(globals={}, input=dict(X=tile), finish=dict(Y=tile), preload=("X",)), "layout(preload=('X',)): 'X' is no finish tile; there are Y"),
-        (dict(globals={}, input=dict(X=tile), preload=("Y",)), "layout(preload=('Y',)): 'Y' is no finish tile; there are none"),
-        (dict(globals={}, input=dict(X=tile), finish=dict(Y=tile), refill=("X",)), "layout(refill=('X',)): 'X' is no finish tile; there are Y"),
+        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_loads=("X",)), "layout(epilogue_loads=('X',)): 'X' is no finish tile; there are Y"),
+        (dict(globals={}, input=dict(X=tile), epilogue_loads=("Y",)), "layout(epilogue_loads=('Y',)): 'Y' is no finish tile; there are none"),
+        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_reloads=("X",)), "layout(epilogue_reloads=('X',)): 'X' is no finish tile; there are Y"),
     ],
 )
 def test_layout_refuses(arguments, message):
@@ -63,32 +63,32 @@ def test_automatic_stages():
     big = tk.st(tk.bf16, 128, 256)  # 64 KiB
     assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
     # 2 stages beside 64 KiB of results, or 3 under them: the results go over the last slot
-    over = place(plan(dict(X=big), finish=dict(F=big)), 1, 1, None, 90, "T")
+    over = place(plan(dict(X=big), epilogue=dict(F=big)), 1, 1, None, 90, "T")
     assert over == Placement(3, 2, ((("X", 2, 0, 1),),))
     # sm_120 has 99 KiB: one stage, and no room for results but over it
     assert place(plan(dict(X=big)), 1, 1, None, 120, "T") == Placement(1, 1, None)
-    assert place(plan(dict(X=big), finish=dict(F=big)), 1, 1, None, 120, "T") == Placement(1, 0, ((("X", 0, 0, 1),),))
+    assert place(plan(dict(X=big), epilogue=dict(F=big)), 1, 1, None, 120, "T") == Placement(1, 0, ((("X", 0, 0, 1),),))
     # results that are no single piece cannot lie over the ring
     odd = tk.st(tk.bf16, 96, 256)
-    assert place(plan(dict(X=big), finish=dict(F=odd)), 1, 1, None, 90, "T") == Placement(2, 2, None)
+    assert place(plan(dict(X=big), epilogue=dict(F=odd)), 1, 1, None, 90, "T") == Placement(2, 2, None)
 
 
 def test_working_tiles():
     """Two of an exchange tile, one working tile a consumer; results lie over the second where they fit."""
     def plan(**more):
-        return tk.layout(globals={}, input=dict(X=tile), working=dict(W=tile), exchange=dict(E=tile), **more)
+        return tk.layout(globals={}, input=dict(X=tile), reduce_buffer=dict(W=tile), exchange=dict(E=tile), **more)
 
     assert place(plan(), 2, 1, 24, 90, "T") == Placement(24, 24, None), "226 KiB hold 28 tiles"
     with pytest.raises(tk.TileError, match="shared memory over budget: scratch 8192 bytes"):
-        place(plan(common=dict(C=tile)), 2, 1, 24, 90, "T")
+        place(plan(task=dict(C=tile)), 2, 1, 24, 90, "T")
     over = ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
-    assert place(plan(finish=dict(F=tile)), 2, 1, 24, 90, "T") == Placement(24, 24, None, over)
-    assert place(plan(finish=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), "two do not fit over one"
+    assert place(plan(epilogue=dict(F=tile)), 2, 1, 24, 90, "T") == Placement(24, 24, None, over)
+    assert place(plan(epilogue=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), "two do not fit over one"
 
 
 def test_given_stages():
     big, half = tk.st(tk.bf16, 128, 256), tk.st(tk.bf16, 64, 256)
-    two = plan(dict(X=big), finish=dict(F=half))
+    two = plan(dict(X=big), epilogue=dict(F=half))
     assert place(two, 2, 1, 2, 90, "T") == Placement(2, 2, None)
     assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), "two halves in one slot"
     assert place(plan(), 1, 1, 28, 90, "T") == Placement(28, 28, None), "226 KiB hold 28 slots of 8"
@@ -118,7 +118,7 @@ def test_errors_show_the_bill():
     big = tk.st(tk.bf16, 128, 256)
     bill = "scratch 16384 bytes, input 65536 bytes a stage, finish 131072 bytes, of 231424 for one of 1 blocks an SM on sm_90"
     with pytest.raises(tk.TileError, match=re.escape(f"T(stages=4): shared memory over budget: {bill}")):
-        place(plan(dict(X=big), scratch=dict(S=tile), finish=dict(F=big)), 2, 1, 4, 90, "T")
+        place(plan(dict(X=big), task=dict(S=tile), epilogue=dict(F=big)), 2, 1, 4, 90, "T")
     message = "T: shared memory over budget: scratch 0 bytes, input 65536 bytes a stage.* of 2 blocks an SM on sm_120"
     with pytest.raises(tk.TileError, match=message):
         place(plan(dict(X=big)), 1, 2, None, 120, "T")
@@ -135,7 +135,7 @@ def tiles(extents):
 
 
 @settings(max_examples=400, deadline=None)
-@given(input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)), scratch=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
+@given(input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)), task=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
        finish=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)), consumers=hyp.integers(1, 4), blocks=hyp.integers(1, 3),
        stages=hyp.one_of(hyp.none(), hyp.integers(1, 8)), arch=hyp.sampled_from([90, 100, 120]), pipelined=hyp.booleans())
 def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blocks, stages, arch, pipelined):
@@ -183,7 +183,7 @@ def test_output_tiles_take_their_share():
 def test_results_stay_beside_the_ring_where_consumers_end_apart():
     """Over the ring they need every consumer of the block at the end of a task."""
     big = tk.st(tk.bf16, 128, 256)
-    two = plan(dict(X=big), finish=dict(F=big))
+    two = plan(dict(X=big), epilogue=dict(F=big))
     assert place(two, 1, 1, None, 90, "T").over_ring
     assert place(two, 1, 1, None, 90, "T", may_overlap=False) == Placement(2, 2, None)
     with pytest.raises(tk.TileError, match=re.escape("T(stages=3): shared memory over budget: ")):

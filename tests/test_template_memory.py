@@ -24,11 +24,11 @@ class Exchanged(tk.lcsf):
 
     @triton.jit
     def setup(ctx):
-        return tk.task(tk.extent(ctx.globals.X, 1) // 64, when=ctx.task < tk.extent(ctx.globals.X, 0) // 128)
+        return tk.task(tk.extent(ctx.globals.X, 1) // 64, when=ctx.task_id < tk.extent(ctx.globals.X, 0) // 128)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, ctx.iter), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter), input.full)
 
     @triton.jit
     def compute(ctx, state, input, output):
@@ -39,7 +39,7 @@ class Exchanged(tk.lcsf):
 
     @triton.jit
     def store(ctx, output):
-        tk.store_async(ctx.globals.Y, output.Y, (ctx.task, ctx.iter))
+        tk.store_async(ctx.globals.Y, output.Y, (ctx.task_id, ctx.iter))
 
 
 def refusal(run):

@@ -19,11 +19,11 @@ def test_split_tasks_need_accumulators_to_sum_up():
     Copy(schedule=tk.SplitK(1))  # is not split
 
 
-@pytest.mark.parametrize("knobs", [dict(cluster=2), dict(independent=True, consumers=2)], ids=str)
+@pytest.mark.parametrize("knobs", [dict(cluster=2), dict(pingpong=True, consumers=2)], ids=str)
 def test_a_cluster_that_shares_iterations_shares_nothing_else(knobs):
-    given = f"cluster={knobs.get('cluster', 1)}, independent={knobs.get('independent', False)}"
+    given = f"cluster={knobs.get('cluster', 1)}, pingpong={knobs.get('independent', False)}"
     with refused(f"Product(schedule=ClusterSplitK(parts=2), {given}): the blocks of a cluster share a task's iterations and all their consumers its rows; "
-                 "that needs cluster=1 and independent=False"):
+                 "that needs cluster=1 and pingpong=False"):
         Product(schedule=tk.ClusterSplitK(2), **knobs)
 
 

@@ -1,6 +1,6 @@
 """Roles of blocks that wait for each other, as the engine has them (`lang/template/`), without what they compute: nobody waits in a circle.
 
-A template with hook `send` has a producer, consumers and senders in every block, which work on the same tasks. Here each is a generator that yields when it has
+A template with hook `reduce_store` has a producer, consumers and senders in every block, which work on the same tasks. Here each is a generator that yields when it has
 done something (True) or waits (False), at random speeds that differ by four orders of magnitude. The simulator runs the engine itself, but hardly meets a block
 that sleeps through several rounds of all others. A block begins with the task of its own number and draws the others; the first that comes to the sums of an
 iteration of its unit, as `AttentionBackward` has them, stores them, the others wait for that (`lang/memory/first_store_reduce.py`).

@@ -28,25 +28,25 @@ class Config:
     of the rings (None: as many as fit), thread blocks a multiprocessor, columns of its results that a consumer stages at a time (None: all), whether blocks
     draw causal tasks, longest first, or have fixed ones, and these in another order than it follows from that."""
 
-    cols: int = 128
+    tile_n: int = 128
     consumers: int = 2
-    ordered: bool = True
+    warp_scheduler_barrier: bool = True
     long_turns: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
-    panel: int | None = None
-    drawn: bool = True
+    epilogue_n: int | None = None
+    dynamic: bool = True
     order: tk.Order | None = None
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
-        dealt = deal(causal, self.drawn) if self.order is None else dict(order=self.order)
-        return dict(cols=self.cols, consumers=self.consumers, ordered=self.ordered, long_turns=self.long_turns, stages=self.stages,
-                    blocks_per_sm=self.blocks_per_sm, panel=self.panel, **dealt)
+        dealt = deal(causal, self.dynamic) if self.order is None else dict(order=self.order)
+        return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns, stages=self.stages,
+                    blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **dealt)
 
 
-def deal(causal: bool, drawn: bool = True) -> dict[str, Any]:
-    """Knobs of a template that say how tasks are dealt to blocks. `drawn`: have blocks more than one task each?
+def deal(causal: bool, dynamic: bool = True) -> dict[str, Any]:
+    """Knobs of a template that say how tasks are dealt to blocks. `dynamic`: have blocks more than one task each?
 
     Causal tasks differ in length. Blocks draw them, those of as few heads at a time as keep all blocks busy, so that L2 holds their operands and sums, the
     longest first. Pairs of a long and a short task in equal rounds leave the last round half empty (measured: docs/notes/attention_forward.md).
@@ -76,7 +76,7 @@ class Shape(NamedTuple):
         return lines_of_keys(self.head_dim, self.itemsize) > 0
 
     @property
-    def panel(self) -> int:
+    def epilogue_n(self) -> int:
         """Columns of results that leave at a time where all of them would need too much memory."""
         return min(64, self.value_dim & -self.value_dim)
 
@@ -103,23 +103,23 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     """
     wide = max(shape.head_dim, shape.value_dim)
     found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
-    return tuple(replace(c, drawn=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in found)
+    return tuple(replace(c, dynamic=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in found)
 
 
 def _above_128(shape: Shape) -> list[Config]:
     cols = [128] if shape.value_dim <= WIDEST else []
     if shape.itemsize == 1:
         cols = [least(shape.keys, {64: 1.08, 96: 1.0})] if shape.whole_lines else []
-    return [Config(cols=c, panel=shape.panel) for c in (*cols, 64, 32)]
+    return [Config(tile_n=c, epilogue_n=shape.epilogue_n) for c in (*cols, 64, 32)]
 
 
 def _above_64(shape: Shape) -> list[Config]:
-    best, smaller = Config(long_turns=shape.itemsize == 1), Config(cols=64)
+    best, smaller = Config(long_turns=shape.itemsize == 1), Config(tile_n=64)
     if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.packed):
         if not shape.causal:
-            best = replace(best, cols=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
+            best = replace(best, tile_n=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
         elif shape.keys >= LONGEST:
-            best = Config(cols=192)
+            best = Config(tile_n=192)
     return [best, smaller]
 
 
@@ -129,19 +129,19 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
         return [best]
     if shape.causal:
         if keys < (LONG if of_bytes else LONGEST):
-            return [Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]
+            return [Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]
         if of_bytes:
-            return [replace(best, cols=256 if keys >= LONGEST and shape.whole_lines else 128)]
+            return [replace(best, tile_n=256 if keys >= LONGEST and shape.whole_lines else 128)]
         return [best if shape.packed or shape.queries < TALL_OF_THREE else Config(consumers=3)]
     if of_bytes:
-        return [replace(best, cols=256 if keys >= MEDIUM else 128)]
+        return [replace(best, tile_n=256 if keys >= MEDIUM else 128)]
     if shape.packed:
         return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
     if keys >= LONG and shape.queries >= TALL_OF_THREE:
         return [Config(consumers=3)]
     tiles = -(-shape.queries // TALL)  # of a head
     many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries
-    return [Config(cols=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
+    return [Config(tile_n=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -188,7 +188,7 @@ def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: 
         return None
     # Queries of a block, and columns that have sums
     dim, cols, summed = (64, 128, 64) if head_dim <= 64 else (128, 64, 96 if head_dim <= 96 else 128)
-    return template(head_dim=dim, value_dim=dim, cols=cols, summed=summed, **knobs)
+    return template(head_dim=dim, value_dim=dim, tile_n=cols, summed=summed, **knobs)
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
@@ -199,7 +199,7 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
 
 
 @functools.lru_cache
-def parts_of_group(units: int, group: int, slots: int, drawn: bool = False, at_once: float = 0.0) -> int:
+def parts_of_group(units: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
     """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
     units of work, which come in whole rounds unless blocks draw them; and as leave what blocks read and write at the same time in L2, of whose bytes it is
     `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum (measured:

@@ -39,7 +39,7 @@ class Room(NamedTuple):
         """Knobs of a kernel, the best first."""
         heights = [keys * (2 if key_bytes <= self.few_bytes else 1) for keys in self.keys]
         most = [max(2, min(self.slots, self.bytes // (cols * key_bytes * self.at_once))) for cols in heights]
-        return [dict(cols=cols, blocks_per_sm=self.at_once, stages=n) for cols, slots in zip(heights, most, strict=True) for n in range(slots, 1, -1)]
+        return [dict(tile_n=cols, blocks_per_sm=self.at_once, stages=n) for cols, slots in zip(heights, most, strict=True) for n in range(slots, 1, -1)]
 
 
 UNDER_WAY, UNDER_WAY_OF_ONE = 144 * 1024, 96 * 1024  # bytes
@@ -88,13 +88,13 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def decode(
-    kind: Kind, partial: bool = True, lse: bool = True, drawn: bool = False, sharers: int = 1, at_once: int = 0, even: bool = False,
-    single: bool = False,
+    kind: Kind, partial: bool = True, lse: bool = True, dynamic: bool = False, sharers: int = 1, at_once: int = 0, even: bool = False,
+    one_tile_per_block: bool = False,
 ) -> AttentionDecode:  # fmt: skip
     """The decode kernel. Do blocks draw their tasks? How many thread blocks share one? How many has a multiprocessor (see `ROOMS`; clusters: 1)? Are tasks that
     not every multiprocessor can have split (`SplitRest`)? Has each block one task (or part of one) at most?"""
     schedule = tk.Dynamic() if drawn else tk.ClusterSplitK(sharers) if sharers > 1 else tk.SplitRest() if even else tk.Persistent()
-    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule, single=single)
+    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)} | dict(partial=partial, lse=lse, schedule=schedule, one_tile_per_block=single)
     page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
     options = [option for room in (SHARED if sharers > 1 else ROOMS[at_once]) for option in room.options(kind.key_bytes)]
@@ -139,7 +139,7 @@ def rings_of(kind: Kind, whole: bool = True) -> Rings:
     """Results that are not `whole` TMA cannot store: then all are parts, which need more room, and no cluster shares a task."""
 
     def ring_of(kernel: AttentionDecode) -> Ring:
-        return Ring(kernel.cols, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None)
+        return Ring(kernel.tile_n, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None)
 
     kernels = {count: decode(kind, partial=count < 2, at_once=count) for count in ROOMS if whole or count < 2}
     of = tuple((count, ring_of(kernel)) for count, kernel in kernels.items() if count < 2 or _runs(kernel))
@@ -151,7 +151,7 @@ def rings_of(kind: Kind, whole: bool = True) -> Rings:
 
 def _runs(kernel: AttentionDecode) -> bool:
     """Do its tiles fit into shared memory and into registers, those of each instruction also into what a thread is launched with?"""
-    product = ROWS * max(kernel.cols, kernel.value_dim) // GROUP + OPERANDS
+    product = ROWS * max(kernel.tile_n, kernel.value_dim) // GROUP + OPERANDS
     with contextlib.suppress(tk.TileError):
         kernel.placement(90)
         return product <= kernel.launch_registers and kernel.needed_registers <= kernel.registers()[0]
@@ -174,10 +174,10 @@ def kernel_of(kind: Kind, deal: Deal, tasks: int, multiprocessors: int, lse: boo
     dealt = functools.partial(decode, kind, partial, lse or partial, sharers=deal.sharers, at_once=deal.at_once, even=deal.even)
     kernel = dealt()
     if _runs_at_once(kernel, tasks * deal.parts, multiprocessors):
-        return dealt(single=True)
+        return dealt(one_tile_per_block=True)
     # Where all sequences are as long, blocks get equally many: there is nothing to balance, and drawing takes time
     uneven = (kind.lengths or kind.starts) and not partial and deal.sharers == 1
-    return decode(kind, partial, lse, drawn=True, at_once=deal.at_once) if uneven else kernel
+    return decode(kind, partial, lse, dynamic=True, at_once=deal.at_once) if uneven else kernel
 
 
 def _runs_at_once(kernel: AttentionDecode, tasks: int, multiprocessors: int) -> bool:

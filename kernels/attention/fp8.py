@@ -33,26 +33,26 @@ class AttentionForwardFp8(AttentionForward):
     raised: float = 8.0
 
     def layout(self):
-        plan, v = super().layout(), tk.st(self.dtype, self.value_dim, self.cols)
-        return replace(plan, globals=dict(plan.globals) | dict(V=v, descales=None), trailing=dict(V=v))
+        plan, v = super().layout(), tk.st(self.dtype, self.value_dim, self.tile_n)
+        return replace(plan, globals=dict(plan.globals) | dict(V=v, descales=None), lagged=dict(V=v))
 
     @triton.jit
-    def fetch(ctx):
+    def load_params(ctx):
         heads = tk.extent(ctx.globals.Q, 0) * tk.extent(ctx.globals.K, 1)
         place = ctx.globals.descales.pointer + ctx.batch * tk.extent(ctx.globals.K, 1) + ctx.kv_head
         return tk.struct(scores=tl.load(place) * tl.load(place + heads), values=tl.load(place + 2 * heads))
 
     @triton.jit
-    def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.batch, ctx.kv_head, 0, ctx.config._block(ctx)), trailing.arrived)
+    def load_lagged(ctx, lagged):
+        tk.load_async(lagged.V, ctx.globals.V, (ctx.batch, ctx.kv_head, 0, ctx.config._block(ctx)), lagged.full)
 
     @triton.jit
     def _descaled(ctx, factor):
-        return factor * ctx.fetched.scores
+        return factor * ctx.params.scores
 
     @triton.jit
     def _share(ctx, total):
-        return tk.where(total > 0, ctx.fetched.values / total, 0.0)
+        return tk.where(total > 0, ctx.params.values / total, 0.0)
 
     @triton.jit
     def _times_values(ctx, p, tiles, o, first):

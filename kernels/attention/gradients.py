@@ -67,7 +67,7 @@ def _passes(operands: Operands, scores: Scores, deterministic: bool) -> Passes:
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = (q.dtype, dim, value_dim, *features)
-    single = (*kind, keys % (AttentionBackward.rows * AttentionBackward.consumers) != 0)
+    single = (*kind, keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0)
     factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
     fused = fused_backward(*single) if factor else None
     if fused is not None:
@@ -88,7 +88,7 @@ class SinglePass(Passes):
         super().__init__(operands, like_operands(q, k, v))
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         device, summed = q.get_device(), fused.summed
-        tiles, blocks, group = -(-keys // (fused.rows * fused.consumers)), -(-queries // fused.cols), heads // kv_heads
+        tiles, blocks, group = -(-keys // (fused.tile_m * fused.consumers)), -(-queries // fused.tile_n), heads // kv_heads
         # A causal mask leaves half of a task on average
         parts = parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
             parts_for(device, group, tiles * batch * kv_heads))
@@ -97,14 +97,14 @@ class SinglePass(Passes):
         rows_of_parts = fused.consumers * tiles
         self.new_sums = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
         self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
-        self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.rows * summed), torch.float32, q.device) if parts > 1 else None
+        self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.tile_m * summed), torch.float32, q.device) if parts > 1 else None
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
         across = -(-summed // 64)
         self.steps = [
             statistics_step(tensors, factor),
             template_step(fused, tensors, numbers),
-            plain_step(gather_sums, (across * blocks * fused.cols // ROWS, batch * heads), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale,
+            plain_step(gather_sums, (across * blocks * fused.tile_n // ROWS, batch * heads), tensors, ("sums", "words", "dQ"), *tensors["dQ"].stride()[:3], scale,
                        queries, heads, summed, dim, True)]  # fmt: skip
         for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
             self.steps.append(plain_step(gather_sums, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
@@ -171,7 +171,7 @@ def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
 
 
-def parts_for(device: int, group: int, units: int, drawn: bool = False, at_once: int = 0) -> int:
+def parts_for(device: int, group: int, units: int, dynamic: bool = False, at_once: int = 0) -> int:
     """In how many parts groups of so many query heads (1: they stay whole) are dealt out, where whole groups are `units` of work and bytes `at_once`: see
     `parts_of_group`."""
     return parts_of_group(units, group, multiprocessor_count(device), drawn, at_once / l2_bytes(device)) if group > 1 else 1

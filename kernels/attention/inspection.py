@@ -95,7 +95,7 @@ FORWARD: dict[str, Kind] = {
     "d128_fp16": dict(dim=128, dtype=torch.float16),
     "d128_causal_one_wave": dict(dim=128, batch=1, heads=4, queries=1024, causal=True),
     "d128_window_softcap_lse": dict(dim=128, window=(512, 0), softcap=30.0, lse=True),
-    "d128_cols_176": dict(dim=128, config=Config(cols=176, panel=64)),
+    "d128_cols_176": dict(dim=128, config=Config(tile_n=176, epilogue_n=64)),
     "d192_d128": dict(dim=192, value_dim=128),
     "d256_causal": dict(dim=256, causal=True),
 }

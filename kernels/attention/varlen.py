@@ -184,7 +184,7 @@ def _forward(
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     shape = Shape(dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True)
     kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
-    listing = Listing(starts_q, starts_k, queries, keys, False, kernel.rows * kernel.consumers)  # type: ignore[attr-defined]
+    listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
     sums = () if lse is None else (lse,)
     example = (*(as_addressable(x).transpose(0, 1) for x in (q, k, v)), storable_home(out).transpose(0, 1), *sums, listing(starts_q, starts_k))

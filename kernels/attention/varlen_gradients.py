@@ -124,16 +124,16 @@ class PackedSinglePass(PackedPasses):
     def __init__(self, operands: Operands, numbers: dict[str, Any], fused: PackedBackward, kind: tuple[Any, ...], factor: float):
         super().__init__(operands)
         q, k, starts = operands[2], operands[3], operands[7:]
-        (queries, heads, dim), (keys, kv_heads), block = q.shape, k.shape[:2], fused.cols
+        (queries, heads, dim), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
         parts = parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
         if parts > 1:
             fused = cast(PackedBackward, packed_fused_backward(*kind, parts))
-        height = fused.rows * fused.consumers
+        height = fused.tile_m * fused.consumers
         blocks, tiles = tiles_apart(queries, self.sequences, block), tiles_apart(keys, self.sequences, height)
         self.groups = blocks * block // ROWS
         self.new_sums = allocator((1, heads, blocks, fused.block_numbers), torch.float32, q.device)
         self.new_words = allocator((heads, blocks, fused.consumers), torch.int32, q.device)
-        of_parts = (2, kv_heads, tiles * fused.consumers, fused.rows * fused.summed)  # of dK and dV
+        of_parts = (2, kv_heads, tiles * fused.consumers, fused.tile_m * fused.summed)  # of dK and dV
         self.new_parts = allocator(of_parts, torch.float32, q.device) if parts > 1 else None
 
         listings = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
@@ -172,7 +172,7 @@ class PackedTwoPasses(PackedPasses):
         self.steps[0](tensors)
         self.steps.append(statistics_step(tensors, ROWS))
         for kernel in (of_queries, *of_keys):
-            height = kernel.rows * kernel.consumers  # type: ignore[attr-defined]
+            height = kernel.tile_m * kernel.consumers  # type: ignore[attr-defined]
             if kernel is of_queries and height == ROWS:
                 self.steps.append(lambda tensors: tensors.update(entries=tensors["of_rows"]))
             else:

@@ -125,7 +125,7 @@ def unaligned_plan(
     a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], out: Tensor | None, tiles: Tiles | None = None,
 ) -> Unaligned:  # fmt: skip
     """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
-    steps = steps_of(operands, places, activation, dtype, staging=False)
+    steps = steps_of(operands, places, activation, dtype, epilogue=False)
     numbers = activation.numbers if isinstance(activation, Function) else {}
     return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
 
@@ -270,7 +270,7 @@ class CallPlan:
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         pair = (self.store_a(a), self.store_b(b))
         try:
-            return self._template(config, c.device), (*(pair[::-1] if config.swapped else pair), c, *self._staged(operands), *self._extras(config, operands))
+            return self._template(config, c.device), (*(pair[::-1] if config.swap_ab else pair), c, *self._staged(operands), *self._extras(config, operands))
         except (tk.TileError, ValueError):
             return None
 
@@ -293,7 +293,7 @@ class CallPlan:
         return template
 
     def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, staged: list[Tensor], extras: list[Tensor]) -> None:
-        tensors = (b, a, c) if config.swapped else (a, b, c)
+        tensors = (b, a, c) if config.swap_ab else (a, b, c)
         self._template(config, c.device)(*tensors, *staged, *extras, **self.numbers)
 
     def straight(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:
@@ -309,7 +309,7 @@ class CallPlan:
         given = [a, b, home, *(operands[i] for i in others)]
         if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
             return None
-        swapped = config.swapped
+        swapped = config.swap_ab
         views[:2] = views[1::-1] if swapped else views[:2]
         launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)  # which takes what the views are of
 
@@ -346,10 +346,10 @@ class CallPlan:
                 out.append(as_addressable(x.T))
             elif self.places[name] == "tile":
                 tile = self._like_result(x)
-                out.append(tile.mT if config.swapped else tile)
+                out.append(tile.mT if config.swap_ab else tile)
             else:
                 vector = x.reshape(-1)
-                in_columns = self.places[name] == ("row" if config.swapped else "col")
+                in_columns = self.places[name] == ("row" if config.swap_ab else "col")
                 out.append(as_addressable(vector) if in_columns else vector)
         return out
 
@@ -358,21 +358,21 @@ class CallPlan:
 def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Steps, blockwise: bool, accumulate: str,
                  **types: object) -> tk.lcf:
     """The kernel of a configuration."""
-    knobs = dict(rows=config.rows, cols=config.cols, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
-                 cluster=config.cluster, order=order, panel=config.panel if config.stages_panels(epilogue.residual) else None,
-                 passing="evict_first" if config.streamed else None, **types)  # fmt: skip
+    knobs = dict(tile_m=config.tile_m, tile_n=config.tile_n, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
+                 cluster=config.cluster, order=order, epilogue_n=config.epilogue_n if config.stages_panels(epilogue.residual) else None,
+                 cache_hint="evict_first" if config.streamed else None, **types)  # fmt: skip
     if blockwise:
-        plain = config.schedule in UNSPLIT and not (config.swapped or config.independent)
-        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.cols or not plain or config.packed:
+        plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
+        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
             raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, independent nor split, and "
                              "results not packed")
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
-    if config.swapped:
+    if config.swap_ab:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
         epilogue = epilogue.swapped()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swapped, batched=batched, epilogue=epilogue,
-                independent=config.independent, depth=config.depth_of(itemsize), schedule=config.scheduler(),
-                packed=epilogue.may_wait and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
+    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swap_ab, batched=batched, epilogue=epilogue,
+                pingpong=config.pingpong, tile_k=config.depth_of(itemsize), schedule=config.scheduler(),
+                deferred_epilogue=epilogue.may_wait and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -78,45 +78,45 @@ class Problem(NamedTuple):
 class Config:
     """How a product is computed; None is chosen for the problem.
 
-    A task is a tile of C of rows · consumers (rows where consumers are `independent`) by `cols`, `depth` of K an iteration. `swapped`: Cᵀ = Bᵀ·Aᵀ is
-    computed, so that `rows` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `panel`: columns of its results that a consumer
+    A task is a tile of C of `tile_m` · consumers rows (`tile_m` with `pingpong`) by `tile_n`, `tile_k` of K an iteration. `swap_ab`: Cᵀ = Bᵀ·Aᵀ is
+    computed, so that `tile_m` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k"). `epilogue_n`: columns of its results that a consumer
     stages at a time, which leaves more shared memory to the ring; None: all, as where a residual would come in an odd number of panels. `streamed`: B and the
-    results leave L2 before the rows of A that a supergroup reads again. `packed`: results wait in registers and leave in panels under the products of the
+    results leave L2 before the rows of A that a supergroup reads again. `deferred_epilogue`: results wait in registers and leave in panels under the products of the
     block's next task; those of more than two bytes, and of one byte or of split tasks where there is a residual, leave at the end of their task all the same.
 
     Raises ValueError for values that no kernel has.
     """
 
-    rows: int = 64
-    cols: int = 256
-    depth: int | None = None
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int | None = None
     consumers: int = 2
     stages: int | None = None
     blocks_per_sm: int = 1
     cluster: int = 1
-    independent: bool = False
-    swapped: bool = False
+    pingpong: bool = False
+    swap_ab: bool = False
     schedule: str = "persistent"
     splits: int = 1
     order: str = "supergroup"
     group: int | None = None
-    panel: int | None = None
+    epilogue_n: int | None = None
     streamed: bool = False
-    packed: bool = False
+    deferred_epilogue: bool = False
 
     def __post_init__(self) -> None:
         for field, known in (("schedule", SCHEDULES), ("order", ORDERS)):
             if getattr(self, field) not in known:
                 raise ValueError(f"Config({field}={getattr(self, field)!r}): must be one of {', '.join(map(repr, known))}")
-        shared = self.splits in (2, 4, 8) and self.cols % (16 * self.splits) == 0 and self.cluster == 1 and not self.independent
+        shared = self.splits in (2, 4, 8) and self.tile_n % (16 * self.splits) == 0 and self.cluster == 1 and not self.pingpong
         if self.schedule == "cluster_split_k" and not shared:
-            raise ValueError(f"Config(schedule='cluster_split_k', splits={self.splits}, cols={self.cols}, cluster={self.cluster}, "
-                             f"independent={self.independent}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and "
-                             "independent=False")
-        if self.panel is not None and (self.panel <= 0 or self.result_cols % self.panel):
-            raise ValueError(f"Config(panel={self.panel!r}, cols={self.result_cols}): panels must divide the columns")
-        if self.packed and (self.panel is None or self.schedule == "cluster_split_k"):
-            raise ValueError(f"Config(packed=True, panel={self.panel!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, of tasks "
+            raise ValueError(f"Config(schedule='cluster_split_k', splits={self.splits}, tile_n={self.tile_n}, cluster={self.cluster}, "
+                             f"pingpong={self.pingpong}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and "
+                             "pingpong=False")
+        if self.epilogue_n is not None and (self.epilogue_n <= 0 or self.result_cols % self.epilogue_n):
+            raise ValueError(f"Config(epilogue_n={self.epilogue_n!r}, tile_n={self.result_cols}): panels must divide the columns")
+        if self.deferred_epilogue and (self.epilogue_n is None or self.schedule == "cluster_split_k"):
+            raise ValueError(f"Config(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, of tasks "
                              "that a block finishes alone")
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' take 2 to {MAX_SPLITS} "
@@ -133,7 +133,7 @@ class Config:
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of C that the blocks of a cluster compute together."""
-        return self.rows * self.cluster * (1 if self.independent else self.consumers), self.cols
+        return self.tile_m * self.cluster * (1 if self.pingpong else self.consumers), self.tile_n
 
     @property
     def sharers(self) -> int:
@@ -143,26 +143,26 @@ class Config:
     @property
     def result_cols(self) -> int:
         """Columns that a block finishes of a task."""
-        return self.cols // self.sharers
+        return self.tile_n // self.sharers
 
     @property
     def staged(self) -> int:
         """Columns of its results that a consumer has room for where they are staged."""
-        return 2 * self.panel if self.panel else self.result_cols
+        return 2 * self.epilogue_n if self.epilogue_n else self.result_cols
 
     def stages_panels(self, residual: bool) -> bool:
         """Are results staged in panels? A residual then comes panel by panel, and in an even number."""
-        return self.panel is not None and (not residual or self.result_cols // self.panel % 2 == 0)
+        return self.epilogue_n is not None and (not residual or self.result_cols // self.epilogue_n % 2 == 0)
 
     def packs(self, residual: bool, itemsize: int) -> bool:
         """Do results of so many bytes each wait in registers? Those of four bytes take as many as the sums. A residual is added to them as they are, so not to
         single bytes, and of a task that blocks share not by all."""
         added = self.stages_panels(residual=True) and self.schedule in UNSPLIT and itemsize == 2
-        return self.packed and itemsize <= 2 and (added or not residual)
+        return self.deferred_epilogue and itemsize <= 2 and (added or not residual)
 
     def depth_of(self, itemsize: int) -> int:
         """Depth of an iteration: a swizzled line of the operands unless given."""
-        return self.depth or SWIZZLE_LINE // itemsize
+        return self.tile_k or SWIZZLE_LINE // itemsize
 
     def scheduler(self) -> tk.Schedule:
         made = {"persistent": tk.Persistent, "one_per_block": tk.OnePerBlock, "split_tail": tk.SplitTail, "stream_k": tk.StreamK}
@@ -183,7 +183,7 @@ class Config:
 
     def tiles(self, problem: Problem) -> tuple[int, int]:
         """Tiles of C, or of its transpose where that is computed, down and across."""
-        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
+        m, n = (problem.n, problem.m) if self.swap_ab else (problem.m, problem.n)
         return -(-m // self.tile[0]), -(-n // self.tile[1])
 
     def shared_lines(self, problem: Problem, order: tk.Order) -> float:
@@ -200,7 +200,7 @@ class Config:
         return self.sharers * (rows * self.tile[0] + cols * self.tile[1])
 
     def _group(self, problem: Problem, l2_bytes: int) -> int:
-        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
+        m, n = (problem.n, problem.m) if self.swap_ab else (problem.m, problem.n)
         return min(GROUP, supergroup_rows(max(m, 1), max(n, 1), max(problem.k, 1), self.tile, _itemsize(problem.dtype), l2_bytes))
 
 
@@ -217,34 +217,34 @@ def _itemsize(dtype: str) -> int:
 def candidates(problem: Problem) -> tuple[Config, ...]:
     """Configurations that are worth measuring for a problem."""
     if problem.scales:
-        found = [Config(rows=64, cols=cols, depth=BLOCK, consumers=consumers, cluster=cluster, group=group)
+        found = [Config(tile_m=64, tile_n=cols, tile_k=BLOCK, consumers=consumers, cluster=cluster, group=group)
                  for consumers, cols in ((1, BLOCK), (2, BLOCK), (2, 2 * BLOCK), (1, 2 * BLOCK)) for cluster in (1, 2)
-                 for group in (None, 16)] + [Config(rows=64, cols=64, depth=BLOCK, consumers=1)]  # fmt: skip
-        found += [replace(c, panel=PANEL_BYTES // _itemsize(problem.out)) for c in found if c.cols == 2 * BLOCK and problem.epilogue != "tile"]
+                 for group in (None, 16)] + [Config(tile_m=64, tile_n=64, tile_k=BLOCK, consumers=1)]  # fmt: skip
+        found += [replace(c, epilogue_n=PANEL_BYTES // _itemsize(problem.out)) for c in found if c.tile_n == 2 * BLOCK and problem.epilogue != "tile"]
         return tuple(c for c in found if _fits(problem, c))
-    found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(cols=128), Config(cols=128, cluster=2), Config(consumers=1),
-             Config(rows=128, cols=128, independent=True), Config(independent=True), Config(schedule="split_tail"), Config(cols=128, schedule="split_tail"),
-             Config(rows=128, cols=128, independent=True, schedule="split_tail"), Config(schedule="stream_k"), Config(cols=128, schedule="stream_k"),
-             Config(cols=192), Config(cols=192, schedule="stream_k"), Config(cols=192, consumers=1),
-             Config(cols=128, cluster=2, schedule="split_tail")]  # fmt: skip
+    found = [Config(), Config(group=4), Config(group=16), Config(cluster=2), Config(tile_n=128), Config(tile_n=128, cluster=2), Config(consumers=1),
+             Config(tile_m=128, tile_n=128, pingpong=True), Config(pingpong=True), Config(schedule="split_tail"), Config(tile_n=128, schedule="split_tail"),
+             Config(tile_m=128, tile_n=128, pingpong=True, schedule="split_tail"), Config(schedule="stream_k"), Config(tile_n=128, schedule="stream_k"),
+             Config(tile_n=192), Config(tile_n=192, schedule="stream_k"), Config(tile_n=192, consumers=1),
+             Config(tile_n=128, cluster=2, schedule="split_tail")]  # fmt: skip
     line = SWIZZLE_LINE // _itemsize(problem.dtype)
-    small = [Config(consumers=1, cols=cols, depth=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
-    small += [Config(consumers=1, cols=128, cluster=2), Config(cols=64), Config(cols=64, depth=2 * line)]
+    small = [Config(consumers=1, tile_n=cols, tile_k=depth) for cols in (32, 64, 128) for depth in (line, 2 * line)]
+    small += [Config(consumers=1, tile_n=128, cluster=2), Config(tile_n=64), Config(tile_n=64, tile_k=2 * line)]
     if problem.m <= 512 or problem.n <= 512 or problem.m * problem.n <= 1 << 21:
         found += small
-        wide = _possible(problem, [Config(cols=cols) for cols in WHOLE_COLS])
-        found += _possible(problem, [Config(consumers=1, cols=cols, cluster=cluster, swapped=swapped)
+        wide = _possible(problem, [Config(tile_n=cols) for cols in WHOLE_COLS])
+        found += _possible(problem, [Config(consumers=1, tile_n=cols, cluster=cluster, swap_ab=swapped)
                                      for cols in WHOLE_COLS for cluster in (2, 4) for swapped in (False, True)])  # fmt: skip
-        found += [Config(consumers=1, cols=128, cluster=4), *_in_pieces(problem)]
-        found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(cols=128), *wide) for parts in (2, 4, 8)
+        found += [Config(consumers=1, tile_n=128, cluster=4), *_in_pieces(problem)]
+        found += [replace(c, schedule="split_k", splits=parts) for c in (*small, Config(tile_n=128), *wide) for parts in (2, 4, 8)
                   if c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k]  # fmt: skip
-        found += _shared_by_clusters(problem, [*small, Config(cols=128), Config(), Config(consumers=1)])
+        found += _shared_by_clusters(problem, [*small, Config(tile_n=128), Config(), Config(consumers=1)])
     if problem.m <= 64:
         found += _decode(problem, line)
-    found += _possible(problem, [Config(cols=cols, consumers=consumers, swapped=swapped)
+    found += _possible(problem, [Config(tile_n=cols, consumers=consumers, swap_ab=swapped)
                                  for cols in WHOLE_COLS for consumers in (2, 1) for swapped in (False, True)])  # fmt: skip
     found += [c for c in _in_panels(problem) if problem.epilogue != "tile" or c.stages_panels(residual=True)]
-    found += _possible(problem, [Config(cols=cols, cluster=2, swapped=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
+    found += _possible(problem, [Config(tile_n=cols, cluster=2, swap_ab=swapped) for cols in WHOLE_COLS for swapped in (False, True)])
     return tuple(c for c in dict.fromkeys(found) if _fits(problem, c, least=True))
 
 
@@ -253,38 +253,38 @@ def _in_panels(problem: Problem) -> list[Config]:
     what a consumer does between its products. Consumers that share a tile draw less of a card at its power limit, those that take turns lose less time between
     tasks. Streamed in high supergroups, turns read less of HBM, and so draw less. Measured, sustained and between others: docs/notes/gemm.md."""
     panel = PANEL_BYTES // _itemsize(problem.out)
-    shared = [Config(panel=panel, group=group) for group in (None, 4, 16)] + [Config(panel=panel, cluster=2, group=group) for group in (None, 8)]
-    shared += [Config(panel=panel, group=group, schedule="split_tail") for group in (None, 16)]
-    shared += [Config(panel=panel, cluster=2, group=8, schedule="split_tail")]
+    shared = [Config(epilogue_n=panel, group=group) for group in (None, 4, 16)] + [Config(epilogue_n=panel, cluster=2, group=group) for group in (None, 8)]
+    shared += [Config(epilogue_n=panel, group=group, schedule="split_tail") for group in (None, 16)]
+    shared += [Config(epilogue_n=panel, cluster=2, group=8, schedule="split_tail")]
     if max(_line_cycles(problem)) > ALIGNED:  # the more blocks read B together, the fewer lines each receives
-        shared += [Config(panel=panel, cluster=4, swapped=swapped) for swapped in (False, True)]
-    shared += [c for c in (replace(c, packed=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
-    turns = Config(rows=128, cols=128, independent=True, panel=panel // 2)
+        shared += [Config(epilogue_n=panel, cluster=4, swap_ab=swapped) for swapped in (False, True)]
+    shared += [c for c in (replace(c, deferred_epilogue=True) for c in shared) if c.packs(problem.epilogue == "tile", _itemsize(problem.out))]
+    turns = Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=panel // 2)
     found = shared + [replace(turns, group=group) for group in (None, 2, 4)] + [replace(turns, cluster=2)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (None, 4, 8)]
-    found += [replace(turns, schedule="split_tail", group=12, swapped=swapped, streamed=True) for swapped in (False, True)]
-    found += _possible(problem, [Config(cols=192, panel=math.gcd(192, panel), cluster=2, group=group, swapped=swapped)
+    found += [replace(turns, schedule="split_tail", group=12, swap_ab=swapped, streamed=True) for swapped in (False, True)]
+    found += _possible(problem, [Config(tile_n=192, epilogue_n=math.gcd(192, panel), cluster=2, group=group, swap_ab=swapped)
                                  for group in (None, 4) for swapped in (False, True)])  # fmt: skip
     if problem.epilogue in ("", "vector"):  # with a residual, which an activation may come with, there is no room for all their results
         found += _possible(problem, _tall())
-    return [c for c in found if c.staged < c.cols]
+    return [c for c in found if c.staged < c.tile_n]
 
 
 def _tall() -> list[Config]:
     """Tiles of 192 rows: they read less of L2 for a product, and their number may divide into even rounds where that of others does not (GEMM 4104³: 528 of
     them are four rounds of 132 multiprocessors)."""
-    return [Config(consumers=3, cols=cols, panel=panel, swapped=swapped, cluster=cluster)
+    return [Config(consumers=3, tile_n=cols, epilogue_n=panel, swap_ab=swapped, cluster=cluster)
             for cols, panel in TALL_COLS for swapped in (False, True) for cluster in (1, 2)]  # fmt: skip
 
 
 def _stored_nk(problem: Problem, config: Config) -> bool:
     """Has what becomes B its depth contiguous?"""
-    return problem.a == "mk" if config.swapped else problem.b == "nk"
+    return problem.a == "mk" if config.swap_ab else problem.b == "nk"
 
 
 def _whole(problem: Problem, config: Config) -> bool:
     size = _itemsize(problem.dtype)
-    return is_one_product(config.rows, config.cols, config.depth_of(size), size, config.consumers, _stored_nk(problem, config))
+    return is_one_product(config.tile_m, config.tile_n, config.depth_of(size), size, config.consumers, _stored_nk(problem, config))
 
 
 def _is_stored(problem: Problem, cols: int, swapped: bool) -> bool:
@@ -295,13 +295,13 @@ def _is_stored(problem: Problem, cols: int, swapped: bool) -> bool:
 def _in_pieces(problem: Problem) -> list[Config]:
     """Where what becomes B has lines of columns: small tiles of several products each, whose number may fill the multiprocessors all the same. As one product,
     with the last columns in the memory of a line that is loaded whole, fewer slots would fit (measured: docs/notes/gemm.md)."""
-    found = (Config(consumers=1, cols=cols, cluster=4, swapped=swapped) for cols in (144, 160) for swapped in (False, True))
-    return [c for c in found if not _stored_nk(problem, c) and _is_stored(problem, c.cols, c.swapped)]
+    found = (Config(consumers=1, tile_n=cols, cluster=4, swap_ab=swapped) for cols in (144, 160) for swapped in (False, True))
+    return [c for c in found if not _stored_nk(problem, c) and _is_stored(problem, c.tile_n, c.swap_ab)]
 
 
 def _possible(problem: Problem, configs: list[Config]) -> list[Config]:
     """Those, of columns that are no power of two, which one wgmma takes, and whose tile of C can be stored."""
-    return [c for c in configs if _whole(problem, c) and _is_stored(problem, c.panel or c.cols, c.swapped)]
+    return [c for c in configs if _whole(problem, c) and _is_stored(problem, c.epilogue_n or c.tile_n, c.swap_ab)]
 
 
 def _line_cycles(problem: Problem) -> tuple[float, float]:
@@ -316,18 +316,18 @@ def _line_cycles(problem: Problem) -> tuple[float, float]:
 def _decode(problem: Problem, line: int) -> list[Config]:
     """For few rows of A: B's columns are the rows of the product, and enough blocks read it at once."""
     cols = max(16 if line == 64 else 32, 1 << max(0, problem.m - 1).bit_length())
-    wide = [Config(swapped=True, cols=cols, depth=depth, consumers=consumers, blocks_per_sm=blocks)
+    wide = [Config(swap_ab=True, tile_n=cols, tile_k=depth, consumers=consumers, blocks_per_sm=blocks)
             for depth in (2 * line, 4 * line) for consumers in (1, 2) for blocks in (1, 2) if depth == 2 * line or blocks == 1]  # fmt: skip
-    split = [replace(c, schedule="split_k", splits=parts) for c in wide for parts in (2, 4, 8) if parts * (c.depth or 1) <= problem.k]
+    split = [replace(c, schedule="split_k", splits=parts) for c in wide for parts in (2, 4, 8) if parts * (c.tile_k or 1) <= problem.k]
     tails = [replace(c, schedule="split_tail") for c in wide]
-    return [*wide, *split, *_shared_by_clusters(problem, [replace(c, cols=extent) for c in wide for extent in {cols, 32, 64} if extent >= cols]), *tails]
+    return [*wide, *split, *_shared_by_clusters(problem, [replace(c, tile_n=extent) for c in wide for extent in {cols, 32, 64} if extent >= cols]), *tails]
 
 
 def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]:
     """Those whose blocks can share the iterations of a task with others of a cluster, so that each has some, and columns whose rows TMA stores."""
     def possible(c: Config, parts: int) -> bool:
-        cols = c.cols // parts
-        fit = c.cols % (16 * parts) == 0 and _is_stored(problem, cols, c.swapped)
+        cols = c.tile_n // parts
+        fit = c.tile_n % (16 * parts) == 0 and _is_stored(problem, cols, c.swap_ab)
         return fit and c.cluster == 1 and parts * c.depth_of(_itemsize(problem.dtype)) <= problem.k
 
     return [replace(c, schedule="cluster_split_k", splits=parts) for c in configs for parts in (2, 4, 8) if possible(c, parts)]
@@ -335,8 +335,8 @@ def _shared_by_clusters(problem: Problem, configs: list[Config]) -> list[Config]
 
 def _fits(problem: Problem, config: Config, least: bool = False) -> bool:
     """Has a block room for it, also with a residual, which may come with an activation and is staged whole where its panels are an odd number?"""
-    known = problem.epilogue in ("", "vector") or config.panel is None or config.stages_panels(residual=True)
-    return shared_bytes(problem, config if known else replace(config, panel=None), least) <= _limit(config)
+    known = problem.epilogue in ("", "vector") or config.epilogue_n is None or config.stages_panels(residual=True)
+    return shared_bytes(problem, config if known else replace(config, epilogue_n=None), least) <= _limit(config)
 
 
 def _limit(config: Config) -> int:
@@ -350,14 +350,14 @@ def _padded(rows: int, cols: int, itemsize: int) -> int:
 def shared_bytes(problem: Problem, config: Config, least: bool = False) -> int:
     """Shared memory of a block with the stages that it needs at least, results beside the ring (`least`: over it where they may be)."""
     size, depth = _itemsize(problem.dtype), config.depth_of(_itemsize(problem.dtype))
-    team = 1 if config.independent else config.consumers
-    slot = _padded(team * config.rows, depth, size) + _padded(config.cols, depth, size)
+    team = 1 if config.pingpong else config.consumers
+    slot = _padded(team * config.tile_m, depth, size) + _padded(config.tile_n, depth, size)
     vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
-    turned = turned_bytes(config.rows) if config.swapped and problem.epilogue else 0  # whether there is a residual is not known here
-    staging = config.consumers * (_padded(config.rows, config.staged, _itemsize(problem.out)) + vectors + turned)
-    received = config.consumers * config.rows * (config.cols - config.result_cols) * 4
-    over = least and not vectors and not (config.panel or config.independent or config.cluster > 1 or config.schedule not in UNSPLIT)
-    return max(3 * slot, staging) if over else 2 * slot + staging + received
+    turned = turned_bytes(config.tile_m) if config.swap_ab and problem.epilogue else 0  # whether there is a residual is not known here
+    epilogue = config.consumers * (_padded(config.tile_m, config.staged, _itemsize(problem.out)) + vectors + turned)
+    received = config.consumers * config.tile_m * (config.tile_n - config.result_cols) * 4
+    over = least and not vectors and not (config.epilogue_n or config.pingpong or config.cluster > 1 or config.schedule not in UNSPLIT)
+    return max(3 * slot, epilogue) if over else 2 * slot + epilogue + received
 
 
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
@@ -366,11 +366,11 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     A multiprocessor's tensor cores and shared memory are used by the rounds of tasks that it works on, L2 and HBM by all together. What several blocks of a GPC
     read at the same time they get from L2 once (measured: docs/notes/gemm.md). Infinite where sums lie in tensor memory and it has no room for them.
     """
-    if device.chip.tcgen05 and config.consumers * config.cols > TENSOR_COLUMNS:
+    if device.chip.tcgen05 and config.consumers * config.tile_n > TENSOR_COLUMNS:
         return tune.Cost(tensor=math.inf)
     size, out = _itemsize(problem.dtype), _itemsize(problem.out)
     depth = config.depth_of(size)
-    m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     rows, cols = config.tile
     tasks = problem.batch * -(-m // rows) * -(-n // cols)
     slots = max(1, cluster_slots(device.multiprocessors, config.cluster * config.sharers) * config.blocks_per_sm)
@@ -397,11 +397,11 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     mma = 2 * block_rows * cols * depth
     efficiency = TENSOR_EFFICIENCY * (1.0 if cols & (cols - 1) == 0 or _whole(problem, config) else PIECES_EFFICIENCY)
     tensor = steps * mma / (device.tensor_flops(8 * size) / device.multiprocessors * efficiency)
-    if config.independent and tensor > POWER_LIMITED:
+    if config.pingpong and tensor > POWER_LIMITED:
         tensor *= TURNS_DRAW
     per_instruction = depth * size // 32  # wgmma takes 32 bytes of depth; each reads its 64 rows of A and all of B
     shared = steps * (block_rows // 64) * per_instruction * (64 + cols) * 32 / (device.shared_bytes_per_second / device.multiprocessors)
-    line_a, line_b = _line_cycles(problem)[:: -1 if config.swapped else 1]
+    line_a, line_b = _line_cycles(problem)[:: -1 if config.swap_ab else 1]
     order = tk.Supergroup(config.group or GROUP) if config.order == "supergroup" else config.ordering(problem, device.l2_bytes)
     lines = tasks * config.cluster * iterations * config.shared_lines(problem, order) / NEIGHBOURS
     l2 = lines * depth * size / (L2_EFFICIENCY * device.l2_bytes_per_second)
@@ -411,26 +411,26 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     hbm = problem.batch * (a_bytes + b_bytes + m * n * out) / device.hbm_bytes_per_second
     # A ring that is too short for the latency of its copies
     slot = (block_rows + cols) * depth * size
-    staging = config.consumers * config.rows * config.staged * out
-    stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - staging) // slot))
+    epilogue = config.consumers * config.tile_m * config.staged * out
+    stages = min(config.stages or MANY_STAGES, max(2, (_limit(config) - epilogue) // slot))
     latency = rounds * iterations * LATENCY / stages
     stalled = max(0.0, latency - max(tensor, shared, l2, hbm))
     # How much of what a task costs beside its iterations nothing hides: of a block's first task, and of the others, which another consumer's products may hide
     alone = 1.0 if config.schedule == "one_per_block" and config.blocks_per_sm == 1 else 0.5
     packs = config.packs(problem.epilogue == "tile", out)
-    between = alone if not (config.independent or packs) else 0.2 if stages >= TURNS_STAGES else 0.4
+    between = alone if not (config.pingpong or packs) else 0.2 if stages >= TURNS_STAGES else 0.4
     synchronisation = (1 + alone + (turns - 1) * between) * TASK + stalled
     if parts > 1:
         read = 1 if parts == 2 else parts  # of two parts the last has its own
         summed = turns if config.schedule == "split_k" else 1
         synchronisation += summed * (FIX_UP + (1 + read) * block_rows * cols * 4 / (device.l2_bytes_per_second / device.multiprocessors))
     if config.sharers > 1:
-        sent = block_rows * (cols - config.result_cols) * 4
+        reduce_store_done = block_rows * (cols - config.result_cols) * 4
         synchronisation += turns * (SUM_IN_CLUSTER + sent / (device.shared_bytes_per_second / device.multiprocessors / 4))
     # The epilogue, behind the products of another block or consumer where there is one; block scales are applied in every iteration
     per_task = device.seconds(EPILOGUE_CYCLES[problem.epilogue] * block_rows * cols)
     epilogue = rounds * crowd * per_task
-    hidden = config.independent or packs or crowd > 1.5
+    hidden = config.pingpong or packs or crowd > 1.5
     alu = (epilogue if hidden else 0.0) + (device.seconds(steps * block_rows * cols * 4 / 128) if problem.scales else 0.0)
     synchronisation += per_task if hidden else epilogue
     setup = LAUNCH + (CLUSTER_LAUNCH if config.cluster > 1 else 0)

@@ -130,11 +130,11 @@ def steps_of(
     places: dict[str, str],
     applied: Applied,
     out: torch.dtype,
-    staging: bool = True,
+    epilogue: bool = True,
 ) -> Steps:
     """The steps of a call whose operands lie in C as `places` says.
 
-    staging: does the kernel stage results? It stages the residual, or else a user's first tile of the result's dtype.
+    epilogue: does the kernel stage results? It stages the residual, or else a user's first tile of the result's dtype.
     """
     present = {
         name: x
@@ -143,7 +143,7 @@ def steps_of(
     }
     given = {name: Operand(name, places[name], tk.from_torch(x.dtype).name) for name, x in present.items()}
     staged = None
-    if staging:
+    if epilogue:
         tiles = ("residual", *(name for name in given if name.startswith(PREFIX)))
         staged = next(
             (name for name in tiles if given.get(name) == Operand(name, "tile", tk.from_torch(out).name)), None
@@ -152,7 +152,7 @@ def steps_of(
         given[staged] = Operand(staged, "staged", given[staged].dtype)
     activation = applied.step(given) if isinstance(applied, Function) else applied
     # The kernel of ordinary loads takes exact forms, but for the GELU by erf
-    fast = tk.from_torch(out) if staging or activation == "gelu" else tk.fp32
+    fast = tk.from_torch(out) if epilogue or activation == "gelu" else tk.fp32
     return Steps.built_in(
         activation=activation, fast=fast, **{name: x for name, x in given.items() if name in BUILT_IN}
     )

@@ -94,11 +94,11 @@ EPILOGUES: dict[str, Kind] = {
 }
 NK: Kind = dict(b="nk")
 SMALL: Kind = dict(m=1024, n=1024)  # few enough tiles to be split
-PANEL: Kind = dict(panel=64)
-PACKED: Kind = dict(panel=64, packed=True)
-TURNS: Kind = dict(rows=128, cols=128, independent=True, panel=32)
-BY_BLOCK: Kind = dict(dtype=E4M3, scales="block", depth=BLOCK)
-FEW_ROWS: Kind = dict(m=16, swapped=True, cols=16, depth=128)
+PANEL: Kind = dict(epilogue_n=64)
+PACKED: Kind = dict(epilogue_n=64, deferred_epilogue=True)
+TURNS: Kind = dict(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32)
+BY_BLOCK: Kind = dict(dtype=E4M3, scales="block", tile_k=BLOCK)
+FEW_ROWS: Kind = dict(m=16, swap_ab=True, tile_n=16, tile_k=128)
 
 TILES: dict[str, Kind] = {
     "": {},
@@ -108,12 +108,12 @@ TILES: dict[str, Kind] = {
     **{schedule: dict(schedule=schedule, splits=2 if schedule in SPLIT else 1, **SMALL) for schedule in SCHEDULES if schedule != "persistent"},
     **{order: dict(order=order) for order in ORDERS if order != "supergroup"},
     "cluster": dict(cluster=2),
-    "three_consumers": dict(consumers=3, cols=176, panel=16, **NK),
-    "four_consumers": dict(consumers=4, cols=112, **NK),
-    "two_blocks": dict(blocks_per_sm=2, consumers=1, cols=64),
-    **{f"cols_{cols}": dict(cols=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
-    "cols_144_in_pieces": dict(cols=144, consumers=1, cluster=4),
-    "swapped": dict(swapped=True, cols=128),
+    "three_consumers": dict(consumers=3, tile_n=176, epilogue_n=16, **NK),
+    "four_consumers": dict(consumers=4, tile_n=112, **NK),
+    "two_blocks": dict(blocks_per_sm=2, consumers=1, tile_n=64),
+    **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
+    "cols_144_in_pieces": dict(tile_n=144, consumers=1, cluster=4),
+    "swapped": dict(swap_ab=True, tile_n=128),
     "panel": PANEL,
     "streamed": dict(streamed=True, **PANEL),
     "packed": PACKED,
@@ -121,9 +121,9 @@ TILES: dict[str, Kind] = {
     "packed_split_tail": dict(schedule="split_tail", **PACKED),
     "turns": TURNS,
     "turns_split_tail": dict(schedule="split_tail", **TURNS),
-    "turns_swapped": dict(swapped=True, streamed=True, **TURNS),
+    "turns_swapped": dict(swap_ab=True, streamed=True, **TURNS),
     "few_rows": FEW_ROWS,
-    "few_rows_cluster_split_k": dict(schedule="cluster_split_k", splits=4, **FEW_ROWS | dict(cols=64)),
+    "few_rows_cluster_split_k": dict(schedule="cluster_split_k", splits=4, **FEW_ROWS | dict(tile_n=64)),
     "batched": dict(batch=(2,), m=1024),
 }
 DTYPES: dict[str, Kind] = {
@@ -132,15 +132,15 @@ DTYPES: dict[str, Kind] = {
     "fp8": dict(dtype=E4M3, **PANEL),
     "fp8_mixed": dict(dtype=E5M2, b_dtype=E4M3),
     "fp8_turns": dict(dtype=E4M3, streamed=True, **TURNS),
-    "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, panel=128, packed=True),
+    "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
     "fp8_tensor_scales": dict(dtype=E4M3, scales="tensor"),
     "fp8_row_scales": dict(dtype=E4M3, scales="row"),
-    "fp8_row_scales_swapped_packed_bias_silu": dict(dtype=E4M3, scales="row", swapped=True, bias="col", activation="silu", **PACKED),
-    "fp8_block_scales": dict(cols=128, consumers=1, **BY_BLOCK),
-    "fp8_block_scales_two_consumers": dict(cols=256, **BY_BLOCK),
-    "fp8_block_scales_cluster": dict(cols=128, cluster=2, **BY_BLOCK),
-    "fp8_block_scales_panel_bias_silu": dict(cols=256, bias="col", activation="silu", **PANEL, **BY_BLOCK),
-    "fp8_block_scales_residual": dict(cols=128, residual=True, **BY_BLOCK),
+    "fp8_row_scales_swapped_packed_bias_silu": dict(dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **PACKED),
+    "fp8_block_scales": dict(tile_n=128, consumers=1, **BY_BLOCK),
+    "fp8_block_scales_two_consumers": dict(tile_n=256, **BY_BLOCK),
+    "fp8_block_scales_cluster": dict(tile_n=128, cluster=2, **BY_BLOCK),
+    "fp8_block_scales_panel_bias_silu": dict(tile_n=256, bias="col", activation="silu", **PANEL, **BY_BLOCK),
+    "fp8_block_scales_residual": dict(tile_n=128, residual=True, **BY_BLOCK),
 }
 FINISHED: dict[str, Kind] = {
     **EPILOGUES,
@@ -148,11 +148,11 @@ FINISHED: dict[str, Kind] = {
     **{f"packed_{name}": EPILOGUES[name] | PACKED
        for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")},
     "packed_silu_fp16": dict(dtype=torch.float16, activation="silu", **PACKED),
-    "packed_residual_one_by_one": dict(residual=True, consumers=1, cols=128, **PACKED),
-    "packed_swapped_silu": dict(swapped=True, activation="silu", **PACKED),
-    "packed_swapped_gate_residual": dict(swapped=True, gate="col", residual=True, **PACKED),
+    "packed_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **PACKED),
+    "packed_swapped_silu": dict(swap_ab=True, activation="silu", **PACKED),
+    "packed_swapped_gate_residual": dict(swap_ab=True, gate="col", residual=True, **PACKED),
     "fp32_result_gelu": dict(out_dtype=torch.float32, activation="gelu"),
-    "swapped_residual": dict(swapped=True, cols=128, residual=True),
+    "swapped_residual": dict(swap_ab=True, tile_n=128, residual=True),
     "turns_bias_silu": dict(bias="col", activation="silu", **TURNS),
     "turns_gate_residual": dict(gate="col", residual=True, **TURNS),
     "split_tail_gate_residual": dict(schedule="split_tail", gate="col", residual=True, **SMALL),
@@ -161,7 +161,7 @@ FINISHED: dict[str, Kind] = {
 USERS: dict[str, Kind] = {
     **{f"user_{name}": dict(user=name) for name in OF_USERS},
     "user_scaled_gelu_panel": dict(user="scaled_gelu", **PANEL),
-    "user_scaled_gelu_swapped": dict(user="scaled_gelu", swapped=True, cols=128),
+    "user_scaled_gelu_swapped": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
     "user_scaled_gelu_split_k": dict(user="scaled_gelu", schedule="split_k", splits=2, **SMALL),
     "user_squared_relu_packed": dict(user="squared_relu", **PACKED),
     "user_squared_relu_packed_gate_residual": dict(user="squared_relu", gate="col", residual=True, **PACKED),

@@ -22,8 +22,8 @@ ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; 
     (48, 48, 1024, 1024, 64, 64, {}), (48, 48, 1024, 1024, 128, 128, {}),  # so many that dQ is made of the sums that are done
 ]  # fmt: skip
 PARTS = 6  # of `ATTENTIONS`, which compile for long
-PANELS = [Config(rows=128, cols=128, independent=True, panel=32), Config(panel=64), Config(cols=128, panel=16, schedule="split_tail"),
-          Config(panel=64, cluster=2, schedule="split_tail", packed=True), Config(panel=64, cluster=4, packed=True)]  # fmt: skip
+PANELS = [Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32), Config(epilogue_n=64), Config(tile_n=128, epilogue_n=16, schedule="split_tail"),
+          Config(epilogue_n=64, cluster=2, schedule="split_tail", deferred_epilogue=True), Config(epilogue_n=64, cluster=4, deferred_epilogue=True)]  # fmt: skip
 
 
 def products():
@@ -34,7 +34,7 @@ def products():
         gemm(matrix(m, k, transposed=True), randn(k, n), **options)
     a, b, residual = randn(2500, 600), randn(600, 512), randn(2500, 512)  # several tasks a block, whose results wait for the next
     for operands in (dict(activation="gelu"), dict(gate=randn(512), residual=residual)):
-        gemm(a, b, bias=randn(512), config=Config(cols=64, panel=16, packed=True), **operands)
+        gemm(a, b, bias=randn(512), config=Config(tile_n=64, epilogue_n=16, deferred_epilogue=True), **operands)
     gemm(randn(129, 255), randn(255, 127), config=Config())  # operands and result are copied
     for m, n, k in ((1, 4095, 257), (16, 1024, 1024), (129, 127, 255)):
         gemm(randn(m, k), randn(k, n))

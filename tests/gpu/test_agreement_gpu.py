@@ -72,7 +72,7 @@ def test_streams_of_whole_numbers(rng, cls):
     template = cls(consumers=2)
     lengths = [0, 1, 2, 5, 3]
     tensors = streaming.operands(template, lengths, rng, "cpu")
-    y = torch.empty(len(lengths) * template.consumers * template.rows, template.cols, dtype=tk.to_torch(template.out))
+    y = torch.empty(len(lengths) * template.consumers * template.tile_m, template.tile_n, dtype=tk.to_torch(template.out))
     x, e, s, counts = tensors
     gpu, simulated = both(lambda x, e, s, counts, y: template(x, e, s, y, counts, tasks=len(lengths), blocks=2), x, e, s, counts, y)
     assert torch.equal(gpu.nan_to_num(-7), simulated.nan_to_num(-7))

@@ -51,8 +51,8 @@ def test_head_dimensions(dim, value_dim, rng):
     check(*operands(1, 2, 2, 140, 200, dim, value_dim))
 
 
-@pytest.mark.parametrize("dim, config", [slow(128, Config(cols=224)), (64, Config(cols=160, consumers=3)), slow(256, Config(cols=96, panel=64)),
-                                         (96, Config(cols=64, ordered=False))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dim, config", [slow(128, Config(tile_n=224)), (64, Config(tile_n=160, consumers=3)), slow(256, Config(tile_n=96, epilogue_n=64)),
+                                         (96, Config(tile_n=64, warp_scheduler_barrier=False))], ids=str)  # fmt: skip
 def test_configurations(dim, config, rng):
     """Blocks of keys that are no power of two: K in one line and in two (256), V and P in pieces."""
     for causal in on_gpu_or_simulated([False, True], [bool(rng.integers(2))]):

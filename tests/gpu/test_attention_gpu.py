@@ -101,10 +101,10 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
     check(*operands(1, 2, 1, 140, 200, dim, value_dim, dtype), causal=causal)
 
 
-CONFIGS = [slow(Config(cols=64)), slow(Config(cols=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(ordered=False)),
-           Config(cols=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(cols=64, consumers=4, stages=2)), slow(Config(drawn=False)),
-           slow(Config(cols=176, panel=32)), slow(Config(cols=80, consumers=1)),
-           Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)]  # fmt: skip
+CONFIGS = [slow(Config(tile_n=64)), slow(Config(tile_n=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(warp_scheduler_barrier=False)),
+           Config(tile_n=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(tile_n=64, consumers=4, stages=2)), slow(Config(dynamic=False)),
+           slow(Config(tile_n=176, epilogue_n=32)), slow(Config(tile_n=80, consumers=1)),
+           Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -115,8 +115,8 @@ def test_configurations(config, rng):
             check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
 
 
-@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(cols=176, panel=64)), slow(128, 64, Config(cols=112)), (32, 96, Config(cols=144)),
-                                                    slow(96, 96, Config(cols=96)), slow(256, 256, Config(cols=48, panel=128))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(tile_n=176, epilogue_n=64)), slow(128, 64, Config(tile_n=112)), (32, 96, Config(tile_n=144)),
+                                                    slow(96, 96, Config(tile_n=96)), slow(256, 256, Config(tile_n=48, epilogue_n=128))], ids=str)  # fmt: skip
 def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
     """K in several lines, in one, and in none, where head dimensions are none: then several products make the scores."""
     kinds = ({}, dict(causal=True), dict(window=(100, 20)), dict(softcap=2.0))
@@ -181,7 +181,7 @@ def test_special_numbers(rng):
 
 
 @pytest.mark.parametrize("where, causal", [("q", False), ("k", True), ("v", False), ("v", True)])
-@pytest.mark.parametrize("dim, config", [(128, None), slow(64, None), (64, Config(cols=64, consumers=1)), slow(64, Config(consumers=3))])
+@pytest.mark.parametrize("dim, config", [(128, None), slow(64, None), (64, Config(tile_n=64, consumers=1)), slow(64, Config(consumers=3))])
 def test_infinite_numbers(dim, config, where, causal, rng):
     """As in torch: a score of ∞ makes its row NaN and its log-sum-exp ∞, one of −∞ has no weight, an infinite value is one of the output."""
     q, k, v = operands(1, 2, 2, 200, 300, dim)
@@ -233,7 +233,7 @@ def test_runs_are_bitwise_equal(dim, causal, rng):
     assert not sum(different)
 
 
-@pytest.mark.parametrize("dim, config", [slow(128, None), slow(64, Config(cols=64, consumers=1)), (64, Config(consumers=3)), (64, None)])
+@pytest.mark.parametrize("dim, config", [slow(128, None), slow(64, Config(tile_n=64, consumers=1)), (64, Config(consumers=3)), (64, None)])
 def test_error_with_outliers(dim, config, rng):
     """Hardly larger than if no weight were above one: where one key gets most of a row's weight, this is rounded to itself."""
     def outliers(*shape):

@@ -62,7 +62,7 @@ def test_operands_of_every_kind(rng, kind):
     assert near(out, *reference(*sums_of(a, b), **given))
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["packed", "packed, split_tail", "independent"]))
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["packed", "packed, split_tail", "pingpong"]))
 def test_functions_of_the_sums_alone(rng, kind):
     """They may be applied to sums that were rounded, as an activation may: where results wait in registers."""
     m, n, k = extents(rng)
@@ -99,9 +99,9 @@ def test_scaled_operands_of_eight_bits(rng, out_dtype, block):
     )
     given = operands_of(m, n, FP32, out_dtype)
     config = (
-        short(Config(consumers=1, cols=128, depth=128))
+        short(Config(consumers=1, tile_n=128, tile_k=128))
         if block
-        else short(Config(cols=128, consumers=1, panel=64, packed=True))
+        else short(Config(tile_n=128, consumers=1, epilogue_n=64, deferred_epilogue=True))
     )
     out = gemm(a, b, epilogue=Epilogue(scaled, **given), out_dtype=out_dtype, config=config, **scaling)
     assert out.dtype == out_dtype and near(out, *reference(*sums_of(a, b, **scaling), **given))

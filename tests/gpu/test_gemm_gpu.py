@@ -23,7 +23,7 @@ def multiply(a, b, config=CHOSEN, out_dtype=None, **operands):
     """`gemm`, checked."""
     config = short(config)
     out = gemm(a, b, config=config, out_dtype=out_dtype, **operands)
-    check(out, a, b, f"{config}", config is None or config.packed, **operands)
+    check(out, a, b, f"{config}", config is None or config.deferred_epilogue, **operands)
     return out
 
 
@@ -41,39 +41,39 @@ def test_layouts(rng, transposed, dtype):
         multiply(a, b, config)
 
 
-WIDE = [slow(Config(consumers=1, cols=176)), Config(cols=112), slow(Config(cols=96, cluster=2)), slow(Config(cols=224, cluster=2)),
-        slow(Config(consumers=1, cols=192, cluster=4)), Config(cols=144, schedule="split_k", splits=2), Config(consumers=1, cols=160, independent=True),
-        slow(Config(consumers=3, cols=176, cluster=2, panel=16))]  # fmt: skip
+WIDE = [slow(Config(consumers=1, tile_n=176)), Config(tile_n=112), slow(Config(tile_n=96, cluster=2)), slow(Config(tile_n=224, cluster=2)),
+        slow(Config(consumers=1, tile_n=192, cluster=4)), Config(tile_n=144, schedule="split_k", splits=2), Config(consumers=1, tile_n=160, pingpong=True),
+        slow(Config(consumers=3, tile_n=176, cluster=2, epilogue_n=16))]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster} {c.schedule}")
+@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.tile_n} {c.consumers} {c.cluster} {c.schedule}")
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16, E4M3], [BF16]), ids=str)
 def test_columns_that_are_no_power_of_two(rng, config, dtype):
-    """One instruction takes them where what is its B has its depth contiguous; with `swapped` that is A."""
+    """One instruction takes them where what is its B has its depth contiguous; with `swap_ab` that is A."""
     a, b = matrix(136, 200, dtype), matrix(200, 400, dtype, True)
     a, b = (a, b) if dtype != E4M3 else (matrix(136, 208, dtype), matrix(208, 400, dtype, True))
     multiply(a, b, config, out_dtype=BF16, bias=randn(400))
-    if config.schedule == "persistent" and not config.independent:
-        multiply(b.mT, a.mT, replace(config, swapped=True), out_dtype=BF16)
+    if config.schedule == "persistent" and not config.pingpong:
+        multiply(b.mT, a.mT, replace(config, swap_ab=True), out_dtype=BF16)
 
 
-SHARED = [Config(consumers=1, cols=128, cluster=4), slow(Config(consumers=1, cols=64, cluster=2)), slow(Config(consumers=1, cols=144, cluster=4)),
-          Config(consumers=1, cols=144, cluster=8), slow(Config(consumers=1, cols=32, cluster=8)),
-          Config(cols=160, cluster=2), slow(Config(consumers=3, cols=192, cluster=2, panel=32))]  # fmt: skip
+SHARED = [Config(consumers=1, tile_n=128, cluster=4), slow(Config(consumers=1, tile_n=64, cluster=2)), slow(Config(consumers=1, tile_n=144, cluster=4)),
+          Config(consumers=1, tile_n=144, cluster=8), slow(Config(consumers=1, tile_n=32, cluster=8)),
+          Config(tile_n=160, cluster=2), slow(Config(consumers=3, tile_n=192, cluster=2, epilogue_n=32))]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", SHARED, ids=lambda c: f"{c.cols} {c.consumers} {c.cluster}")
+@pytest.mark.parametrize("config", SHARED, ids=lambda c: f"{c.tile_n} {c.consumers} {c.cluster}")
 def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
     """Where what becomes B has its columns contiguous: each of its swizzle lines, and of its pieces of no power of two, is shared by the blocks."""
     a, b = matrix(200, 136, BF16, True), matrix(136, 400)
     for swapped in (False, True):
-        multiply(a, b, replace(config, swapped=swapped))
+        multiply(a, b, replace(config, swap_ab=swapped))
 
 
-PANELS = [Config(panel=64), Config(rows=128, cols=128, independent=True, panel=32, cluster=2), Config(cols=192, panel=64), Config(cols=224, panel=32),
-          Config(consumers=1, cols=64, swapped=True, panel=16), Config(cols=128, panel=64, schedule="stream_k"),
-          Config(consumers=3, cols=192, panel=32), Config(cols=64, independent=True, swapped=True, panel=16), Config(panel=64, packed=True),
-          Config(panel=64, packed=True, cluster=2, schedule="split_tail"), Config(cols=192, panel=64, packed=True, swapped=True)]  # fmt: skip
+PANELS = [Config(epilogue_n=64), Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2), Config(tile_n=192, epilogue_n=64), Config(tile_n=224, epilogue_n=32),
+          Config(consumers=1, tile_n=64, swap_ab=True, epilogue_n=16), Config(tile_n=128, epilogue_n=64, schedule="stream_k"),
+          Config(consumers=3, tile_n=192, epilogue_n=32), Config(tile_n=64, pingpong=True, swap_ab=True, epilogue_n=16), Config(epilogue_n=64, deferred_epilogue=True),
+          Config(epilogue_n=64, deferred_epilogue=True, cluster=2, schedule="split_tail"), Config(tile_n=192, epilogue_n=64, deferred_epilogue=True, swap_ab=True)]  # fmt: skip
 
 
 OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))
@@ -89,9 +89,9 @@ def test_results_in_panels(rng, config, dtype):
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
 
 
-WAITING = [Config(panel=64, packed=True), Config(panel=64, cluster=2, packed=True), Config(panel=64, cluster=4, packed=True),
-           Config(cols=64, panel=16, packed=True, swapped=True),
-           Config(panel=64, schedule="split_tail", packed=True), Config(cols=192, panel=32, consumers=1, packed=True)]  # fmt: skip
+WAITING = [Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, cluster=2, deferred_epilogue=True), Config(epilogue_n=64, cluster=4, deferred_epilogue=True),
+           Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, swap_ab=True),
+           Config(epilogue_n=64, schedule="split_tail", deferred_epilogue=True), Config(tile_n=192, epilogue_n=32, consumers=1, deferred_epilogue=True)]  # fmt: skip
 
 
 DONE = [("gelu", None, False), ("gelu_tanh", None, False), ("silu", None, False), (None, "col", True), ("silu", "row", True)]
@@ -116,7 +116,7 @@ def test_what_is_done_with_results_that_waited(rng, config, done, dtype, k):
     out = gemm(a, b, bias=bias, out=empty(m, n, dtype=dtype), config=short(config), **operands)
     assert out.isfinite().all()  # poison is NaN
     taken = {key: x[some] if isinstance(x, torch.Tensor) and x.shape[0] == m else x for key, x in operands.items()}
-    check(out[some], a[some], b, f"{config}", packed=True, bias=bias, **taken)
+    check(out[some], a[some], b, f"{config}", deferred_epilogue=True, bias=bias, **taken)
 
 
 @pytest.mark.parametrize("start", [16, 3])  # elements: 3 are no multiple of 16 bytes, so that operands are copied
@@ -237,7 +237,7 @@ def test_ragged_extents(rng):
 def test_depth_below_that_of_an_iteration(rng):
     for k in (1, 8, 63, 65, 127, 129, 193):
         multiply(randn(16, k), randn(k, 32))
-        multiply(randn(16, k), randn(k, 32), Config(consumers=1, cols=64, depth=128))
+        multiply(randn(16, k), randn(k, 32), Config(consumers=1, tile_n=64, tile_k=128))
 
 
 @pytest.mark.parametrize("dtype", [BF16, E4M3], ids=str)
@@ -357,7 +357,7 @@ def test_fp8_scales(rng, a_shape, b_shape):
     multiply(a, b, KINDS["swapped"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
 
 
-BLOCKWISE = [Config(consumers=consumers, cols=cols, depth=128, cluster=cluster, streamed=streamed)
+BLOCKWISE = [Config(consumers=consumers, tile_n=cols, tile_k=128, cluster=cluster, streamed=streamed)
              for consumers, cols, cluster, streamed in ((1, 128, 1, False), (1, 256, 1, False), (2, 256, 2, False), (1, 128, 1, True))]
 
 
@@ -379,7 +379,7 @@ def test_fp8_block_scales_of_very_different_sizes(rng):
     scale_a = torch.ones(64, 2, device=DEVICE)
     scale_a[:, 0], scale_a[:, 1] = 2.0**-12, 2.0**12
     scale_b = torch.tensor([[2.0**12], [2.0**-12]], device=DEVICE)
-    multiply(a, b, Config(consumers=1, cols=128, depth=128), scale_a=scale_a, scale_b=scale_b, out_dtype=FP32)
+    multiply(a, b, Config(consumers=1, tile_n=128, tile_k=128), scale_a=scale_a, scale_b=scale_b, out_dtype=FP32)
 
 
 def test_fp8_batches(rng):
@@ -418,7 +418,7 @@ def test_every_candidate_is_right(rng, name, share):
         check(out, a, b, str(config), **operands)
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "independent", "packed", "streamed", "cluster_split_k", "split_tail",
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "pingpong", "packed", "streamed", "cluster_split_k", "split_tail",
                                                    "stream_k"]))  # fmt: skip
 def test_many_tasks(rng, kind):
     """More tasks than blocks, a number of them that divides by nothing."""
@@ -497,4 +497,4 @@ def test_sums_in_fp16(rng):
     with pytest.raises(ValueError, match=r"gemm\(accumulate='fp16'\) of torch.bfloat16: must be 'fp32', or 'fp16' for operands of torch.float16"):
         gemm(a.bfloat16(), b.bfloat16(), accumulate="fp16")
     with pytest.raises(ValueError, match="tasks that are split are summed up in fp32"):
-        gemm(a, b, accumulate="fp16", config=Config(cols=128, schedule="split_k", splits=2))
+        gemm(a, b, accumulate="fp16", config=Config(tile_n=128, schedule="split_k", splits=2))

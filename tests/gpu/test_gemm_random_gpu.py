@@ -22,7 +22,7 @@ SLACK = 2.0**-18  # of the sums of magnitudes: another order of summation
 SORTS = [
     (BF16, False, True, (), ("bias",), None, "two consumers"),
     (BF16, False, False, (), (), None, "cluster"),
-    (BF16, True, False, (), ("residual",), None, "independent"),
+    (BF16, True, False, (), ("residual",), None, "pingpong"),
     (BF16, True, True, (), (), None, "split_tail"),
     (BF16, False, True, (), ("bias", "gate_col"), "silu", "swapped"),
     (BF16, False, True, (), ("bias",), "silu", "packed"),

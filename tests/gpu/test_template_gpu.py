@@ -10,17 +10,17 @@ import torch
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
-    DeferringStream,
-    ListedStream,
-    PackedStream,
+    LateTaskStream,
+    IndexedStream,
+    DeferredStream,
     PipelinedStream,
-    PlainSendingStream,
+    PlainReducingStream,
     Prefix,
-    SendingStream,
+    ReducingStream,
     SparseStream,
     SteppedStream,
     Stream,
-    TrailingStream,
+    LaggedStream,
     add_listed,
     add_sent,
     all_sent,
@@ -63,28 +63,28 @@ PLAIN = [
 PIPELINED = [
     (dict(consumers=1, stages=2), (2, 2)),
     slow(dict(consumers=2, stages=2), (2, 2)),
-    (dict(consumers=2, stages=3, ordered=True), (3, 3)),
-    slow(dict(consumers=3, ordered=True), (8, 8)),
-    slow(dict(consumers=4, weighted=False, extra=64, stages=5, ordered=True), (5, 5)),
+    (dict(consumers=2, stages=3, warp_scheduler_barrier=True), (3, 3)),
+    slow(dict(consumers=3, warp_scheduler_barrier=True), (8, 8)),
+    slow(dict(consumers=4, weighted=False, extra=64, stages=5, warp_scheduler_barrier=True), (5, 5)),
     slow(dict(consumers=2, blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16), (10, 10)),
     slow(dict(consumers=1, cols=128, extra=128), (2, 1)),
     (dict(consumers=2, cols=128, extra=64), (2, 1)),
     slow(dict(consumers=3, cols=128), (3, 0)),
-    slow(dict(consumers=4, extra=128, ordered=True), (3, 1)),
+    slow(dict(consumers=4, extra=128, warp_scheduler_barrier=True), (3, 1)),
     slow(dict(consumers=4, cols=128, out=tk.bf16, stages=2), (2, 0)),
-    (dict(consumers=2, stages=2, staggered=True), (2, 2)),  # 17 iterations are long enough for that
-    slow(dict(consumers=4, weighted=False, extra=64, stages=2, staggered=True), (2, 2)),
-    slow(dict(consumers=2, cols=128, extra=64, staggered=True), (2, 1)),
+    (dict(consumers=2, stages=2, staggered_epilogue=True), (2, 2)),  # 17 iterations are long enough for that
+    slow(dict(consumers=4, weighted=False, extra=64, stages=2, staggered_epilogue=True), (2, 2)),
+    slow(dict(consumers=2, cols=128, extra=64, staggered_epilogue=True), (2, 1)),
 ]
 PACKED = [
     (dict(consumers=1, stages=2), (2, 2)),
-    (dict(consumers=2, stages=2, staggered=True), (2, 2)),
+    (dict(consumers=2, stages=2, staggered_epilogue=True), (2, 2)),
     slow(dict(consumers=3, stages=5, weighted=False), (5, 5)),
     (dict(consumers=2, stages=3, out=tk.bf16, dtype=tk.bf16, blocks_per_sm=2), (3, 3)),
-    slow(dict(consumers=2, cols=128, extra=64, staggered=True, stages=2), (2, 2)),
+    slow(dict(consumers=2, cols=128, extra=64, staggered_epilogue=True, stages=2), (2, 2)),
 ]
 STEPPED = [PACKED[1], slow(*PACKED[0]), (dict(consumers=2, stages=3, weighted=False), (3, 3))]
-KINDS = {Stream: PLAIN, PipelinedStream: PIPELINED, PackedStream: PACKED, SteppedStream: STEPPED}
+KINDS = {Stream: PLAIN, PipelinedStream: PIPELINED, DeferredStream: PACKED, SteppedStream: STEPPED}
 
 
 def of(cls, case):
@@ -193,7 +193,7 @@ def test_an_error_leaves_the_template_usable(rng):
 
 # ---------------------------------------------------------------- clusters, tasks of one's own, preloaded tiles, output rings, schedules
 
-ALONE = dict(independent=True, weighted=False)
+ALONE = dict(pingpong=True, weighted=False)
 FEATURES = [
     (CountedStream, dict(**ALONE, consumers=2)),
     slow(CountedStream, dict(**ALONE, consumers=4, stages=1)),
@@ -207,25 +207,25 @@ FEATURES = [
     slow(PipelinedStream, dict(consumers=1, cluster=4, dtype=tk.bf16)),
     (CountedStream, dict(consumers=1, schedule=tk.OnePerBlock(), cluster=2)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True)),
-    slow(TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=3)),
+    slow(LaggedStream, dict(consumers=2, schedule=tk.Dynamic(), stages=3)),
     (CountedStream, dict(consumers=2, schedule=tk.SplitK(3), residual=True, stages=2)),
     slow(CountedStream, dict(**ALONE, consumers=2, schedule=tk.SplitK(2), residual=True)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), blocks_per_sm=2)),
     slow(CountedStream, dict(**ALONE, consumers=4, schedule=tk.SplitTail(), extra=64)),
     slow(CountedStream, dict(consumers=1, schedule=tk.SplitTail(), cluster=2, residual=True)),
-    (TrailingStream, dict(consumers=2, stages=2)),
-    slow(TrailingStream, dict(consumers=2, cols=128, weighted=False)),
-    slow(TrailingStream, dict(consumers=3, ordered=True, early=False, extra=128)),
-    slow(TrailingStream, dict(**ALONE, consumers=2, residual=True)),
-    slow(TrailingStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),
-    slow(TrailingStream, dict(consumers=2, out=tk.bf16, dtype=tk.bf16, cols=128, extra=128, weighted=False)),
-    slow(TrailingStream, dict(consumers=2, stages=2, trailing_producer=True)),
-    (TrailingStream, dict(consumers=2, stages=3, schedule=tk.Dynamic(), trailing_producer=True)),
-    slow(TrailingStream, dict(consumers=2, cols=128, weighted=False, trailing_producer=True)),
-    slow(TrailingStream, dict(**ALONE, consumers=2, residual=True, trailing_producer=True)),
-    slow(DeferringStream, dict(consumers=2, stages=3, residual=True)),
-    (DeferringStream, dict(consumers=1, stages=2, early=False, cols=128)),
-    (DeferringStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
+    (LaggedStream, dict(consumers=2, stages=2)),
+    slow(LaggedStream, dict(consumers=2, cols=128, weighted=False)),
+    slow(LaggedStream, dict(consumers=3, warp_scheduler_barrier=True, early=False, extra=128)),
+    slow(LaggedStream, dict(**ALONE, consumers=2, residual=True)),
+    slow(LaggedStream, dict(consumers=1, cluster=2, stages=3, schedule=tk.OnePerBlock())),
+    slow(LaggedStream, dict(consumers=2, out=tk.bf16, dtype=tk.bf16, cols=128, extra=128, weighted=False)),
+    slow(LaggedStream, dict(consumers=2, stages=2, lagged_producer=True)),
+    (LaggedStream, dict(consumers=2, stages=3, schedule=tk.Dynamic(), lagged_producer=True)),
+    slow(LaggedStream, dict(consumers=2, cols=128, weighted=False, lagged_producer=True)),
+    slow(LaggedStream, dict(**ALONE, consumers=2, residual=True, lagged_producer=True)),
+    slow(LateTaskStream, dict(consumers=2, stages=3, residual=True)),
+    (LateTaskStream, dict(consumers=1, stages=2, early=False, cols=128)),
+    (LateTaskStream, dict(consumers=2, stages=2, dtype=tk.bf16, cols=128, schedule=tk.Dynamic())),
     (Prefix, dict(consumers=1, stages=1, output_stages=1)),
     slow(Prefix, dict(consumers=2, stages=2, output_stages=3, extra=64)),
     slow(Prefix, dict(consumers=4, dtype=tk.bf16, out=tk.bf16, schedule=tk.OnePerBlock())),
@@ -271,7 +271,7 @@ def test_features(cls, knobs, rng):
         check_stream(template, (lengths * full)[:tasks], None, rng)
     many = [*lengths, *rng.choice(lengths, on_gpu_or_simulated(60, 6)).tolist()]
     for blocks in (1, 2):
-        if template.single:
+        if template.one_tile_per_block:
             with pytest.raises(tk.TileError, match=rf"{cls.__name__}: {len(many)} tasks, or parts of tasks, for {blocks} blocks; each has one at most"):
                 check_stream(template, many, blocks, rng)
         else:
@@ -282,7 +282,7 @@ def test_features(cls, knobs, rng):
 @pytest.mark.parametrize(("cls", "knobs"), [
     (CountedStream, dict(consumers=2, residual=True, stages=2)),
     (CountedStream, dict(consumers=1, cluster=2, extra=64)),
-    (TrailingStream, dict(consumers=2, stages=2)),
+    (LaggedStream, dict(consumers=2, stages=2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=2)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(3), stages=2)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail())),
@@ -290,21 +290,21 @@ def test_features(cls, knobs, rng):
 ], ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(f"{k}_{v}" for k, v in x.items()))  # fmt: skip
 def test_one_task_a_block(cls, knobs, rng):
     """Kernels without the loop over tasks: as many tasks, and parts of them, as there are blocks, and no more."""
-    template = cls(**knobs, single=True)
+    template = cls(**knobs, one_tile_per_block=True)
     stages, full = template.placement(90).stages, slots(template)
     lengths = [stages, 0, 1, stages + 1, 2, 9]
     parts = template.schedule.parts if isinstance(template.schedule, tk.SplitK) else 1
     for tasks in (1, 2, full // parts):
         check_stream(template, (lengths * full)[:tasks], None, rng)
     if not isinstance(template.schedule, tk.SplitTail):
-        with pytest.raises(tk.TileError, match=r"blocks; each has one at most \(single=True, or OnePerBlock\(\)\)"):
+        with pytest.raises(tk.TileError, match=r"blocks; each has one at most \(one_tile_per_block=True, or OnePerBlock\(\)\)"):
             check_stream(template, [1] * (full // parts + 1), None, rng)
 
 
 @pytest.mark.simulated(multiprocessors=3)
 @pytest.mark.parametrize("cls, knobs", [
-    (SendingStream, dict()), (SendingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), slow(SendingStream, dict(consumers=3, stages=3)),
-    slow(PlainSendingStream, dict(schedule=tk.Dynamic())), (PlainSendingStream, dict(consumers=1, stages=1, residual=False)),
+    (ReducingStream, dict()), (ReducingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), slow(ReducingStream, dict(consumers=3, stages=3)),
+    slow(PlainReducingStream, dict(schedule=tk.Dynamic())), (PlainReducingStream, dict(consumers=1, stages=1, residual=False)),
 ], ids=str)  # fmt: skip
 def test_working_tiles_leave_by_senders(cls, knobs, rng):
     template = cls(**knobs)
@@ -358,14 +358,14 @@ def test_more_blocks_than_the_device_holds(rng):
         check_stream(template, [4] * 3, 4 * slots(template), rng)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, entries=16),
-                                   dict(consumers=1, stages=3, trailing_producer=True, entries=9),
-                                   dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
-                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), entries=16),
-                                   dict(consumers=1, cluster=2, stages=3, entries=5)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, page_indices=16),
+                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=9),
+                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
+                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
+                                   dict(consumers=1, cluster=2, stages=3, page_indices=5)], ids=str)  # fmt: skip
 def test_entries_of_tables(knobs, rng):
-    template = ListedStream(**knobs)
+    template = IndexedStream(**knobs)
     tensors = operands(template, [int(n) for n in rng.integers(0, 9, on_gpu_or_simulated(40, 16))], rng, DEVICE)
     expected = prefixes(template, *tensors)[:, -1].reshape(-1, template.cols).float()
     assert torch.equal(add_listed(template, *tensors, blocks=None).cpu(), expected)

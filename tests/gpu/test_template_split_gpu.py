@@ -24,11 +24,11 @@ CASES = [
     slow(dict(consumers=1, order=tk.LongestFirst(), schedule=tk.SplitTail(), cluster=2)),
     dict(consumers=2, order=tk.LongestFirst(), schedule=tk.SplitRest(), blocks_per_sm=2, stages=2),
     dict(consumers=1, order=tk.Supergroup(3), schedule=tk.OnePerBlock(), cluster=4, stages=2),
-    dict(consumers=2, order=tk.Supergroup(8), independent=True, schedule=tk.StreamK(), stages=3),
+    dict(consumers=2, order=tk.Supergroup(8), pingpong=True, schedule=tk.StreamK(), stages=3),
     slow(dict(consumers=2, order=tk.Supergroup(2), schedule=tk.ClusterSplitK(2), residual=True, stages=2)),
     dict(consumers=1, order=tk.RowMajor(), schedule=tk.ClusterSplitK(4), residual=True),
     slow(dict(consumers=4, order=tk.ColumnMajor(), schedule=tk.ClusterSplitK(2))),
-    dict(consumers=4, order=tk.LongestFirst(), independent=True, cluster=2, stages=2),
+    dict(consumers=4, order=tk.LongestFirst(), pingpong=True, cluster=2, stages=2),
 ]
 
 

@@ -20,13 +20,13 @@ from tritonkittens.lang.template import template
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
-    pytest.param((130, 300, 64, 64), Config(ordered=True), dict(causal=True), id="causal, in turns"),
-    slow((400, 400, 64, 64), Config(cols=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
-    pytest.param((300, 100, 64, 64), Config(cols=64, consumers=3, ordered=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
-    pytest.param((130, 140, 64, 64), Config(cols=64, consumers=1, drawn=False), dict(window=(40, 10)), id="window"),
-    pytest.param((150, 140, 256, 256), Config(cols=64), dict(causal=True), id="results over the ring"),
-    slow((150, 140, 192, 128), Config(cols=64, stages=2), dict(softcap=3.0), id="two stages"),
-    slow((150, 300, 128, 128), Config(cols=112, panel=32, ordered=True), {}, id="one wgmma, results in panels"),
+    pytest.param((130, 300, 64, 64), Config(warp_scheduler_barrier=True), dict(causal=True), id="causal, in turns"),
+    slow((400, 400, 64, 64), Config(tile_n=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
+    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
+    pytest.param((130, 140, 64, 64), Config(tile_n=64, consumers=1, dynamic=False), dict(window=(40, 10)), id="window"),
+    pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="results over the ring"),
+    slow((150, 140, 192, 128), Config(tile_n=64, stages=2), dict(softcap=3.0), id="two stages"),
+    slow((150, 300, 128, 128), Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True), {}, id="one wgmma, results in panels"),
 ]
 
 
@@ -46,7 +46,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
     k[..., 0], q[..., 0] = -torch.arange(400) / 8, 0.0  # blocks go from the last to the first
     q[0, 0, ::48, 0] = 20.0
     out = poison(torch.empty_like(q))
-    for config in (Config(consumers=3), Config(cols=64, consumers=1, blocks_per_sm=3, ordered=False)):
+    for config in (Config(consumers=3), Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)):
         sim.explore(lambda config=config: attention(q, k, v, out=out, config=config), schedules=8)
         assert (out.double() - attention_torch(q, k, v)[0]).abs().max() < 0.05
 
@@ -102,7 +102,7 @@ def test_bytes(cols, lengths, schedules, rng):
     queries, keys = lengths
     q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (queries, keys, keys))
     out = poison(torch.empty(1, 2, queries, 64, dtype=torch.bfloat16))
-    sim.explore(lambda: attention_fp8(q, k, v, out=out, config=Config(cols=cols), causal=True), schedules=schedules)
+    sim.explore(lambda: attention_fp8(q, k, v, out=out, config=Config(tile_n=cols), causal=True), schedules=schedules)
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 

@@ -17,36 +17,36 @@ SCHEDULES = 6, 12
 CASES = {
     "default": ({}, ()),
     "cluster": (KINDS["cluster"].__dict__, ()),
-    "cluster of 2 consumers": (dict(cols=64, cluster=2), ("bias", "residual")),
+    "cluster of 2 consumers": (dict(tile_n=64, cluster=2), ("bias", "residual")),
     "wide": (KINDS["wide"].__dict__, ("bias",)),
-    "wide, shared by a cluster": (dict(consumers=1, cols=96, cluster=2), ()),
-    "wide, three consumers, unequal parts": (dict(consumers=3, cols=112, cluster=2, panel=16, stages=2), ("bias",)),
-    "independent": (KINDS["independent"].__dict__, ("residual",)),
+    "wide, shared by a cluster": (dict(consumers=1, tile_n=96, cluster=2), ()),
+    "wide, three consumers, unequal parts": (dict(consumers=3, tile_n=112, cluster=2, epilogue_n=16, stages=2), ("bias",)),
+    "pingpong": (KINDS["pingpong"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
     "packed": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "gate")),
     "packed, split tail, cluster": (dict(KINDS["packed, split_tail"].__dict__, stages=2), ("bias",)),
     "packed, residual": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "residual")),
-    "packed, residual in two panels, swapped": (dict(consumers=1, cols=32, panel=16, swapped=True, packed=True, stages=2), ("gate", "residual")),
-    "packed, swapped": (dict(consumers=1, cols=32, panel=16, swapped=True, packed=True, stages=2), ("gate",)),
+    "packed, residual in two panels, swapped": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate", "residual")),
+    "packed, swapped": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate",)),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
-    "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, panel=16, swapped=True, stages=2), ("residual",)),
-    "panels of a residual, two parts": (dict(consumers=1, cols=64, schedule="cluster_split_k", splits=2, panel=16, stages=2), ("bias", "residual")),
-    "panels of a residual, cluster": (dict(cols=64, cluster=2, panel=16, stages=2), ("residual",)),
+    "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2), ("residual",)),
+    "panels of a residual, two parts": (dict(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2, epilogue_n=16, stages=2), ("bias", "residual")),
+    "panels of a residual, cluster": (dict(tile_n=64, cluster=2, epilogue_n=16, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
-    "cluster_split_k of 2 consumers, 4 parts": (dict(cols=128, schedule="cluster_split_k", splits=4, panel=16, stages=2), ("gate",)),
-    "cluster_split_k of 8 parts, some empty": (dict(consumers=1, cols=128, schedule="cluster_split_k", splits=8, stages=2), ()),
+    "cluster_split_k of 2 consumers, 4 parts": (dict(tile_n=128, schedule="cluster_split_k", splits=4, epilogue_n=16, stages=2), ("gate",)),
+    "cluster_split_k of 8 parts, some empty": (dict(consumers=1, tile_n=128, schedule="cluster_split_k", splits=8, stages=2), ()),
     "cluster_split_k, swapped": (dict(KINDS["swapped"].__dict__, schedule="cluster_split_k", splits=2), ("bias", "residual")),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),
     "swapped": (KINDS["swapped"].__dict__, ("bias", "gate", "residual")),
-    "residual": (dict(cols=64, stages=2), ("residual",)),
-    "two blocks": (dict(cols=64, consumers=1, blocks_per_sm=2, stages=2), ("bias", "gate")),
+    "residual": (dict(tile_n=64, stages=2), ("residual",)),
+    "two blocks": (dict(tile_n=64, consumers=1, blocks_per_sm=2, stages=2), ("bias", "gate")),
 }
 
 
-QUICK = ["default", "cluster of 2 consumers", "wide", "independent", "packed, residual in two panels, swapped", "packed",
+QUICK = ["default", "cluster of 2 consumers", "wide", "pingpong", "packed, residual in two panels, swapped", "packed",
          "panels of a residual, two parts", "split_k", "cluster_split_k", "split_tail", "stream_k",
          "swapped", "two blocks", "panels of a residual, swapped"]  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_products(name, schedules, rng):
     out = poison(torch.empty(m, n, dtype=BF16))
     result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=schedules)
     assert result.seeds == schedules
-    check(out, a, b, name, packed="packed" in name, **operands)
+    check(out, a, b, name, deferred_epilogue="packed" in name, **operands)
 
 
 OPERANDS = {
@@ -90,7 +90,7 @@ def test_kinds_of_operands(name, schedules, rng):
         check(out, a, b, name, **options)
 
 
-IN_PANELS = [dict(), dict(independent=True), dict(consumers=1, swapped=True), dict(schedule="split_tail")]
+IN_PANELS = [dict(), dict(pingpong=True), dict(consumers=1, swap_ab=True), dict(schedule="split_tail")]
 
 
 @explored(*SCHEDULES)
@@ -100,13 +100,13 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
     m, n = 290, 136
     a, b, residual = (x.cpu() for x in (randn(m, k), randn(k, n), randn(m, n)))
     out = poison(torch.empty(m, n, dtype=BF16))
-    config = Config(cols=64, panel=16, stages=2, **knobs)
+    config = Config(tile_n=64, epilogue_n=16, stages=2, **knobs)
     sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=config), schedules=schedules, multiprocessors=1)
     check(out, a, b, str(knobs), residual=residual)
 
 
-PACKED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swapped=True), dict(cols=48, consumers=1), dict(schedule="stream_k"),
-          dict(swapped=True)]  # fmt: skip
+PACKED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1), dict(schedule="stream_k"),
+          dict(swap_ab=True)]  # fmt: skip
 
 
 @explored(*SCHEDULES)
@@ -116,13 +116,13 @@ def test_packed_results_in_task_after_task(knobs, k, schedules, rng):
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))
-    config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True), **knobs})
+    config = Config(**{**dict(tile_n=64, epilogue_n=16, stages=2, deferred_epilogue=True), **knobs})
     sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=schedules, multiprocessors=config.cluster)
     check(out, a, b, str(knobs), bias=bias)
 
 
-DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swapped=True), dict(residual=True),
-        dict(residual=True, swapped=True), dict(activation="gelu", residual=True, cols=32)]  # fmt: skip
+DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swap_ab=True), dict(residual=True),
+        dict(residual=True, swap_ab=True), dict(activation="gelu", residual=True, tile_n=32)]  # fmt: skip
 
 
 @pytest.mark.parametrize("knobs, k", crossed(DONE, [0, 64, 900]), ids=str)
@@ -135,19 +135,19 @@ def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
     if knobs.pop("residual", False):
         operands["residual"] = randn(m, n).cpu()
     schedule = "split_tail" if knobs.pop("split", False) else "persistent"
-    config = Config(**{**dict(cols=64, panel=16, stages=2, packed=True, schedule=schedule), **knobs})
+    config = Config(**{**dict(tile_n=64, epilogue_n=16, stages=2, deferred_epilogue=True, schedule=schedule), **knobs})
     sim.explore(lambda: gemm(a, b, out=out, config=config, **operands), schedules=4, multiprocessors=1)
-    check(out, a, b, str(config), packed=True, **operands)
+    check(out, a, b, str(config), deferred_epilogue=True, **operands)
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), slow(dict(cols=256)), dict(cols=256, panel=64)], ids=str)
+@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), slow(dict(tile_n=256)), dict(tile_n=256, epilogue_n=64)], ids=str)
 def test_block_scales(knobs, schedules, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()
     operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu(), residual=randn(m, n).cpu())
     out = poison(torch.empty(m, n, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(cols=128, depth=128, stages=2), **knobs}), **operands), schedules=schedules)
+    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(tile_n=128, tile_k=128, stages=2), **knobs}), **operands), schedules=schedules)
     check(out, a, b, **operands)
 
 
@@ -156,7 +156,7 @@ def test_block_scales(knobs, schedules, rng):
 def test_copied_operands_and_results(transposed, schedules, rng):
     a, b, residual = (x.cpu() for x in (matrix(130, 83, transposed="a" in transposed), matrix(83, 71, transposed="b" in transposed), randn(130, 71)))
     out = poison(torch.empty(130, 71, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(cols=64, stages=2)), schedules=schedules)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(tile_n=64, stages=2)), schedules=schedules)
     check(out, a, b, residual=residual)
 
 
@@ -197,7 +197,7 @@ def test_packed_results_on_blackwell(wanted, rng):
     out = poison(torch.empty(130, 136, dtype=BF16))
     with sim.device("sm_100a"):
         gemm(a, b, out=out, config=Config(**dict(KINDS["packed"].__dict__, stages=2)), **operands)
-    check(out, a, b, packed=True, **operands)
+    check(out, a, b, deferred_epilogue=True, **operands)
 
 
 @explored(*SCHEDULES)

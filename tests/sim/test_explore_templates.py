@@ -7,19 +7,19 @@ import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.streaming import (
     CountedStream,
-    DeferringStream,
+    LateTaskStream,
     EdgedStream,
     HandingStream,
-    ListedStream,
-    PackedStream,
+    IndexedStream,
+    DeferredStream,
     PipelinedEdgedStream,
     PipelinedStream,
-    PlainSendingStream,
+    PlainReducingStream,
     Prefix,
-    SendingStream,
+    ReducingStream,
     SharingStream,
     SteppedStream,
-    TrailingStream,
+    LaggedStream,
     WatchedStream,
     add_listed,
     add_sent,
@@ -40,54 +40,54 @@ def two_multiprocessors(monkeypatch):
 
 LENGTHS = (2, 0, 3, 1, 4)
 CASES = [
-    (CountedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
-    slow(PipelinedStream, dict(consumers=3, independent=True, weighted=False, residual=True, stages=2), LENGTHS),
+    (CountedStream, dict(consumers=2, pingpong=True, weighted=False, stages=2), LENGTHS),
+    slow(PipelinedStream, dict(consumers=3, pingpong=True, weighted=False, residual=True, stages=2), LENGTHS),
     slow(CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
-    (PipelinedStream, dict(consumers=2, staggered=True, stages=2), (16, 2, 17, 0, 16, 1, 18, 3)),
-    slow(PipelinedStream, dict(consumers=3, staggered=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
-    slow(PipelinedStream, dict(consumers=2, cluster=2, staggered=True, stages=2), (16, 1, 17, 3)),
-    slow(TrailingStream, dict(consumers=2, staggered=True, stages=2), (17, 16, 16, 3)),
+    (PipelinedStream, dict(consumers=2, staggered_epilogue=True, stages=2), (16, 2, 17, 0, 16, 1, 18, 3)),
+    slow(PipelinedStream, dict(consumers=3, staggered_epilogue=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
+    slow(PipelinedStream, dict(consumers=2, cluster=2, staggered_epilogue=True, stages=2), (16, 1, 17, 3)),
+    slow(LaggedStream, dict(consumers=2, staggered_epilogue=True, stages=2), (17, 16, 16, 3)),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
-    (PackedStream, dict(consumers=2, stages=2), LENGTHS),
-    slow(PackedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 2, 0, 17, 1, 16, 3)),
-    slow(PackedStream, dict(consumers=3, stages=3, staggered=True, weighted=False), (24, 1, 25, 0, 2)),
-    slow(PackedStream, dict(consumers=1, cluster=2, stages=2, residual=True), (2, 0, 1)),
-    slow(PackedStream, dict(consumers=2, independent=True, weighted=False, stages=2), LENGTHS),
-    (PackedStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2, residual=True), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
+    (DeferredStream, dict(consumers=2, stages=2), LENGTHS),
+    slow(DeferredStream, dict(consumers=2, stages=2, staggered_epilogue=True, residual=True), (16, 2, 0, 17, 1, 16, 3)),
+    slow(DeferredStream, dict(consumers=3, stages=3, staggered_epilogue=True, weighted=False), (24, 1, 25, 0, 2)),
+    slow(DeferredStream, dict(consumers=1, cluster=2, stages=2, residual=True), (2, 0, 1)),
+    slow(DeferredStream, dict(consumers=2, pingpong=True, weighted=False, stages=2), LENGTHS),
+    (DeferredStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2, residual=True), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
     (SteppedStream, dict(consumers=2, stages=2), (9, 2, 0, 5, 8, 1)),
-    slow(SteppedStream, dict(consumers=2, stages=2, staggered=True, residual=True), (16, 9, 0, 17, 1, 16, 3)),
+    slow(SteppedStream, dict(consumers=2, stages=2, staggered_epilogue=True, residual=True), (16, 9, 0, 17, 1, 16, 3)),
     slow(SteppedStream, dict(consumers=1, stages=3, residual=True, schedule=tk.Dynamic()), (10, 0, 3, 9)),
-    slow(SteppedStream, dict(consumers=2, independent=True, weighted=False, stages=2), (3, 9, 0, 8, 1)),
+    slow(SteppedStream, dict(consumers=2, pingpong=True, weighted=False, stages=2), (3, 9, 0, 8, 1)),
     (CountedStream, dict(consumers=1, schedule=tk.SplitK(2), stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.SplitTail(), stages=2), LENGTHS),
     slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2), LENGTHS),
     (CountedStream, dict(consumers=1, schedule=tk.StreamK(), residual=True, stages=2), (5, 5, 5)),
     (CountedStream, dict(consumers=2, schedule=tk.Dynamic(), residual=True, stages=2), (2, 0, 3, 1, 4, 0, 0, 0, 1)),
-    (TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2), LENGTHS),
-    slow(TrailingStream, dict(consumers=2, schedule=tk.Dynamic(), cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),
-    slow(TrailingStream, dict(consumers=2, stages=2), LENGTHS),
-    slow(TrailingStream, dict(consumers=2, stages=2, early=False, ordered=True, extra=128), LENGTHS),
-    slow(TrailingStream, dict(consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
-    slow(TrailingStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
-    slow(TrailingStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
+    (LaggedStream, dict(consumers=2, schedule=tk.Dynamic(), stages=2), LENGTHS),
+    slow(LaggedStream, dict(consumers=2, schedule=tk.Dynamic(), cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),
+    slow(LaggedStream, dict(consumers=2, stages=2), LENGTHS),
+    slow(LaggedStream, dict(consumers=2, stages=2, early=False, warp_scheduler_barrier=True, extra=128), LENGTHS),
+    slow(LaggedStream, dict(consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
+    slow(LaggedStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
+    slow(LaggedStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
     slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
     (HandingStream, dict(consumers=2, stages=2), LENGTHS),
-    (DeferringStream, dict(consumers=2, stages=2), LENGTHS),
-    slow(DeferringStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
-    slow(DeferringStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
+    (LateTaskStream, dict(consumers=2, stages=2), LENGTHS),
+    slow(LateTaskStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
+    slow(LateTaskStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
     (Prefix, dict(consumers=2, stages=2, output_stages=1), LENGTHS),
-    slow(Prefix, dict(consumers=1, stages=2, tells_tasks=True), LENGTHS),
+    slow(Prefix, dict(consumers=1, stages=2, broadcast_tile=True), LENGTHS),
     slow(Prefix, dict(consumers=1, cluster=2, stages=2), (2, 0, 1)),
-    (CountedStream, dict(consumers=2, residual=True, stages=2, single=True), (3, 0)),
-    slow(TrailingStream, dict(consumers=2, stages=2, single=True), (4, 1)),
-    slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2), LENGTHS),
-    (TrailingStream, dict(trailing_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
-    slow(TrailingStream, dict(trailing_producer=True, consumers=2, stages=2, ordered=True, early=False, extra=128), LENGTHS),
-    slow(TrailingStream, dict(trailing_producer=True, consumers=3, independent=True, weighted=False, stages=2, residual=True), LENGTHS),
-    slow(TrailingStream, dict(trailing_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
-    (TrailingStream, dict(consumers=2, stages=2, trailing_producer=True, single=True), (4, 1)),
-    slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, single=True), (2, 5, 3)),
+    (CountedStream, dict(consumers=2, residual=True, stages=2, one_tile_per_block=True), (3, 0)),
+    slow(LaggedStream, dict(consumers=2, stages=2, one_tile_per_block=True), (4, 1)),
+    slow(LaggedStream, dict(lagged_producer=True, consumers=2, stages=2), LENGTHS),
+    (LaggedStream, dict(lagged_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
+    slow(LaggedStream, dict(lagged_producer=True, consumers=2, stages=2, warp_scheduler_barrier=True, early=False, extra=128), LENGTHS),
+    slow(LaggedStream, dict(lagged_producer=True, consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
+    slow(LaggedStream, dict(lagged_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
+    (LaggedStream, dict(consumers=2, stages=2, lagged_producer=True, one_tile_per_block=True), (4, 1)),
+    slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, one_tile_per_block=True), (2, 5, 3)),
 ]
 
 
@@ -110,27 +110,27 @@ def test_streams(cls, knobs, lengths, schedules, rng):
 
 
 @explored(8, 20)
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, entries=16)),
-                                   dict(consumers=1, stages=2, cluster=2, entries=5),
-                                   slow(dict(consumers=1, stages=3, trailing_producer=True, entries=9)),
-                                   dict(consumers=1, stages=3, trailing_producer=True, entries=16, tells_tasks=True),
-                                   slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), entries=12, tells_tasks=True)),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), entries=16)],
+@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, page_indices=16)),
+                                   dict(consumers=1, stages=2, cluster=2, page_indices=5),
+                                   slow(dict(consumers=1, stages=3, lagged_producer=True, page_indices=9)),
+                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
+                                   slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True)),
+                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16)],
                          ids=str)  # fmt: skip
 def test_entries_of_tables(knobs, schedules, rng):
-    template = ListedStream(**knobs)
+    template = IndexedStream(**knobs)
     x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.single else 2)), schedules=schedules)
+    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.one_tile_per_block else 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
     assert all(torch.equal(y, expected) for y in found)
 
 
 def test_deferred_tiles_that_first_does_not_wait_for(rng):
-    template = DeferringStream(consumers=2, stages=2, waits=False)
+    template = LateTaskStream(consumers=2, stages=2, waits=False)
     x, e, s, counts = operands(template, LENGTHS, rng, "cpu")
     y = poison(torch.empty(len(LENGTHS) * 2 * template.rows, template.cols))
-    with pytest.raises(sim.SimulationError, match="deferred.L"):
+    with pytest.raises(sim.SimulationError, match="late_task.L"):
         sim.explore(lambda: template(x, e, s, y, counts, tasks=len(LENGTHS), blocks=2), schedules=20)
 
 
@@ -149,12 +149,12 @@ def watched(rng, schedules, **knobs):
 def test_consumers_that_end_one_behind_the_other(schedules, rng):
     assert torch.equal(*watched(rng, schedules))
     with pytest.raises(sim.SimulationError, match="gives another result than schedule 0"):
-        watched(rng, 20, staggered=False)
+        watched(rng, 20, staggered_epilogue=False)
 
 
 @pytest.mark.parametrize("cls, knobs", [
-    (SendingStream, dict(stages=2)), (SendingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())), (PlainSendingStream, dict(stages=2, consumers=1)),
-    slow(PlainSendingStream, dict(stages=1, schedule=tk.Dynamic())),
+    (ReducingStream, dict(stages=2)), (ReducingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())), (PlainReducingStream, dict(stages=2, consumers=1)),
+    slow(PlainReducingStream, dict(stages=1, schedule=tk.Dynamic())),
 ], ids=str)  # fmt: skip
 @explored(8, 20)
 def test_working_tiles_leave_by_senders(cls, knobs, schedules, rng):
@@ -163,7 +163,7 @@ def test_working_tiles_leave_by_senders(cls, knobs, schedules, rng):
     found = []
     sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
-    sent = all_sent(template, x, lengths)
+    reduce_store_done = all_sent(template, x, lengths)
     assert all(torch.equal(y, expected) and torch.equal(z, sent) and (counts == 11).all() for y, z, counts in found)
 
 
@@ -185,7 +185,7 @@ def test_edges(cls, knobs, rng):
     assert torch.equal(y.view(len(lengths), template.rows, -1), (steps_of_x * factors[:, :, None, None]).sum(1).float())
 
 
-@pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, independent=True), dict(schedule=tk.ClusterSplitK(2)),
+@pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, pingpong=True), dict(schedule=tk.ClusterSplitK(2)),
                                    slow(dict(schedule=tk.ClusterSplitK(4), consumers=2))], ids=str)
 def test_products_in_flight(knobs, rng):
     """A block has several tasks: what others send for the next must not arrive before it has read what they sent for this one."""

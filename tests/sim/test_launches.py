@@ -97,11 +97,11 @@ class Copy(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        return tk.task(1, when=ctx.task < tk.extent(ctx.globals.X, 0) // 64)
+        return tk.task(1, when=ctx.task_id < tk.extent(ctx.globals.X, 0) // 64)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, 0), input.arrived)
 
     @triton.jit
     def start(ctx):
@@ -113,7 +113,7 @@ class Copy(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, staging):
-        tk.store(ctx.globals.Y, state.x, (ctx.task, 0))
+        tk.store(ctx.globals.Y, state.x, (ctx.task_id, 0))
 
 
 def test_a_grid_with_a_0_is_no_work():

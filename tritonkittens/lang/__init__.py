@@ -177,8 +177,8 @@ from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer
 from tritonkittens.lang.sync.semaphores import arrive, careful_wait, expect, semaphores, sync, wait
 from tritonkittens.lang.sync.warp_specialize import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
 from tritonkittens.lang.template.calls import release, wait_for
-from tritonkittens.lang.template.consumer_barriers import hand_back, hand_over, my_turn, pass_turn, sync_consumers, take_back, take_over
-from tritonkittens.lang.template.reduce_warp import await_call, await_sender, call_sender
+from tritonkittens.lang.template.consumer_barriers import exchange_release, hand_over, warp_scheduler_sync, warp_scheduler_arrive, sync_consumers, take_back, take_over
+from tritonkittens.lang.template.reduce_warp import reduce_wait, reduce_acquire, reduce_commit
 from tritonkittens.lang.template.smem_plan import layout
 from tritonkittens.lang.template.template import Call, lcf, lcsf
 from tritonkittens.lang.types.global_layout import extent, gl
@@ -186,20 +186,20 @@ from tritonkittens.lang.types.tiles import col_vec, row_vec, rt, rv, st, sv, tt
 from tritonkittens.lang.types.varlen import sequence
 
 __all__ = [
-    "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "are_stored", "arrive", "as_fragments", "await_call",
-    "await_sender", "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row", "byte_operand",
-    "byte_operand_column", "Call", "call_sender", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div", "cluster_rank", "cluster_sync", "ClusterSplitK",
+    "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "are_stored", "arrive", "as_fragments", "reduce_wait",
+    "reduce_acquire", "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row", "byte_operand",
+    "byte_operand_column", "Call", "reduce_commit", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div", "cluster_rank", "cluster_sync", "ClusterSplitK",
     "col_argmax", "col_argmin", "col_cumsum", "col_max", "col_mean", "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols",
     "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "dependency_wait", "dependents_launch",
     "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event", "exp", "exp2", "exp2_col", "exp2_row", "expect", "extent",
     "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp8e4m3", "fp8e5m2", "fragment_place", "from_torch", "full", "full_like", "gather_rows", "ge",
-    "ge_col", "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "hand_back", "hand_over", "hasnan", "im2col", "increase_registers", "int32", "int64",
+    "ge_col", "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "exchange_release", "exchange_commit", "hasnan", "im2col", "increase_registers", "int32", "int64",
     "int8", "iota", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load", "load_async",
     "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max", "load_scalar", "log", "log2",
     "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row", "make_causal", "make_causal_t", "mark",
     "map", "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt",
-    "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "my_turn", "named_arrive", "named_sync", "ne",
-    "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "pass_turn", "Persistent", "pin", "pipeline",
+    "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "warp_scheduler_sync", "named_arrive", "named_sync", "ne",
+    "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "warp_scheduler_arrive", "Persistent", "pin", "pipeline",
     "pipeline_state",
     "pointer_to", "pos_infty", "prefetch", "print", "prod", "producer_acquire", "producer_commit", "producer_registers", "publish", "reciprocal", "release",
     "relu", "rescale_row", "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",
@@ -207,7 +207,7 @@ __all__ = [
     "shape", "sigmoid", "silu", "sin", "sliding_window", "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "sqrt", "st",
     "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async", "store_elements", "store_fragments", "store_max_async",
     "store_min_async", "store_or_add_bytes_async", "store_read_wait", "store_wait", "stream_k", "StreamK", "struct", "sub", "sub_col", "sub_row", "subtile",
-    "subvector", "sum", "Supergroup", "supergroup", "supergroup_rows", "sv", "swap_layout", "sync", "sync_consumers", "take_back", "take_over", "tanh",
+    "subvector", "sum", "Supergroup", "supergroup", "supergroup_rows", "sv", "swap_layout", "sync", "sync_consumers", "exchange_acquire", "exchange_wait", "tanh",
     "task", "tensor_allocator", "tile_at", "TileError", "timeline", "to_torch", "transpose", "tril", "triu", "tt", "uint8", "unravel", "upper_fill",
     "upper_right_fill", "wait", "wait_for", "warp_exceeds", "where", "with_field", "zero",
 ]  # fmt: skip

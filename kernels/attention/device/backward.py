@@ -96,38 +96,38 @@ class AttentionBackwardQueries(QueryTiles):
     them; `gradient` is the factor of dQ.
     """
 
-    cols: int = 64
+    tile_n: int = 64
     edges_apart: bool = False  # what it saves, the producer's registers lose
 
     _numbers = numbers
 
     def layout(self):
-        q, do = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
-        k, v = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
-        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, offsets=None, deltas=None, dQ=q), input=dict(K=k, V=v), scratch=dict(Q=q, dO=do),
-                         finish=dict(dQ=q), args=(*self.numbers, "gradient"))
+        q, do = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
+        k, v = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
+        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, offsets=None, deltas=None, dQ=q), input=dict(K=k, V=v), task=dict(Q=q, dO=do),
+                         epilogue=dict(dQ=q), args=(*self.numbers, "gradient"))
 
     @triton.jit
-    def load_scratch(ctx, scratch):
+    def load_task(ctx, task):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.load_async(scratch.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), scratch.arrived)
-        tk.load_async(scratch.dO, ctx.globals.dO, (ctx.batch, ctx.head, row, 0), scratch.arrived)
+        tk.load_async(task.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), task.full)
+        tk.load_async(task.dO, ctx.globals.dO, (ctx.batch, ctx.head, row, 0), task.full)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
-        tk.load_async(input.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.arrived)
+        tk.load_async(input.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.full)
+        tk.load_async(input.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.last - ctx.iter, 0), input.full)
 
     @triton.jit
-    def fetch(ctx):
-        SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
+    def load_params(ctx):
+        SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
         place = ctx.config._numbers(ctx, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
         return tk.struct(offset=tk.load(ctx.globals.offsets, SUMS, place), delta=tk.load(ctx.globals.deltas, SUMS, place))
 
     @triton.jit
     def start(ctx):
-        ds = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, ctx.config.cols))
-        return tk.struct(dq=tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim)), ds=ds)
+        ds = tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, ctx.config.tile_n))
+        return tk.struct(dq=tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim)), ds=ds)
 
     @triton.jit
     def _weights(ctx, s):
@@ -139,34 +139,34 @@ class AttentionBackwardQueries(QueryTiles):
         if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
-        return tk.exp2_row(s, ctx.args.scale, ctx.fetched.offset), slope
+        return tk.exp2_row(s, ctx.args.scale, ctx.params.offset), slope
 
     @triton.jit
-    def first(ctx, state, input):
-        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
-        dp = tk.mm_ABt(ctx.scratch.dO, input.V, wait=False)
+    def compute_first(ctx, state, input):
+        s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
+        dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
-        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.fetched.delta) * slope
+        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.params.delta) * slope
         return state.replace(ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        s = tk.mm_ABt(ctx.scratch.Q, input.K, wait=False)
-        dp = tk.mm_ABt(ctx.scratch.dO, input.V, wait=False)
+        s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
+        dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
         dq = tk.mma_AB(state.ds, previous.K, state.dq, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=(dp, dq)))
-        ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.fetched.delta) * slope
+        ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.params.delta) * slope
         return state.replace(dq=tk.mma_wait(dq), ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(dq=tk.mma_AB(state.ds, input.K, state.dq))
 
     @triton.jit
-    def finish(ctx, state, staging):
-        tk.store(staging.dQ, state.dq * ctx.args.gradient)
+    def finish(ctx, state, epilogue):
+        tk.store(epilogue.dQ, state.dq * ctx.args.gradient)
         tk.fence_async()
-        tk.store_async(ctx.globals.dQ, staging.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
+        tk.store_async(ctx.globals.dQ, epilogue.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
     """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
     an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others. Where
     tasks take `turns` each begins a head with another block, number `turned`, and comes to those in front of it at the end."""
-    HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+    HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
     MASKED: tl.constexpr = ctx.config.causal or ctx.config.window
     behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
@@ -188,7 +188,7 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
     return tk.task((end - begin) * group, when=when, edges=(edge_blocks * group if EDGES else 0) if ctx.config.edge_loop else None, batch=batch,
                    kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result, row=row, keys=keys, begin_block=begin if MASKED else 0,
                    per_head=end - begin, edge_blocks=edge_blocks if EDGES else 0, shift=shift, group=group,
-                   turned=row * (HEIGHT // ctx.config.cols) % tl.maximum(end - begin, 1) if ctx.config.turns else 0)
+                   turned=row * (HEIGHT // ctx.config.tile_n) % tl.maximum(end - begin, 1) if ctx.config.turns else 0)
 
 
 @triton.jit
@@ -205,14 +205,14 @@ def place_of(ctx):
 
 
 class AttentionBackwardKeys(QueryTiles):
-    """dK and dV, or one of them where registers do not hold both: a task is `rows` keys of a key head for each consumer, and the blocks of `cols` queries, of
+    """dK and dV, or one of them where registers do not hold both: a task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of
     every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
 
     Tensors as for `AttentionBackwardQueries`, with offsets and deltas in rows that TMA can address; dK like K, dV like V, or with a multiple of their heads:
     then tasks are parts of a group's query heads, whose results are to be summed up (`parts_of_group`).
     """
 
-    cols: int = 64
+    tile_n: int = 64
     of_keys: bool = True
     of_values: bool = True
     cut: bool = False  # does it matter that the last keys may be no full tile?
@@ -223,17 +223,17 @@ class AttentionBackwardKeys(QueryTiles):
     _numbers = numbers
 
     def layout(self):
-        q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
-        k, v = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.rows, self.value_dim)
-        number = tk.sv(tk.fp32, self.cols)
+        q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
+        k, v = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
+        number = tk.sv(tk.fp32, self.tile_n)
         results = {**(dict(dK=k) if self.of_keys else {}), **(dict(dV=v) if self.of_values else {})}
         mine = dict(K=k, **(dict(V=v) if self.of_keys else {}))
         input = dict(Q=q, dO=do, offsets=number, **(dict(deltas=number) if self.of_keys else {}))
-        return tk.layout(globals={**input, **mine, **results}, input=input, scratch=mine, finish=results, args=(*self.numbers, "gradient"))
+        return tk.layout(globals={**input, **mine, **results}, input=input, task=mine, epilogue=results, args=(*self.numbers, "gradient"))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         of = shapes[self.tensors.index("dK" if self.of_keys else "dV")]
-        return -(-of[2] // (self.rows * self.consumers)), of[0] * of[1]
+        return -(-of[2] // (self.tile_m * self.consumers)), of[0] * of[1]
 
     @triton.jit
     def _results(ctx):
@@ -243,52 +243,52 @@ class AttentionBackwardKeys(QueryTiles):
     @triton.jit
     def setup(ctx):
         queries, keys, results = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2), ctx.config._results(ctx)
-        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
         tiles = tk.ceil_div(keys, HEIGHT)
-        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.K, 0) * results)
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.K, 0) * results)
         more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
         row = tiles - 1 - row  # the first keys are those that most queries see
         batch, result = tk.unravel(batch_head, results)
         return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
 
     @triton.jit
-    def load_scratch(ctx, scratch):
+    def load_task(ctx, task):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.load_async(scratch.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, row, 0), scratch.arrived)
+        tk.load_async(task.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, row, 0), task.full)
         if ctx.config.of_keys:
-            tk.load_async(scratch.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, row, 0), scratch.arrived)
+            tk.load_async(task.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, row, 0), task.full)
 
     @triton.jit
     def load(ctx, input):
         head, block = place_of(ctx)
-        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.arrived)
+        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.full)
+        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.full)
+        tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.full)
         if ctx.config.of_keys:
-            tk.load_async(input.deltas, ctx.globals.deltas, ctx.config._numbers(ctx, head, block), input.arrived)
+            tk.load_async(input.deltas, ctx.globals.deltas, ctx.config._numbers(ctx, head, block), input.full)
 
     @triton.jit
     def start(ctx):
         state = tk.struct()
         if ctx.config.of_keys:
-            state = tk.with_field(state, "dk", tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim)))
+            state = tk.with_field(state, "dk", tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim)))
         if ctx.config.of_values:
-            state = tk.with_field(state, "dv", tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim)))
+            state = tk.with_field(state, "dv", tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim)))
         return state
 
     @triton.jit
     def compute(ctx, state, input):
-        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        s, dp, slope = tk.mm_ABt(ctx.scratch.K, input.Q, wait=False), None, 1.0
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
+        s, dp, slope = tk.mm_ABt(ctx.task.K, input.Q, wait=False), None, 1.0
         if ctx.config.of_keys:
-            dp = tk.mm_ABt(ctx.scratch.V, input.dO, wait=False)
+            dp = tk.mm_ABt(ctx.task.V, input.dO, wait=False)
         s = tk.mma_wait(s, leave=dp)
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
         if ctx.edge:
             _, block = place_of(ctx)
-            s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows, block * ctx.config.cols)
+            s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m, block * ctx.config.tile_n)
         p = tk.exp2_col(s, ctx.args.scale, tk.load(input.offsets, OF_QUERIES))
         if ctx.config.of_values:
             dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)
@@ -305,14 +305,14 @@ class AttentionBackwardKeys(QueryTiles):
         return state
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         place = (ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, 0)
         if ctx.config.of_keys:
-            tk.store(staging.dK, state.dk * ctx.args.gradient)
+            tk.store(epilogue.dK, state.dk * ctx.args.gradient)
         if ctx.config.of_values:
-            tk.store(staging.dV, state.dv)
+            tk.store(epilogue.dV, state.dv)
         tk.fence_async()
         if ctx.config.of_keys:
-            tk.store_async(ctx.globals.dK, staging.dK, place)
+            tk.store_async(ctx.globals.dK, epilogue.dK, place)
         if ctx.config.of_values:
-            tk.store_async(ctx.globals.dV, staging.dV, place)
+            tk.store_async(ctx.globals.dV, epilogue.dV, place)

@@ -21,12 +21,12 @@ WORKING_REGISTERS, MASKING_REGISTERS = 56, 16
 @triton.jit
 def _hidden(ctx, s):
     """The scores of this iteration's block, −∞ where a query does not see a key: row r is query r % queries of a head of the group."""
-    col = (ctx.last - ctx.iter) * ctx.config.cols
+    col = (ctx.last - ctx.iter) * ctx.config.tile_n
     behind = ctx.keys - col  # columns that are keys
     if ctx.config.starts:
         s = tk.left_fill(s, ctx.start - col, float("-inf"))
     if ctx.config.causal:
-        ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.int32, ctx.config.rows, ctx.config.cols))
+        ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.int32, ctx.config.tile_m, ctx.config.tile_n))
         limit = tk.iota(ROWS) % ctx.args.queries + (behind - ctx.args.queries)  # a query's own key
         return tk.where(tk.le_row(tk.iota(s, 1), limit), s, float("-inf"))
     else:
@@ -55,9 +55,9 @@ class AttentionDecode(AttentionForward):
         return not self.starts
 
     @property
-    def tells_tasks(self) -> bool:  # type: ignore[override]
+    def broadcast_tile(self) -> bool:  # type: ignore[override]
         """A sequence's length is read once for all roles, where a block does not draw its tasks."""
-        return self.lengths and not self.schedule.draws
+        return self.lengths and not self.schedule.dynamic
 
     @property
     def cache_policy(self) -> str | None:
@@ -67,7 +67,7 @@ class AttentionDecode(AttentionForward):
     @property
     def needed_registers(self) -> int:
         """Scores and sums, and what works on them, more where scores are hidden or capped."""
-        return self.rows * (self.cols + self.value_dim) // GROUP + WORKING_REGISTERS + MASKING_REGISTERS * (self.causal or self.softcap)
+        return self.tile_m * (self.tile_n + self.value_dim) // GROUP + WORKING_REGISTERS + MASKING_REGISTERS * (self.causal or self.softcap)
 
     _hidden = _hidden
 
@@ -102,10 +102,10 @@ class AttentionDecode(AttentionForward):
         """What a cache holds behind a sequence may be anything, and zero times NaN is NaN: there V becomes zero. Only a task's first block reaches so far.
 
         Where the template fenced these reads it would do so for every slot that is given back, which costs short tasks most."""
-        behind = ctx.keys - ctx.last * ctx.config.cols
+        behind = ctx.keys - ctx.last * ctx.config.tile_n
         if ctx.config.lengths:
-            if first & (behind < ctx.config.cols):
-                for i in tl.static_range(ctx.config.cols // ZEROED):  # some keys at a time: registers hold the sums and the weights
+            if first & (behind < ctx.config.tile_n):
+                for i in tl.static_range(ctx.config.tile_n // ZEROED):  # some keys at a time: registers hold the sums and the weights
                     if behind < (i + 1) * ZEROED:
                         part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
                         v = tk.load(part, layout="memory", fenced=True)
@@ -115,14 +115,14 @@ class AttentionDecode(AttentionForward):
         return tiles.V
 
     def layout(self):
-        q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim)
-        v = tk.st(self.dtype, self.cols, self.value_dim)
-        o = tk.st(tk.fp32 if self.partial else self.dtype, self.rows, self.value_dim // self.sharers)
+        q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim)
+        v = tk.st(self.dtype, self.tile_n, self.value_dim)
+        o = tk.st(tk.fp32 if self.partial else self.dtype, self.tile_m, self.value_dim // self.sharers)
         # In front: a block needs their addresses first, and what it reads of a kernel's parameters it waits for, about a hundred cycles each 64 bytes
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
-        merged = dict(o=tk.rt(tk.fp32, self.rows, self.value_dim), lse=tk.rv(tk.fp32, self.rows)) if self.sharers > 1 or self.splits else {}
-        return tk.layout(globals=dict(**bounds, Q=q, K=k, V=v, **results), input=dict(K=k), trailing=dict(V=v), scratch=dict(Q=q), finish=dict(O=o),
+        merged = dict(o=tk.rt(tk.fp32, self.tile_m, self.value_dim), lse=tk.rv(tk.fp32, self.tile_m)) if self.sharers > 1 or self.splits else {}
+        return tk.layout(globals=dict(**bounds, Q=q, K=k, V=v, **results), input=dict(K=k), lagged=dict(V=v), task=dict(Q=q), epilogue=dict(O=o),
                          merged=merged, args=(*self.numbers, "queries"))
 
     def tasks(self, *shapes: Any) -> int:
@@ -133,17 +133,17 @@ class AttentionDecode(AttentionForward):
     def setup(ctx):
         tiles = tk.extent(ctx.globals.K, 1) * ctx.config.row_tiles
         parts = tk.extent(ctx.globals.O, 2) if ctx.config.partial else 1  # a constant where it can be one: blocks begin 3 divisions earlier
-        batch_tile, part = tk.unravel(ctx.task, parts)
+        batch_tile, part = tk.unravel(ctx.task_id, parts)
         batch, tile = tk.unravel(batch_tile, tiles)
         # Of what lies beside other parameters that a task needs first, see `layout`
         more = batch < tk.extent(ctx.globals.lengths if ctx.config.lengths else ctx.globals.K, 0)
         keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0) if ctx.config.lengths else tk.extent(ctx.globals.K, 2)
         start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
-        first = start // ctx.config.cols
-        blocks = tl.maximum(tk.ceil_div(keys, ctx.config.cols) - first, 0)
+        first = start // ctx.config.tile_n
+        blocks = tl.maximum(tk.ceil_div(keys, ctx.config.tile_n) - first, 0)
         begin, end = first + part * blocks // parts, first + (part + 1) * blocks // parts
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
-        masked, whole = end - seen // ctx.config.cols, end - tk.ceil_div(start, ctx.config.cols)
+        masked, whole = end - seen // ctx.config.tile_n, end - tk.ceil_div(start, ctx.config.tile_n)
         # In place, so that 1 stays a constant: of a part of a task the compiler does not see that no iteration is left to a loop for edges
         return tk.task(end - begin, when=more, edges=1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None, batch=batch, kv_batch=batch,
                        head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1, share=part, keys=keys, start=start, masked=masked, whole=whole)
@@ -171,12 +171,12 @@ class AttentionDecode(AttentionForward):
         return tk.struct(o=o, lse=tk.where(largest == float("inf"), largest, tk.add(largest, tk.log(total))))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         SHARERS: tl.constexpr = ctx.config.sharers
         found = state if ctx.config.merges else ctx.config.part(ctx, state)
-        tk.store(staging.O, found.o)
+        tk.store(epilogue.O, found.o)
         tk.fence_async()
-        tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, ctx.share, 0, ctx.part if SHARERS > 1 else 0))
+        tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, ctx.share, 0, ctx.part if SHARERS > 1 else 0))
         if ctx.config.lse:
             if SHARERS == 1 or ctx.part == 0:
                 tk.store(ctx.globals.L, found.lse, (ctx.batch, ctx.head, ctx.share, 0))
@@ -186,7 +186,7 @@ class AttentionDecode(AttentionForward):
 def _copy_at(ctx, n):
     """Which of the sequence's copies, of so many keys each, is number `n` of this iteration's block, or of those behind it, which lie in front. Behind the
     sequence's last key it is the last in use once more: the table may end there, or say anything."""
-    COPIES: tl.constexpr = ctx.config.cols // ctx.config.copied
+    COPIES: tl.constexpr = ctx.config.tile_n // ctx.config.copied
     block = ctx.last - ctx.iter - n // COPIES
     return tl.maximum(tl.minimum(block * COPIES + n % COPIES, (ctx.keys - 1) // ctx.config.copied), 0)
 
@@ -195,16 +195,16 @@ def _copy_at(ctx, n):
 def _load_pages(ctx, tiles, to, source, width):
     """A block of `source`, keys of so many columns, by copies of pages."""
     ROWS: tl.constexpr = ctx.config.copied
-    for i in tl.static_range(ctx.config.cols // ROWS):
+    for i in tl.static_range(ctx.config.tile_n // ROWS):
         part = _copy_at(ctx, i) % (ctx.config.page_size // ROWS)
-        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (ctx.entries[i], ctx.kv_head, part, 0), tiles.arrived, cache_policy=ctx.config.cache_policy)
+        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (ctx.page_indices[i], ctx.kv_head, part, 0), tiles.full, cache_policy=ctx.config.cache_policy)
 
 
 class AttentionDecodePaged(AttentionDecode):
     """K and V lie in pages of `page_size` keys anywhere in a pool. A block is loaded by copies of gcd(cols, page_size) keys, each of which lies in one page: a
     copy a page where pages are smaller, one for the block where it is a part of a page. Source: PagedAttention (Kwon et al., 2023).
 
-    Page numbers are read ahead through shared memory (`entry`), lengths once for all roles (`tells_tasks`): what a role reads from memory once copies are under
+    Page numbers are read ahead through shared memory (`page_index`), lengths once for all roles (`broadcast_tile`): what a role reads from memory once copies are under
     way takes one to two thousand cycles (measured, also the rates of reading: docs/notes/attention_decode.md).
 
     K, V: (pages of the pool, H_kv, page_size, …); pages: (B, pages of the longest) int32, in which the keys of a sequence are; the others as there.
@@ -215,7 +215,7 @@ class AttentionDecodePaged(AttentionDecode):
     @property
     def copied(self) -> int:
         """Keys of a copy."""
-        return math.gcd(self.cols, self.page_size)
+        return math.gcd(self.tile_n, self.page_size)
 
     @property
     def spreads(self) -> bool:
@@ -223,18 +223,18 @@ class AttentionDecodePaged(AttentionDecode):
         return False
 
     @property
-    def trailing_producer(self) -> bool:  # type: ignore[override]
+    def lagged_producer(self) -> bool:  # type: ignore[override]
         """Where a block takes several copies V has a producer of its own: one warp would be as long about all copies as memory is. Where it takes one, the
         order in which K and V are asked for is worth more (measured: docs/notes/attention_decode.md)."""
-        return self.copied < self.cols
+        return self.copied < self.tile_n
 
     def layout(self):
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
-        return replace(plan, globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v), entries=self.cols // self.copied)
+        return replace(plan, globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v), page_indices=self.tile_n // self.copied)
 
     @triton.jit
-    def entry(ctx, n):
+    def page_index(ctx, n):
         """Where in the table the pages of the copies stand."""
         return tk.pointer_to(ctx.globals.pages, (ctx.batch, _copy_at(ctx, n) // (ctx.config.page_size // ctx.config.copied)))
 
@@ -243,8 +243,8 @@ class AttentionDecodePaged(AttentionDecode):
         _load_pages(ctx, input, input.K, ctx.globals.K, ctx.config.head_dim)
 
     @triton.jit
-    def load_trailing(ctx, trailing):
-        _load_pages(ctx, trailing, trailing.V, ctx.globals.V, ctx.config.value_dim)
+    def load_lagged(ctx, lagged):
+        _load_pages(ctx, lagged, lagged.V, ctx.globals.V, ctx.config.value_dim)
 
 
 @plain_kernel(launch_pdl=True)

@@ -23,8 +23,8 @@ def lines_of_keys(head_dim: int, itemsize: int) -> int:
 @triton.jit
 def nothing_seen(ctx):
     """The state of queries that have seen no key: output, weights of the block before, largest score, sums of weights."""
-    scores = tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)
-    o = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
+    scores = tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)
+    o = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim))
     p = ctx.config._operand(ctx, tk.zero(scores))
     state = tk.struct(o=o, p=p, m=tk.neg_infty(tk.col_vec(scores)), sums=tk.row_sum_by_quad(tk.zero(scores)))
     return tk.with_field(state, "alpha", tk.one(tk.col_vec(scores))) if ctx.config.lazy else state
@@ -33,7 +33,7 @@ def nothing_seen(ctx):
 class AttentionForward(QueryTiles):
     """Any lengths, GQA, causal (aligned at the bottom right) or within a window, soft-cap, log-sum-exp. Blocks of keys go from the last to the first, so that
     only the first ones, the edge, mask. Scores of a block are multiplied under the softmax of the block before, whose product with V follows: K is input,
-    V trails by one iteration. Where `cols` is no power of two one wgmma makes a block's scores, too, of K in swizzle lines (`key_lines`).
+    V trails by one iteration. Where `tile_n` is no power of two one wgmma makes a block's scores, too, of K in swizzle lines (`key_lines`).
     Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
     What limits it is not the tensor cores but what a consumer does between two of its products, part of it while the other does the same: every instruction
@@ -56,13 +56,13 @@ class AttentionForward(QueryTiles):
     raised: float = 0.0  # power of two that P is multiplied by
     shifted: bool = True  # may keys − queries be anything, rather than a multiple of the queries of a task?
     long_turns: bool = False  # does a consumer's turn last until its scores are there, rather than until its products are under way?
-    panel: int | None = None  # columns of its results that a consumer stages at a time; None: all
+    epilogue_n: int | None = None  # columns of its results that a consumer stages at a time; None: all
 
     @property
     def lazy(self) -> bool:
         """May a block's largest scores stay unknown? Where registers hold its scores as long as its weights, which may be far above one. Not with two
         consumers at dimension 64: there ptxas gives operands registers of their own, and copies them, which costs more than the largest scores do."""
-        return self.cols <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
+        return self.tile_n <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
 
     @property
     def cache_policy(self) -> str | None:
@@ -71,7 +71,7 @@ class AttentionForward(QueryTiles):
 
     @property
     def one_edge(self) -> bool:
-        whole = self.causal and not self.shifted and self.cols % (self.rows * self.consumers) == 0
+        whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
             return False  # behind a loop of its own for edges, ptxas finds registers for the main one; without, it spills 20 of them an iteration
         return super().one_edge or whole
@@ -79,13 +79,13 @@ class AttentionForward(QueryTiles):
     @property
     def halves_first(self) -> bool:
         """Where a mask hides what comes later and a block has as many keys as a task queries, those of its first consumer may see half of the first block."""
-        hides = (self.causal or self.window) and self.consumers == 2 and self.cols == 2 * self.rows
+        hides = (self.causal or self.window) and self.consumers == 2 and self.tile_n == 2 * self.tile_m
         return hides and self.raised == 0 and not self.key_lines
 
     @property
     def key_lines(self) -> int:
         """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
-        return lines_of_keys(self.head_dim, tk.to_torch(self.dtype).itemsize) if self.cols & (self.cols - 1) else 0
+        return lines_of_keys(self.head_dim, tk.to_torch(self.dtype).itemsize) if self.tile_n & (self.tile_n - 1) else 0
 
     @property
     def key_tiles(self) -> tuple[str, ...]:
@@ -93,14 +93,14 @@ class AttentionForward(QueryTiles):
 
     def layout(self):
         lines = self.key_lines
-        q, k = tk.st(self.dtype, self.rows, self.head_dim), tk.st(self.dtype, self.cols, self.head_dim // (lines or 1), contiguous=lines > 0)
-        v, o = tk.st(self.dtype, self.cols, self.value_dim), tk.st(self.result or self.dtype, self.rows, self.panel or self.value_dim)
-        return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict.fromkeys(self.key_tiles, k), trailing=dict(V=v),
-                         scratch=dict(Q=q), finish=dict(O=o), args=self.numbers)
+        q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim // (lines or 1), contiguous=lines > 0)
+        v, o = tk.st(self.dtype, self.tile_n, self.value_dim), tk.st(self.result or self.dtype, self.tile_m, self.epilogue_n or self.value_dim)
+        return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict.fromkeys(self.key_tiles, k), lagged=dict(V=v),
+                         task=dict(Q=q), epilogue=dict(O=o), args=self.numbers)
 
     @triton.jit
-    def load_scratch(ctx, scratch):
-        tk.load_async(scratch.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), scratch.arrived)
+    def load_task(ctx, task):
+        tk.load_async(task.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), task.full)
 
     @triton.jit
     def _block(ctx):
@@ -111,12 +111,12 @@ class AttentionForward(QueryTiles):
     def load(ctx, input):
         TILES: tl.constexpr = ctx.config.key_tiles
         for i in tl.static_range(len(TILES)):
-            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), i), input.arrived,
+            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), i), input.full,
                           cache_policy=ctx.config.cache_policy)
 
     @triton.jit
-    def load_trailing(ctx, trailing):
-        tk.load_async(trailing.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), 0), trailing.arrived,
+    def load_lagged(ctx, lagged):
+        tk.load_async(lagged.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), 0), lagged.full,
                       cache_policy=ctx.config.cache_policy)
 
     @triton.jit
@@ -128,12 +128,12 @@ class AttentionForward(QueryTiles):
         """Q Kᵀ of a block, under way."""
         TILES: tl.constexpr = ctx.config.key_tiles
         if len(TILES) == 1:
-            return tk.mm_ABt(ctx.scratch.Q, tk.field(input, TILES[0]), wait=False)
+            return tk.mm_ABt(ctx.task.Q, tk.field(input, TILES[0]), wait=False)
         else:
             LINE: tl.constexpr = ctx.config.head_dim // len(TILES)
-            s = tk.mm_ABt(tk.subtile(ctx.scratch.Q, ctx.config.rows, LINE), tk.field(input, TILES[0]), wait=False)
+            s = tk.mm_ABt(tk.subtile(ctx.task.Q, ctx.config.tile_m, LINE), tk.field(input, TILES[0]), wait=False)
             for i in tl.static_range(1, len(TILES)):
-                s = tk.mma_ABt(tk.subtile(ctx.scratch.Q, ctx.config.rows, LINE, 0, i), tk.field(input, TILES[i]), s, wait=False)
+                s = tk.mma_ABt(tk.subtile(ctx.task.Q, ctx.config.tile_m, LINE, 0, i), tk.field(input, TILES[i]), s, wait=False)
             return s
 
     @triton.jit
@@ -161,7 +161,7 @@ class AttentionForward(QueryTiles):
         """The state with a block's scores, relative to a score that was the largest when its row first saw a key, or when a sum was last too large: what is
         above it is above one. The output of before, under way in `o`, is scaled where it is multiplied next."""
         m, scale = state.m, ctx.config._scale(ctx)
-        alpha = tk.one(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+        alpha = tk.one(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))
         weights = tk.exp2_row(s, scale, m * scale)  # infinite or NaN in a row that has seen no key yet
         o = tk.mma_wait(o)  # before operands are made, which then have the registers of those of before
         sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
@@ -176,8 +176,8 @@ class AttentionForward(QueryTiles):
     @triton.jit
     def _sees_half(ctx):
         """Do this consumer's queries see keys of the first half of the task's first block only?"""
-        behind = (ctx.row * ctx.config.consumers + ctx.consumer + 1) * ctx.config.rows
-        return behind + reach(ctx) <= ctx.last * ctx.config.cols + ctx.config.cols // 2
+        behind = (ctx.row * ctx.config.consumers + ctx.consumer + 1) * ctx.config.tile_m
+        return behind + reach(ctx) <= ctx.last * ctx.config.tile_n + ctx.config.tile_n // 2
 
     @triton.jit
     def _give_back(ctx, input):
@@ -186,14 +186,14 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _first_of_half(ctx, state, input):
-        """`first` without the keys of the second half: half the products and exponentials."""
-        COLS: tl.constexpr = ctx.config.cols // 2
-        s = tk.mm_ABt(ctx.scratch.Q, tk.subtile(input.K, COLS, ctx.config.head_dim, 0, 0))
+        """`compute_first` without the keys of the second half: half the products and exponentials."""
+        COLS: tl.constexpr = ctx.config.tile_n // 2
+        s = tk.mm_ABt(ctx.task.Q, tk.subtile(input.K, COLS, ctx.config.head_dim, 0, 0))
         ctx.config._give_back(ctx, input)
-        before = tk.struct(m=tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, COLS))))
+        before = tk.struct(m=tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS))))
         p, m, _ = ctx.config._softmax(ctx, before, ctx.config._masked(ctx, s))
-        nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))  # to which is added what lies as vectors of half as many columns do
-        weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, COLS)), whole=True)
+        nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))  # to which is added what lies as vectors of half as many columns do
+        weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, COLS)), whole=True)
         return state.replace(p=weights, m=tk.add(nothing, m), sums=tk.add(state.sums, tk.row_sum_by_quad(p)))
 
     @triton.jit
@@ -204,7 +204,7 @@ class AttentionForward(QueryTiles):
         return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         if ctx.config.halves_first and ctx.consumer == 0:
             if ctx.config._sees_half(ctx):
                 state = ctx.config._first_of_half(ctx, state, input)
@@ -253,16 +253,16 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        tk.my_turn(ctx)
+        tk.warp_scheduler_sync(ctx)
         s = ctx.config._scores(ctx, input)
         tk.wait_for(previous)
         o = ctx.config._weighted(ctx, state, previous, ctx.iter == 1)
         if not ctx.config.long_turns:
-            tk.pass_turn(ctx)
+            tk.warp_scheduler_arrive(ctx)
         s = tk.mma_wait(s, leave=o)
         tk.release(ctx, input)
         if ctx.config.long_turns:  # exponentials of one consumer then run under products and maxima of the other
-            tk.pass_turn(ctx)
+            tk.warp_scheduler_arrive(ctx)
         s = ctx.config._masked(ctx, s)
         if ctx.config.lazy:
             return ctx.config._lazily(ctx, state, s, o)
@@ -272,21 +272,21 @@ class AttentionForward(QueryTiles):
             return state.replace(o=tk.mul_row(tk.mma_wait(o), alpha), p=ctx.config._operand(ctx, p), m=m, sums=sums)
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         tk.wait_for(input)
         return state.replace(o=tk.mma_wait(ctx.config._weighted(ctx, state, input, ctx.begin + ctx.count == 1)))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
         o = tk.mul_row(state.o, ctx.config._share(ctx, total))
-        panels = (o,) if ctx.config.panel is None else tk.split_cols(o, ctx.config.panel)
+        panels = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
         for i in tl.static_range(len(panels)):
             if i > 0:
                 tk.store_read_wait(0)
-            tk.store(staging.O, panels[i])
+            tk.store(epilogue.O, panels[i])
             tk.fence_async()
-            tk.store_async(ctx.globals.O, staging.O, (ctx.batch, ctx.head, row, i))
+            tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:
             tk.store(ctx.globals.L, ctx.config._log_sum(ctx, state, total), (ctx.batch, ctx.head, row))

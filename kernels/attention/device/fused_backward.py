@@ -17,7 +17,7 @@ HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
 class AttentionBackward(AttentionBackwardKeys):
     """dK, dV, and dQ added up in a buffer in fp32: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
 
-    A task is `rows` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
+    A task is `tile_m` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
     memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
     iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
     other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
@@ -55,7 +55,7 @@ class AttentionBackward(AttentionBackwardKeys):
     consumers: int = 2
     edges_apart: bool = True
     schedule: tk.Schedule = tk.Dynamic()
-    tells_tasks: bool = True
+    broadcast_tile: bool = True
     producer_registers: int | None = None
     cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
     summed: int = 128  # columns of gradients that have sums: up to a multiple of 32 those that the tensors have
@@ -64,12 +64,12 @@ class AttentionBackward(AttentionBackwardKeys):
     @property
     def addends_swizzle(self) -> int:
         """At dimension 64 half of what rows allow: with descriptors unlike those of V and dO ptxas computes those behind the product of deltas, not before."""
-        return 64 if self.cols == 128 else 128
+        return 64 if self.tile_n == 128 else 128
 
     @property
     def block_numbers(self) -> int:
         """Sums of a block of queries: both halves, of the second, where that is columns, those that there are."""
-        return self.cols * self.summed
+        return self.tile_n * self.summed
 
     @property
     def panels(self) -> int:
@@ -84,74 +84,74 @@ class AttentionBackward(AttentionBackwardKeys):
     @property
     def products_first(self) -> bool:
         """Are dQ and dK of the block before under way before the scores are waited for, and dP before dK is?"""
-        return self.cols == 64
+        return self.tile_n == 64
 
     def layout(self):
-        height = self.rows * self.consumers
-        q, do = tk.st(self.dtype, self.cols, self.head_dim), tk.st(self.dtype, self.cols, self.value_dim)
+        height = self.tile_m * self.consumers
+        q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
-        panel = tk.st(self.dtype, self.rows, 64)
+        panel = tk.st(self.dtype, self.tile_m, 64)
         results: dict[str, Any] = dict.fromkeys(("dK", "dV"), panel if self.parts == 1 else None)
         if self.keys_by_exchange:
             staged = {}
         elif self.parts == 1:
             staged = dict.fromkeys(("dK0", "dK1"), panel)
         else:
-            staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.rows, 64))
-        addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.cols, 64))
+            staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
+        addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64))
         input, common, deferred = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
         moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **common, **deferred}
-        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, common=common, deferred=deferred,
-                         finish=staged, args=(*self.numbers, "gradient"), working=dict(dQ=tk.st(tk.fp32, 64, 64)),
-                         exchange=dict(dS=tk.st(self.dtype, self.rows, self.cols)))
+        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, task=common, late_task=deferred,
+                         epilogue=staged, args=(*self.numbers, "gradient"), reduce_buffer=dict(dQ=tk.st(tk.fp32, 64, 64)),
+                         exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         batch, kv_heads, keys, _ = shapes[self.tensors.index("K")]
-        return -(-keys // (self.rows * self.consumers)), batch * kv_heads * self.parts
+        return -(-keys // (self.tile_m * self.consumers)), batch * kv_heads * self.parts
 
     @triton.jit
     def _results(ctx):
         return tk.extent(ctx.globals.K, 1) * ctx.config.parts
 
     @triton.jit
-    def load_common(ctx, common):
-        tk.load_async(common.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), common.arrived)
+    def load_task(ctx, task):
+        tk.load_async(task.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), task.full)
 
     @triton.jit
-    def load_deferred(ctx, deferred):
-        tk.load_async(deferred.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), deferred.arrived)
+    def load_late_task(ctx, late_task):
+        tk.load_async(late_task.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.row, 0), late_task.full)
 
     @triton.jit
     def load(ctx, input):
         if ctx.config.panels == 1:
             if ctx.iter == 0:  # shared memory still holds the keys and values of the task before: L2 fetches these
-                HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+                HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
                 tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
                 tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
         head, block = place_of(ctx)
-        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.arrived)
-        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.arrived)
+        tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.full)
+        tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.full)
         batch, head, block = ctx.config._numbers(ctx, head, block)
-        GROUPS: tl.constexpr = ctx.config.cols // 64
+        GROUPS: tl.constexpr = ctx.config.tile_n // 64
         for group in tl.static_range(GROUPS):
             place = (batch, head, block * GROUPS + group, 0, 0)
-            tk.load_async(tk.subtile(input.offsets, STEP, 64, 0, group), ctx.globals.offsets, place, input.arrived)
-            tk.load_async(tk.subtile(input.deltas, STEP, 64, 0, group), ctx.globals.deltas, place, input.arrived)
+            tk.load_async(tk.subtile(input.offsets, STEP, 64, 0, group), ctx.globals.offsets, place, input.full)
+            tk.load_async(tk.subtile(input.deltas, STEP, 64, 0, group), ctx.globals.deltas, place, input.full)
 
     @triton.jit
     def start(ctx):
-        dk = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.head_dim))
-        dv = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.value_dim))
+        dk = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim))
+        dv = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim))
         # No two of a thread's registers alike, as far as ptxas can tell: it would copy them in front of every product, where others are under way, which then
         # all wait for each other
-        ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.rows, STEP)), PARTS)
+        ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.tile_m, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
         return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
     def _scores(ctx, state, input):
         """The product of this consumer's keys and a block of queries, less their log-sum-exp, under way; with a soft-cap, which comes first, without that."""
-        s = tk.mm_ABt(tk.subtile(ctx.common.K, ctx.config.rows, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
+        s = tk.mm_ABt(tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
         if ctx.config.softcap:
             return s
         else:  # behind the products, whose sums would else be rounded where they are large
@@ -166,10 +166,10 @@ class AttentionBackward(AttentionBackwardKeys):
             slope = 1.0 - s * s
             s = s + tk.mm_AB(state.ones, input.offsets)
         if ctx.edge:
-            key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + tk.opaque_zero("z")
+            key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, query)
             if ctx.config.cut:
-                if key + ctx.config.rows > ctx.keys:
+                if key + ctx.config.tile_m > ctx.keys:
                     tk.scheduling_barrier(ctx.keys)
                     s = tk.lower_fill(s, ctx.keys - key, float("-inf"))
         return tk.pin(tk.exp2(s * ctx.args.scale)), slope
@@ -183,13 +183,13 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _before(ctx, state, tiles):
         """(this consumer's half of dQ, dK) with the block before, whose tiles these are, under way: dS of all keys times the keys, of its own times queries."""
-        tk.take_over(ctx)
-        ROWS: tl.constexpr = ctx.config.rows
-        OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.cols // 64)
+        tk.exchange_wait(ctx)
+        ROWS: tl.constexpr = ctx.config.tile_m
+        OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.tile_n // 64)
         OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 0, OF_DIMENSIONS)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.task.K, ROWS, 64, 0, OF_DIMENSIONS)
         dq = tk.mm_AtB(ds, k, wait=False)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.common.K, ROWS, 64, 1, OF_DIMENSIONS)
+        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.task.K, ROWS, 64, 1, OF_DIMENSIONS)
         dq = tk.mma_AtB(ds, k, dq, wait=False)
         dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
         return dq, dk
@@ -197,11 +197,11 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _stage(ctx, dq):
         """Send dQ to shared memory."""
-        tk.store_fragments(ctx.working.dQ, dq)
+        tk.store_fragments(ctx.reduce_buffer.dQ, dq)
         tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
 
     @triton.jit
-    def send(ctx, working):
+    def reduce_store(ctx, reduce_buffer):
         """Add a consumer's half to dQ of a block in global memory, or store it there, the first. Returns what is to be published."""
         batch, head, block = ctx.config._numbers(ctx, *place_of(ctx))
         sums = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
@@ -210,19 +210,19 @@ class AttentionBackward(AttentionBackwardKeys):
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
         stored = tk.are_stored(word)
-        tk.await_call(ctx)
+        tk.reduce_wait(ctx)
         half = tk.as_fragments(working.dQ)
         first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
         return tk.struct(word=word, first=first)
 
     @triton.jit
-    def sent(ctx, value):
+    def reduce_store_done(ctx, value):
         tk.publish(value.word, value.first)
 
     @triton.jit
     def _of_weights(ctx, state, input):
         """dP of a block, less the deltas, under way."""
-        v = tk.subtile(ctx.deferred.V, ctx.config.rows, ctx.config.value_dim, ctx.consumer, 0)
+        v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
         return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.deltas, wait=False), wait=False)
 
     @triton.jit
@@ -236,7 +236,7 @@ class AttentionBackward(AttentionBackwardKeys):
         """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
         tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
-        tk.hand_over(ctx)
+        tk.exchange_commit(ctx)
 
     @triton.jit
     def _next(ctx, state):
@@ -252,7 +252,7 @@ class AttentionBackward(AttentionBackwardKeys):
         """(dS, dV) of queries from `query` on, with nothing else under way."""
         s = tk.mma_wait(ctx.config._scores(ctx, state, input))
         p, slope = ctx.config._weights(ctx, state, input, s, query)
-        tk.wait_for(ctx.deferred)
+        tk.wait_for(ctx.late_task)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input, ctx.config._of_weights(ctx, state, input))
         return ds, tk.mma_wait(dv)
 
@@ -267,30 +267,30 @@ class AttentionBackward(AttentionBackwardKeys):
     @triton.jit
     def _on_diagonal(ctx):
         """Do the first 64 queries of this task's first block see no key of its second consumer?"""
-        return ctx.begin_block * ctx.config.cols + reach(ctx) <= ctx.row * (ctx.config.rows * ctx.config.consumers)
+        return ctx.begin_block * ctx.config.tile_n + reach(ctx) <= ctx.row * (ctx.config.tile_m * ctx.config.consumers)
 
     @triton.jit
     def _first_of_last(ctx, state, input):
-        """`first` of the second consumer's keys on the diagonal, without the queries that see none of them."""
-        nothing = tk.zero(tk.rt(ctx.config.dtype, ctx.config.rows, 64))
-        if ctx.config.cols == 64:
+        """`compute_first` of the second consumer's keys on the diagonal, without the queries that see none of them."""
+        nothing = tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, 64))
+        if ctx.config.tile_n == 64:
             ctx.config._show_first(ctx, nothing)
             return state
         else:
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
                               offsets=tk.subtile(input.offsets, STEP, 64, 0, 1), deltas=tk.subtile(input.deltas, STEP, 64, 0, 1))
-            ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.cols + 64)
+            ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.tile_n + 64)
             ctx.config._show_first(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
 
     @triton.jit
     def _first_of_all(ctx, state, input):
-        ds, dv = ctx.config._alone(ctx, state, input, state.block * ctx.config.cols)
+        ds, dv = ctx.config._alone(ctx, state, input, state.block * ctx.config.tile_n)
         ctx.config._show_first(ctx, ds)
         return state.replace(dv=dv)
 
     @triton.jit
-    def first(ctx, state, input):
+    def compute_first(ctx, state, input):
         if (ctx.config.causal or ctx.config.window) and ctx.consumer > 0:
             if ctx.config._on_diagonal(ctx):
                 state = ctx.config._first_of_last(ctx, state, input)
@@ -306,30 +306,30 @@ class AttentionBackward(AttentionBackwardKeys):
         s = ctx.config._scores(ctx, state, input)
         if ctx.config.products_first:
             dq, dk = ctx.config._before(ctx, state, previous)
-            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.cols)
+            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.tile_n)
         else:
-            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.cols)
+            p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.tile_n)
             dq, dk = ctx.config._before(ctx, state, previous)
-        tk.await_sender(ctx)
+        tk.reduce_acquire(ctx)
         ctx.config._stage(ctx, tk.mma_wait(dq, leave=dk))
         if ctx.config.products_first:
             dp = ctx.config._of_weights(ctx, state, input)
             dk = tk.mma_wait(dk, leave=dp)
-            tk.hand_back(ctx)
+            tk.exchange_release(ctx)
         else:
             dk = tk.mma_wait(dk)
-            tk.hand_back(ctx)
+            tk.exchange_release(ctx)
             dp = ctx.config._of_weights(ctx, state, input)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input, dp)
-        tk.take_back(ctx)
+        tk.exchange_acquire(ctx)
         ctx.config._show(ctx, ds)
-        tk.call_sender(ctx)
+        tk.reduce_commit(ctx)
         return state.replace(dk=dk, dv=tk.mma_wait(dv), block=block)
 
     @triton.jit
     def _values_panel(ctx, number):
         """64 columns of this consumer's values, where their gradient waits to be stored: nobody else reads these, nor it any more."""
-        return tk.subtile(ctx.deferred.V, ctx.config.rows, 64, ctx.consumer, number)
+        return tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number)
 
     @triton.jit
     def _place(ctx, number):
@@ -337,7 +337,7 @@ class AttentionBackward(AttentionBackwardKeys):
         return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         PANELS: tl.constexpr = ctx.config.panels
         dq, dk = ctx.config._before(ctx, state, input)
         if ctx.config.parts == 1:  # dV leaves under the last products
@@ -348,16 +348,16 @@ class AttentionBackward(AttentionBackwardKeys):
             tk.sync()
             for number in tl.static_range(PANELS):
                 tk.store_async(ctx.globals.dV, ctx.config._values_panel(ctx, number), ctx.config._place(ctx, number))
-        tk.await_sender(ctx)
+        tk.reduce_acquire(ctx)
         dq = tk.mma_wait(dq, leave=dk)
-        tk.release(ctx, ctx.common)
+        tk.release(ctx, ctx.task)
         ctx.config._stage(ctx, dq)
         dk = tk.mma_wait(dk)
-        tk.hand_back(ctx)
+        tk.exchange_release(ctx)
         tk.fence_async()
         tk.store_read_wait(0)  # the next task's values come where dV was
-        tk.release(ctx, ctx.deferred)
-        tk.call_sender(ctx)
+        tk.release(ctx, ctx.late_task)
+        tk.reduce_commit(ctx)
         return state.replace(dk=dk)
 
     @triton.jit
@@ -366,40 +366,40 @@ class AttentionBackward(AttentionBackwardKeys):
         return (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2)
 
     @triton.jit
-    def _add(ctx, staging, sums, x, number):
+    def _add(ctx, epilogue, sums, x, number):
         """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
         tile = ctx.config._first_sums(ctx, sums) + ctx.row * ctx.config.consumers + ctx.consumer
-        NUMBERS: tl.constexpr = ctx.config.rows * ctx.config.summed
+        NUMBERS: tl.constexpr = ctx.config.tile_m * ctx.config.summed
         BEGIN: tl.constexpr = number * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
-        staged = tk.store_fragments(staging, x)
+        staged = tk.store_fragments(epilogue, x)
         tk.fence_async()
         tk.sync()
         tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
 
     @triton.jit
-    def _store_keys(ctx, state, staging):
-        """Store dK, and dV where there was no query, and so no `drain`."""
+    def _store_keys(ctx, state, epilogue):
+        """Store dK, and dV where there was no query, and so no `compute_last`."""
         dk = tk.split_cols(state.dk, 64)
-        tk.store(staging.dK0, dk[0] * ctx.args.gradient)
-        tk.store(staging.dK1, dk[1] * ctx.args.gradient)
+        tk.store(epilogue.dK0, dk[0] * ctx.args.gradient)
+        tk.store(epilogue.dK1, dk[1] * ctx.args.gradient)
         tk.fence_async()
         tk.sync()
-        tk.store_async(ctx.globals.dK, staging.dK0, ctx.config._place(ctx, 0))
-        tk.store_async(ctx.globals.dK, staging.dK1, ctx.config._place(ctx, 1))
+        tk.store_async(ctx.globals.dK, epilogue.dK0, ctx.config._place(ctx, 0))
+        tk.store_async(ctx.globals.dK, epilogue.dK1, ctx.config._place(ctx, 1))
         if ctx.iterations == 0:  # zeros, too
-            tk.store_async(ctx.globals.dV, staging.dK0, ctx.config._place(ctx, 0))
-            tk.store_async(ctx.globals.dV, staging.dK1, ctx.config._place(ctx, 1))
+            tk.store_async(ctx.globals.dV, epilogue.dK0, ctx.config._place(ctx, 0))
+            tk.store_async(ctx.globals.dV, epilogue.dK1, ctx.config._place(ctx, 1))
 
     @triton.jit
     def _store_exchanged(ctx, state):
-        """Store dK, and dV where there was no query, and so no `drain`, from where this consumer's dS was, once the other has read it."""
+        """Store dK, and dV where there was no query, and so no `compute_last`, from where this consumer's dS was, once the other has read it."""
         if ctx.iterations > 0:
-            tk.take_back(ctx)
+            tk.exchange_acquire(ctx)
         else:
             tk.store_read_wait(0)
             tk.sync()
-        home = tk.subtile(ctx.exchange.dS[ctx.consumer], ctx.config.rows, 64, 0, 0)
+        home = tk.subtile(ctx.exchange.dS[ctx.consumer], ctx.config.tile_m, 64, 0, 0)
         tk.store(home, state.dk * ctx.args.gradient)
         tk.fence_async()
         tk.sync()
@@ -408,24 +408,24 @@ class AttentionBackward(AttentionBackwardKeys):
             tk.store_async(ctx.globals.dV, home, ctx.config._place(ctx, 0))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         if ctx.config.keys_by_exchange:
             ctx.config._store_exchanged(ctx, state)
         elif ctx.config.parts == 1:
-            ctx.config._store_keys(ctx, state, staging)
+            ctx.config._store_keys(ctx, state, epilogue)
         elif ctx.config.head_dim == 64:
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, state.dk, 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, state.dv, 0)
+            ctx.config._add(ctx, epilogue.sums0, ctx.globals.dK, state.dk, 0)
+            ctx.config._add(ctx, epilogue.sums1, ctx.globals.dV, state.dv, 0)
         else:
             dk, dv = tk.split_cols(state.dk, 64), tk.split_cols(state.dv, 64)
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dK, dk[0], 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dK, dk[1], 1)
+            ctx.config._add(ctx, epilogue.sums0, ctx.globals.dK, dk[0], 0)
+            ctx.config._add(ctx, epilogue.sums1, ctx.globals.dK, dk[1], 1)
             tk.store_read_wait(0)
-            ctx.config._add(ctx, staging.sums0, ctx.globals.dV, dv[0], 0)
-            ctx.config._add(ctx, staging.sums1, ctx.globals.dV, dv[1], 1)
+            ctx.config._add(ctx, epilogue.sums0, ctx.globals.dV, dv[0], 0)
+            ctx.config._add(ctx, epilogue.sums1, ctx.globals.dV, dv[1], 1)
         if not ctx.config.keys_by_exchange:
             if ctx.iterations > 0:
-                tk.take_back(ctx)  # the next task writes dS anew
+                tk.exchange_acquire(ctx)  # the next task writes dS anew
 
 
 @triton.jit

@@ -17,7 +17,7 @@ def reach(ctx):
 @triton.jit
 def keys_of(ctx, first, behind, shift, keys):
     """(last block of keys, number of blocks) that queries `first` … `behind` − 1 see."""
-    COLS: tl.constexpr = ctx.config.cols
+    COLS: tl.constexpr = ctx.config.tile_n
     end, begin = keys, 0
     if ctx.config.causal:
         end = tl.minimum(keys, tl.maximum(behind + shift, 0))
@@ -32,7 +32,7 @@ def keys_of(ctx, first, behind, shift, keys):
 def edges_of(ctx, first, behind, shift, keys, last):
     """(masked, whole): of the blocks from the `last` one down, the first `masked` and those from number `whole` on hold keys that one of the queries `first` …
     `behind` − 1 does not see."""
-    COLS: tl.constexpr = ctx.config.cols
+    COLS: tl.constexpr = ctx.config.tile_n
     seen, begin = keys, 0  # every query sees the keys in between
     if ctx.config.causal:
         seen = first + shift + 1
@@ -52,8 +52,8 @@ def squashed(ctx, s):
 @triton.jit
 def hidden(ctx, s):
     """The scores of this iteration's block, −∞ where a query does not see a key."""
-    row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows + ctx.shift
-    col = (ctx.last - ctx.iter) * ctx.config.cols
+    row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m + ctx.shift
+    col = (ctx.last - ctx.iter) * ctx.config.tile_n
     if ctx.config.window:
         s = tk.sliding_window(s, ctx.args.left, ctx.args.right, row=row, col=col)
     if ctx.config.causal:  # sees no key behind the last: the last query sees that
@@ -65,7 +65,7 @@ def hidden(ctx, s):
 @triton.jit
 def queries_of(ctx, first, behind, shift, queries):
     """(first block, behind the last block) of the queries that see one of the keys `first` … `behind` − 1."""
-    COLS: tl.constexpr = ctx.config.cols
+    COLS: tl.constexpr = ctx.config.tile_n
     begin, end = 0, queries
     if ctx.config.causal:
         begin = first - shift
@@ -79,14 +79,14 @@ def queries_of(ctx, first, behind, shift, queries):
 @triton.jit
 def whole_from(ctx, behind, shift, begin, end):
     """The first block of queries, of `begin` … `end`, from which on all see all keys before `behind`, where only the causal mask hides any."""
-    return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.cols), begin), end)
+    return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.tile_n), begin), end)
 
 
 @triton.jit
 def hidden_from(ctx, s, key, query):
     """Scores of keys (rows, from `key` on) and queries (columns, from `query` on), −∞ where a query does not see a key."""
-    COLS: tl.constexpr = ctx.config.cols
-    ROWS: tl.constexpr = ctx.config.rows
+    COLS: tl.constexpr = ctx.config.tile_n
+    ROWS: tl.constexpr = ctx.config.tile_m
     col = query + ctx.shift
     if ctx.config.window:
         if (key + ROWS - 1 > col + ctx.args.right) | (key < col + COLS - 1 - ctx.args.left):

@@ -13,7 +13,7 @@ from tritonkittens.kernels.attention.device.masks import edges_of, hidden, keys_
 @triton.jit
 def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_heads, when):
     """The task of a tile `row` of queries of a head: the blocks of keys that they see."""
-    HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+    HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     shift = keys - queries
     last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
     masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
@@ -23,13 +23,13 @@ def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_he
 
 
 class QueryTiles(tk.lcf):
-    """A task is `rows` queries of a head for each consumer, and the blocks of `cols` keys that they see, from the last to the first. Its context has `batch`
+    """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see, from the last to the first. Its context has `batch`
     and `kv_batch` (first coordinates in the tensors of queries and of keys), `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and
     `whole` (see `edges_of`), `shift` and `keys`."""
 
     dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = 128
+    tile_m: int = 64
+    tile_n: int = 128
     head_dim: int = 128
     value_dim: int = 128
     causal: bool = False
@@ -53,7 +53,7 @@ class QueryTiles(tk.lcf):
 
     def tiles(self, Q: Any, *_: Any) -> tuple[int, int]:
         """(tiles of a head, heads of the batch) of operands of these shapes."""
-        return -(-Q[2] // (self.rows * self.consumers)), Q[0] * Q[1]
+        return -(-Q[2] // (self.tile_m * self.consumers)), Q[0] * Q[1]
 
     @property
     def one_edge(self) -> bool:
@@ -73,9 +73,9 @@ class QueryTiles(tk.lcf):
     def setup(ctx):
         heads = tk.extent(ctx.globals.Q, 1)
         queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
-        HEIGHT: tl.constexpr = ctx.config.rows * ctx.config.consumers
+        HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
         tiles = tk.ceil_div(queries, HEIGHT)
-        row, batch_head = tk.tile_at(ctx.config.order, ctx.task, tiles, tk.extent(ctx.globals.Q, 0) * heads)
+        row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)
         more = (batch < tk.extent(ctx.globals.Q, 0)) & (row >= 0) & (row < tiles)
         return task_of_queries(ctx, row, batch, batch, head, queries, keys, heads, tk.extent(ctx.globals.K, 1), more)

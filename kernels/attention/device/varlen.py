@@ -122,7 +122,7 @@ class Listing:
 @triton.jit
 def _task(ctx, heads):
     """(head, tile, queries, keys, first block of numbers, first tile) of this task, of so many heads; the tile is −1 where there is none."""
-    slot, head = tk.unravel(ctx.task, heads)
+    slot, head = tk.unravel(ctx.task_id, heads)
     row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
     return head, row, queries, keys, numbers, first
 

@@ -27,20 +27,20 @@ class BlockwiseGemm(tk.lcf):
     dtype: tl.dtype = tk.fp8e4m3
     b_dtype: tl.dtype = tk.fp8e4m3
     out_dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = BLOCK
+    tile_m: int = 64
+    tile_n: int = BLOCK
     order: tk.Order = tk.Supergroup(8)
     epilogue: Steps = Steps()
     batched: bool = False
     c_stored_nm: bool = False
-    panel: int | None = None
-    passing: str | None = None
+    epilogue_n: int | None = None
+    cache_hint: str | None = None
 
     def layout(self):
-        a, b = tk.st(self.dtype, self.consumers * self.rows, BLOCK), tk.st(self.b_dtype, self.cols, BLOCK)
+        a, b = tk.st(self.dtype, self.consumers * self.tile_m, BLOCK), tk.st(self.b_dtype, self.tile_n, BLOCK)
         c, staged = result_tiles(self)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel)
-        scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.rows), tk.sv(tk.fp32, SCALES)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n)
+        scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.tile_m), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
                          args=self.epilogue.numbers,
@@ -49,7 +49,7 @@ class BlockwiseGemm(tk.lcf):
     @property
     def panels(self) -> int:
         """Panels of columns of a tile, each of one scale of B."""
-        return max(1, self.cols // BLOCK)
+        return max(1, self.tile_n // BLOCK)
 
     @property
     def scales_b(self) -> tuple[str, ...]:
@@ -58,58 +58,58 @@ class BlockwiseGemm(tk.lcf):
 
     @property
     def result_cols(self) -> int:
-        return self.cols
+        return self.tile_n
 
     @property
     def task_rows(self) -> int:
-        return self.cluster * self.consumers * self.rows
+        return self.cluster * self.consumers * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
-        return -(-C[0] // self.task_rows) * -(-C[1] // self.cols)
+        return -(-C[0] // self.task_rows) * -(-C[1] // self.tile_n)
 
     @triton.jit
     def setup(ctx):
         rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows)
-        cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.cols)
-        row, col = tk.tile_at(ctx.config.order, ctx.task, rows, cols)
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.tile_n)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), 128)
-        return tk.task(iterations, when=ctx.task < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=col)
+        return tk.task(iterations, when=ctx.task_id < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=col)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.arrived, ctx.config.passing)
-        tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.arrived)
+        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
+        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.full, ctx.config.cache_hint)
+        tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.full)
         PANELS: tl.constexpr = ctx.config.panels
         NAMES: tl.constexpr = ctx.config.scales_b
         for panel in tl.static_range(PANELS):
-            place = (ctx.col * ctx.config.cols // 128 + panel, ctx.iter // 16)
-            tk.load_async(tk.field(input, NAMES[panel]), ctx.globals.scales_b, place, input.arrived)
+            place = (ctx.col * ctx.config.tile_n // 128 + panel, ctx.iter // 16)
+            tk.load_async(tk.field(input, NAMES[panel]), ctx.globals.scales_b, place, input.full)
 
     @triton.jit
-    def load_finish(ctx, staging):
-        load_vectors(ctx, staging, ctx.config.epilogue)
+    def load_epilogue(ctx, epilogue):
+        load_vectors(ctx, epilogue, ctx.config.epilogue)
         if ctx.config.epilogue.residual:
-            load_residual(ctx, staging, ctx.row * ctx.config.consumers + ctx.consumer)
+            load_residual(ctx, epilogue, ctx.row * ctx.config.consumers + ctx.consumer)
 
     @triton.jit
-    def fetch(ctx):
+    def load_params(ctx):
         return fetch_values(ctx, ctx.row * ctx.config.consumers + ctx.consumer)
 
     @triton.jit
     def start(ctx):
         PANELS: tl.constexpr = ctx.config.panels
-        return tk.struct(acc=(tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols // PANELS)),) * PANELS)
+        return tk.struct(acc=(tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n // PANELS)),) * PANELS)
 
     @triton.jit
     def compute(ctx, state, input):
-        a = tk.subtile(input.A, ctx.config.rows, 128, ctx.consumer, 0)
-        scale_a = tk.load(tk.subvector(input.scales_a, ctx.config.rows, ctx.consumer), tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, 128)))
+        a = tk.subtile(input.A, ctx.config.tile_m, 128, ctx.consumer, 0)
+        scale_a = tk.load(tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer), tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)))
         PANELS: tl.constexpr = ctx.config.panels
         NAMES: tl.constexpr = ctx.config.scales_b
         acc, product = (), None
         for panel in tl.static_range(PANELS):
-            b = tk.subtile(input.B, ctx.config.cols // PANELS, 128, panel, 0)
+            b = tk.subtile(input.B, ctx.config.tile_n // PANELS, 128, panel, 0)
             product = tk.mm_ABt(a, b, wait=False, into=product)
             scale = scale_a * tk.load_scalar(tk.field(input, NAMES[panel]), ctx.iter % 16)
             product = tk.mma_wait(product)
@@ -117,5 +117,5 @@ class BlockwiseGemm(tk.lcf):
         return state.replace(acc=acc)
 
     @triton.jit
-    def finish(ctx, state, staging):
-        store_result(ctx, state.acc, staging, ctx.row * ctx.config.consumers + ctx.consumer)
+    def finish(ctx, state, epilogue):
+        store_result(ctx, state.acc, epilogue, ctx.row * ctx.config.consumers + ctx.consumer)

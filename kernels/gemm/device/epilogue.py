@@ -118,7 +118,7 @@ class Steps(tk.Knob):
         return tuple(x for x in self.operands if x.place == "col")
 
     @property
-    def fetched(self) -> tuple[Operand, ...]:
+    def params(self) -> tuple[Operand, ...]:
         """Operands with one value for all or for every row, few registers each."""
         return tuple(x for x in self.operands if x.place in ("scalar", "row"))
 
@@ -167,11 +167,11 @@ class Steps(tk.Knob):
     ) -> tuple[dict, dict, dict]:
         """What the layout of a template holds for the epilogue.
 
-        C is stored in tiles `result`, which have `panel` of its `cols` columns or all, and staged in `staged`. `late`:
+        C is stored in tiles `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in `staged`. `late`:
         the late steps of packed results. The staged operand is loaded ahead. Of more than two panels the later ones are
         loaded once those before have left, and what late steps read once the results of the task before have left.
 
-        Returns (`globals` of the staged operand, `globals` of the others, the fields `finish`, `preload` and `refill`).
+        Returns (`globals` of the staged operand, `globals` of the others, the fields `finish`, `epilogue_loads` and `epilogue_reloads`).
         """
         operands = {x.name: tk.sv(x.element, cols) if x.place == "col" else None for x in self.operands}
         residual = dict(residual=result) if self.residual else {}
@@ -183,9 +183,9 @@ class Steps(tk.Knob):
             residual,
             operands,
             dict(
-                finish=dict(C=staged, **vectors),
-                preload=(*ahead, *(name for name in vectors if name not in later)),
-                refill=later,
+                epilogue=dict(C=staged, **vectors),
+                epilogue_loads=(*ahead, *(name for name in vectors if name not in later)),
+                epilogue_reloads=later,
             ),
         )
 
@@ -246,22 +246,22 @@ def turned_bytes(rows: int) -> int:
 
 
 @triton.jit
-def load_vectors(ctx, staging, EPILOGUE: tl.constexpr):
-    """The copies of a `load_finish` hook for the operands of some steps with a value for every column."""
+def load_vectors(ctx, epilogue, EPILOGUE: tl.constexpr):
+    """The copies of a `load_epilogue` hook for the operands of some steps with a value for every column."""
     VECTORS: tl.constexpr = EPILOGUE.vectors
     for i in tl.static_range(len(VECTORS)):
         tk.load_async(
-            tk.field(staging, VECTORS[i].name),
+            tk.field(epilogue, VECTORS[i].name),
             tk.field(ctx.globals, VECTORS[i].name),
             (ctx.result_col,),
-            staging.arrived,
+            epilogue.full,
         )
 
 
 @triton.jit
 def fetch_values(ctx, row):
     """What hook `fetch` reads: operands with one value for all or for every row."""
-    FETCHED: tl.constexpr = ctx.config.epilogue.fetched
+    FETCHED: tl.constexpr = ctx.config.epilogue.params
     values = tk.struct()
     for i in tl.static_range(len(FETCHED)):
         tensor = tk.field(ctx.globals, FETCHED[i].name)
@@ -269,14 +269,14 @@ def fetch_values(ctx, row):
             value = tl.load(tensor.pointer)
         else:
             value = tk.load(
-                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.result_cols), FETCHED[i].element), (row,)
+                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), FETCHED[i].element), (row,)
             )
         values = tk.with_field(values, FETCHED[i].name, value)
     return values
 
 
 @triton.jit
-def _value(ctx, tile, OPERAND: tl.constexpr, staging, home, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
+def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
     """An operand beside a tile: a scalar, or a tile of its shape and type. `home`: where the staged operand lies."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
     if OPERAND.place == "constant":
@@ -284,23 +284,23 @@ def _value(ctx, tile, OPERAND: tl.constexpr, staging, home, row, col, PANEL: tl.
     elif OPERAND.place == "number":
         return tk.field(ctx.args, OPERAND.name)
     elif OPERAND.place == "scalar":
-        return tk.field(ctx.fetched, OPERAND.name).to(tl.float32)
+        return tk.field(ctx.params, OPERAND.name).to(tl.float32)
     elif OPERAND.place == "row":
-        return tk.broadcast_row(tile, tk.cast(tk.field(ctx.fetched, OPERAND.name), tile.dtype))
+        return tk.broadcast_row(tile, tk.cast(tk.field(ctx.params, OPERAND.name), tile.dtype))
     elif OPERAND.place == "col":
         values = (
-            tk.field(staging, OPERAND.name)
+            tk.field(epilogue, OPERAND.name)
             if PANELS == 1
-            else tk.subvector(tk.field(staging, OPERAND.name), COLS, PANEL)
+            else tk.subvector(tk.field(epilogue, OPERAND.name), COLS, PANEL)
         )
         return tk.broadcast_col(
             tile,
-            tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.rows, COLS), OPERAND.element)), tile.dtype),
+            tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS), OPERAND.element)), tile.dtype),
         )
     elif OPERAND.place == "tile":
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
         return tk.cast(
-            tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.rows, COLS), place),
+            tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.tile_m, COLS), place),
             tile.dtype,
         )
     else:
@@ -309,15 +309,15 @@ def _value(ctx, tile, OPERAND: tl.constexpr, staging, home, row, col, PANEL: tl.
 
 @triton.jit
 def finish_tile(
-    ctx, tile, EPILOGUE: tl.constexpr, staging, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1
+    ctx, tile, EPILOGUE: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1
 ):
     """The tile after some steps. `row`, `col`: its place in C, in tiles; it may be panel `PANEL` of `PANELS` panels of
-    columns. `staging` holds the vectors, `home` the staged operand."""
+    columns. `epilogue` holds the vectors, `home` the staged operand."""
     STEPS: tl.constexpr = EPILOGUE.steps
     for i in tl.static_range(len(STEPS)):
         values = tk.struct()
         for n in tl.static_range(len(STEPS[i].operands)):
-            value = _value(ctx, tile, STEPS[i].operands[n], staging, home, row, col, PANEL, PANELS)
+            value = _value(ctx, tile, STEPS[i].operands[n], epilogue, home, row, col, PANEL, PANELS)
             values = tk.with_field(values, STEPS[i].parameters[n], value)
         tile = tk.map(tile, STEPS[i].function, values)
     return tile

@@ -34,23 +34,23 @@ def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: i
 
 
 class Gemm(tk.lcf):
-    """One task is a tile of C of `cols` columns and `rows` rows a consumer (and block of the cluster); `depth` of K an iteration.
+    """One task is a tile of C of `tile_n` columns and `tile_m` rows a consumer (and block of the cluster); `tile_k` of K an iteration.
 
-    Consumers end a long task one behind the other (`staggered`): the other's products hide what one does between two tasks.
+    Consumers end a long task one behind the other (`staggered_epilogue`): the other's products hide what one does between two tasks.
 
-    `panel`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
-    `packed`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task. A
+    `epilogue_n`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
+    `deferred_epilogue`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task. A
     residual is added to them there, and in bf16 an activation applied where they are staged, a part an iteration: beside products an instruction takes a
     consumer three to four cycles, and what it does between two must end before the other has used up the ring. What each is worth: docs/notes/gemm.md.
-    `passing`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
+    `cache_hint`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
     """
 
     dtype: tl.dtype = tk.bf16
     b_dtype: tl.dtype | None = None
     out_dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = 256
-    depth: int = 64
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
     order: tk.Order = tk.Supergroup(8)
     a_stored_km: bool = False
     b_stored_nk: bool = False
@@ -58,51 +58,51 @@ class Gemm(tk.lcf):
     batched: bool = False
     accumulate: tl.dtype = tk.fp32
     epilogue: Steps = Steps()
-    panel: int | None = None
-    staggered: bool = True
-    passing: str | None = None
-    packed: bool = False
+    epilogue_n: int | None = None
+    staggered_epilogue: bool = True
+    cache_hint: str | None = None
+    deferred_epilogue: bool = False
 
     def layout(self):
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
-        if self.rows & (self.rows - 1):
-            raise tk.TileError(f"Gemm(rows={self.rows}): a consumer's rows must be a power of two")
-        rows = self.team * self.rows // len(self.a_tiles)
-        a = tk.st(self.dtype, *((self.depth, rows) if self.a_stored_km else (rows, self.depth)))
-        b = tk.st(self.b_dtype or self.dtype, *((self.cols, self.depth) if self.b_stored_nk else (self.depth, self.cols)), contiguous=self._whole)
+        if self.tile_m & (self.tile_m - 1):
+            raise tk.TileError(f"Gemm(tile_m={self.tile_m}): a consumer's rows must be a power of two")
+        rows = self.team * self.tile_m // len(self.a_tiles)
+        a = tk.st(self.dtype, *((self.tile_k, rows) if self.a_stored_km else (rows, self.tile_k)))
+        b = tk.st(self.b_dtype or self.dtype, *((self.tile_n, self.tile_k) if self.b_stored_nk else (self.tile_k, self.tile_n)), contiguous=self._whole)
         c, staged = result_tiles(self)
-        if self.packed and (self.panel is None or (self.epilogue.residual and self.splits)):
-            raise tk.TileError(f"Gemm(packed=True, panel={self.panel!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
+        if self.deferred_epilogue and (self.epilogue_n is None or (self.epilogue.residual and self.splits)):
+            raise tk.TileError(f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
                                "residual is added to those of tasks that a block computes alone")
-        if self.packed and not self.epilogue.may_wait:
-            raise tk.TileError("Gemm(packed=True): a staged operand of results that wait in registers is added by the last step of the epilogue")
-        packed = {name: tk.rt(self.out_dtype, self.rows, self.panel) for name in self.panel_names}
+        if self.deferred_epilogue and not self.epilogue.may_wait:
+            raise tk.TileError("Gemm(deferred_epilogue=True): a staged operand of results that wait in registers is added by the last step of the epilogue")
+        packed = {name: tk.rt(self.out_dtype, self.tile_m, self.epilogue_n) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.panel, self.late if self.packed else None)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n, self.late if self.deferred_epilogue else None)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
                          args=self.epilogue.numbers,
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.rows, self.cols)), packed=packed, packed_steps=steps,
+                         accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)), deferred_epilogue=packed, deferred_steps=steps,
                          multicast=("B",) if self.cluster > 1 else (),
-                         spare=self.consumers * turned_bytes(self.rows) if self.c_stored_nm and self.epilogue.residual else 0)
+                         spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0)
 
     @property
     def panel_names(self) -> tuple[str, ...]:
         """Names of the panels of a consumer's results, where they wait in registers."""
-        return tuple(f"C{panel}" for panel in range(self.result_cols // self.panel)) if self.packed and self.panel else ()
+        return tuple(f"C{panel}" for panel in range(self.result_cols // self.epilogue_n)) if self.deferred_epilogue and self.epilogue_n else ()
 
     @property
     def activation_steps(self) -> int:
         """Parts in which the activation is applied to a panel of packed results, staged in rows of one swizzle line; 0 where it is applied to sums."""
         size = tk.to_torch(self.out_dtype).itemsize
-        line = (self.rows if self.c_stored_nm else self._waiting_cols) * size
+        line = (self.tile_m if self.c_stored_nm else self._waiting_cols) * size
         if not self._waiting_cols or line > SWIZZLE_LINE or not self.epilogue.activates_late(self.out_dtype):
             return 0
-        return min(ACTIVATION_STEPS, self.rows * self._waiting_cols * size // ACCESS)
+        return min(ACTIVATION_STEPS, self.tile_m * self._waiting_cols * size // ACCESS)
 
     @property
     def _waiting_cols(self) -> int:
         """Columns of the panels in which results wait in registers, where they are a power of two; else 0."""
-        return self.panel if self.packed and self.panel and self.panel & (self.panel - 1) == 0 else 0
+        return self.epilogue_n if self.deferred_epilogue and self.epilogue_n and self.epilogue_n & (self.epilogue_n - 1) == 0 else 0
 
     @property
     def gates_late(self) -> bool:
@@ -112,7 +112,7 @@ class Gemm(tk.lcf):
     @property
     def _late_steps(self) -> int:
         """Steps of the epilogue that are left for when packed results leave."""
-        return (2 if self.gates_late else 1) if self.packed and (self.epilogue.residual or self.activation_steps) else 0
+        return (2 if self.gates_late else 1) if self.deferred_epilogue and (self.epilogue.residual or self.activation_steps) else 0
 
     @property
     def early(self) -> Steps:
@@ -132,33 +132,33 @@ class Gemm(tk.lcf):
     @property
     def asked_panels(self) -> int:
         """Panels of the residual of packed results that come at a time, so many that a task asks for them an even number of times; 0 without a residual."""
-        if not self.packed or not self.panel or not self.epilogue.residual:
+        if not self.deferred_epilogue or not self.epilogue_n or not self.epilogue.residual:
             return 0
-        return 2 if self.result_cols // self.panel % 4 == 0 else 1
+        return 2 if self.result_cols // self.epilogue_n % 4 == 0 else 1
 
     @property
     def a_tiles(self) -> tuple[str, ...]:
         """Names of A's tiles of an iteration: one for all consumers, or one for each of three, whose rows together are no power of two."""
-        rows = self.team * self.rows
+        rows = self.team * self.tile_m
         return ("A",) if rows & (rows - 1) == 0 else tuple(f"A{consumer}" for consumer in range(self.team))
 
     @property
     def _whole(self) -> bool:
         size = tk.to_torch(self.b_dtype or self.dtype).itemsize
-        return bool(self.cols & (self.cols - 1)) and is_one_product(self.rows, self.cols, self.depth, size, self.consumers, self.b_stored_nk)
+        return bool(self.tile_n & (self.tile_n - 1)) and is_one_product(self.tile_m, self.tile_n, self.tile_k, size, self.consumers, self.b_stored_nk)
 
     @property
     def result_cols(self) -> int:
         """Columns that a block finishes of a task."""
-        return self.cols // self.sharers
+        return self.tile_n // self.sharers
 
     @property
     def task_rows(self) -> int:
-        return self.cluster * self.team * self.rows
+        return self.cluster * self.team * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
         rows, cols = C[-2:] if not self.c_stored_nm else C[:-3:-1]
-        return -(-rows // self.task_rows) * -(-cols // self.cols) * (C[0] if self.batched else 1)
+        return -(-rows // self.task_rows) * -(-cols // self.tile_n) * (C[0] if self.batched else 1)
 
     def blocks(self, slots: int, *shapes: Any) -> int:
         """A short product is bound by memory, which all multiprocessors together reach faster than even rounds."""
@@ -168,30 +168,30 @@ class Gemm(tk.lcf):
     @triton.jit
     def setup(ctx):
         rows = tk.ceil_div(tk.extent(ctx.globals.C, -1 if ctx.config.c_stored_nm else -2), ctx.config.task_rows)
-        cols = tk.ceil_div(tk.extent(ctx.globals.C, -2 if ctx.config.c_stored_nm else -1), ctx.config.cols)
-        batch = ctx.task // (rows * cols) if ctx.config.batched else 0
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, -2 if ctx.config.c_stored_nm else -1), ctx.config.tile_n)
+        batch = ctx.task_id // (rows * cols) if ctx.config.batched else 0
         batches = tk.extent(ctx.globals.C, 0) if ctx.config.batched else 1
-        row, col = tk.tile_at(ctx.config.order, ctx.task - batch * rows * cols, rows, cols)
-        iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.depth)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id - batch * rows * cols, rows, cols)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.tile_k)
         result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
-        return tk.task(iterations, when=ctx.task < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
+        return tk.task(iterations, when=ctx.task_id < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
 
     @triton.jit
     def load(ctx, input):
         A_TILES: tl.constexpr = ctx.config.a_tiles
         for i in tl.static_range(len(A_TILES)):
             row = ctx.row * len(A_TILES) + i
-            tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.arrived)
-        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.arrived, ctx.config.passing)
+            tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.full)
+        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.full, ctx.config.cache_hint)
 
     @triton.jit
-    def load_finish(ctx, staging):
-        load_vectors(ctx, staging, ctx.config.early)
-        if ctx.config.epilogue.residual and not ctx.config.packed:
-            load_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer)
+    def load_epilogue(ctx, epilogue):
+        load_vectors(ctx, epilogue, ctx.config.early)
+        if ctx.config.epilogue.residual and not ctx.config.deferred_epilogue:
+            load_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
-    def fetch(ctx):
+    def load_params(ctx):
         return fetch_values(ctx, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
@@ -203,29 +203,29 @@ class Gemm(tk.lcf):
         return state.replace(acc=tk.mma_retire(_multiply(ctx, input, state.acc)))
 
     @triton.jit
-    def drain(ctx, state, input):
+    def compute_last(ctx, state, input):
         return state.replace(acc=tk.mma_begin(tk.mma_wait(state.acc), ctx.config.dtype))
 
     @triton.jit
-    def finish(ctx, state, staging):
+    def finish(ctx, state, epilogue):
         sums = tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32)
-        store_result(ctx, (sums,), staging, ctx.row * ctx.config.team + ctx.consumer)
+        store_result(ctx, (sums,), epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
-    def pack(ctx, state, staging):
-        return pack_result(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), staging, ctx.row * ctx.config.team + ctx.consumer)
+    def defer_results(ctx, state, epilogue):
+        return pack_result(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
-    def store_packed(ctx, tile, staging, n):
-        store_packed_panel(ctx, tile, staging, ctx.row * ctx.config.team + ctx.consumer, n)
+    def store_deferred(ctx, tile, epilogue, n):
+        store_packed_panel(ctx, tile, epilogue, ctx.row * ctx.config.team + ctx.consumer, n)
 
     @triton.jit
-    def fill_packed(ctx, staging):
-        ask_residual(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate)
+    def prefetch_deferred(ctx, epilogue):
+        ask_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate)
 
     @triton.jit
-    def finish_packed(ctx, staging, n, step, steps):
-        finish_packed_panel(ctx, staging, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
+    def finish_deferred(ctx, epilogue, n, step, steps):
+        finish_packed_panel(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
 
 
 @triton.jit
@@ -235,9 +235,9 @@ def _rows_of_a(ctx, input):
     if len(A_TILES) > 1:
         return tk.field(input, A_TILES[ctx.consumer])
     elif ctx.config.a_stored_km:
-        return tk.subtile(input.A, ctx.config.depth, ctx.config.rows, 0, ctx.consumer)
+        return tk.subtile(input.A, ctx.config.tile_k, ctx.config.tile_m, 0, ctx.consumer)
     else:
-        return tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+        return tk.subtile(input.A, ctx.config.tile_m, ctx.config.tile_k, ctx.consumer, 0)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
 """Tasks that one role tells the others of a block.
 
 Those that blocks draw when they need one (`Dynamic`): the producer of a block takes the next number from a counter in global memory and tells the block's other
-roles, a task ahead of them: its number, or, where `tells_tasks`, the task itself, which consumers otherwise work out when nothing else is left to do.
+roles, a task ahead of them: its number, or, where `broadcast_tile`, the task itself, which consumers otherwise work out when nothing else is left to do.
 A block begins with the task of its own number, without a wait.
 
-Where `tells_tasks`, also a task that a block begins with, if it was worked out for what is loaded before the roles begin: what hook `setup` reads from memory
+Where `broadcast_tile`, also a task that a block begins with, if it was worked out for what is loaded before the roles begin: what hook `setup` reads from memory
 each of them would wait for again, behind those copies.
 
 The counters, of numbers drawn and of blocks that are done, are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its
@@ -41,8 +41,8 @@ class Dynamic(Schedule):
     nearly the same time. What a task ends with overlaps with the loads of the next. Which block does a task, and so when, changes from run to run.
     """
 
-    draws: ClassVar[bool] = True
-    may_be_single: ClassVar[bool] = False
+    dynamic: ClassVar[bool] = True
+    may_have_one_tile_per_block: ClassVar[bool] = False
     alone: ClassVar[str] = "a block draws its tasks alone, one for all its consumers"
 
     def blocks(self, units: int, slots: int) -> int:
@@ -51,11 +51,11 @@ class Dynamic(Schedule):
 
 def new_numbers(t: Trace, T: Any) -> dict[str, Any]:
     """What the producer tells the other roles, and the semaphores by which they know. Where blocks draw nothing, they are told one task before they begin."""
-    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.draws else 1)), None, "numbers of tasks")
+    numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.dynamic else 1)), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
-    if not T.draws:
+    if not T.dynamic:
         return {"numbers": numbers}
-    hearers = T.consumers * WARPS + T.senders + T.trailing_producer
+    hearers = T.consumers * WARPS + T.senders + T.lagged_producer
     return {"numbers": numbers, "told": new_semaphores(t, SLOTS.value, 1), "heard": new_semaphores(t, SLOTS.value, hearers)}
 
 

@@ -120,7 +120,7 @@ class StreamK(Schedule):
 
     splits: ClassVar[bool] = True
     whole_tasks: ClassVar[bool] = False
-    may_be_single: ClassVar[bool] = False
+    may_have_one_tile_per_block: ClassVar[bool] = False
     slots_per_part: ClassVar[int] = 2
     sums_per_block: ClassVar[int] = 2
 

@@ -154,7 +154,7 @@ def join_parts(ctx, state):
         sync()
         TEAM: tl.constexpr = ctx.config.team
         CLUSTER: tl.constexpr = ctx.config.cluster
-        counter = ctx.counters + (ctx.task * CLUSTER + ctx.rank) * TEAM + ctx.consumer
+        counter = ctx.counters + (ctx.task_id * CLUSTER + ctx.rank) * TEAM + ctx.consumer
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
             PARTS: tl.constexpr = ctx.config.schedule.fixed_parts

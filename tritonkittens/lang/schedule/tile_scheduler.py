@@ -20,7 +20,7 @@ from tritonkittens.lang.schedule.index import Knob
 
 # What else the context of a hook holds
 RESERVED = {"globals", "args", "config", "task", "iterations", "valid", "iter", "consumer", "worker", "rank", "scratch", "common", "deferred", "working",
-            "exchange", "accumulators", "sending", "begin", "count", "parts", "part", "slot", "late", "fetched", "entries", "edge"}
+            "exchange", "accumulators", "sending", "begin", "count", "parts", "part", "slot", "late", "params", "entries", "edge"}
 
 
 @op
@@ -55,15 +55,15 @@ class Schedule(Knob):
     """Base of the tile schedulers, with what a persistent one does."""
 
     splits: ClassVar[bool] = False  # are parts of a task joined through global memory?
-    draws: ClassVar[bool] = False  # do thread blocks fetch a task when they need one?
+    dynamic: ClassVar[bool] = False  # do thread blocks fetch a task when they need one?
     whole_tasks: ClassVar[bool] = True  # does one thread block compute all of a task?
-    may_be_single: ClassVar[bool] = True  # may a launch have a thread block for every work tile?
+    may_have_one_tile_per_block: ClassVar[bool] = True  # may a launch have a thread block for every work tile?
     single: ClassVar[bool] = False  # does it always?
     cluster_parts: ClassVar[int] = 1  # thread blocks of a cluster that share a task's iterations
     fixed_parts: ClassVar[int] = 0  # parts of every task, where that is a constant
     slots_per_part: ClassVar[int] = 1  # partial sums that a part may be found in
     sums_per_block: ClassVar[int] = 0  # partial sums of each thread block, where their number follows from the grid
-    alone: ClassVar[str] = ""  # why it needs cluster=1 and independent=False, where it does
+    alone: ClassVar[str] = ""  # why it needs cluster=1 and pingpong=False, where it does
 
     def units(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
         """How many work tiles there are where `slots` thread blocks (clusters) run at once."""
@@ -78,9 +78,9 @@ class Schedule(Knob):
         """How `tasks` are split, of schedulers that do."""
         raise NotImplementedError
 
-    def conflict(self, cluster: int, independent: bool) -> str | None:
+    def conflict(self, cluster: int, pingpong: bool) -> str | None:
         """Why a template cannot have this scheduler with these knobs, if it cannot."""
-        return f"{self.alone}; that needs cluster=1 and independent=False" if self.alone and (cluster > 1 or independent) else None
+        return f"{self.alone}; that needs cluster=1 and pingpong=False" if self.alone and (cluster > 1 or independent) else None
 
     # ------------------------------------------------------------ on the device
 
@@ -151,14 +151,14 @@ def nothing_of(t: Trace, work: Any) -> Any:
 @op
 def first_unit(t: Trace, ctx: Any, A: Any) -> Any:
     """The number of the first work tile of this block."""
-    return unwrap(ctx.config).schedule.first(t, ctx, A)
+    return unwrap(ctx.config).schedule.compute_first(t, ctx, A)
 
 
 @op
 def next_unit(t: Trace, ctx: Any, A: Any, unit: Any, work: Any) -> Any:
     """The number of this block's work tile behind `unit`."""
     config = unwrap(ctx.config)
-    return unit if config.single else config.schedule.next(t, ctx, A, unit, work)
+    return unit if config.one_tile_per_block else config.schedule.next(t, ctx, A, unit, work)
 
 
 @op
@@ -171,7 +171,7 @@ def work_of(t: Trace, ctx: Any, A: Any, unit: Any) -> Any:
 def work_behind(t: Trace, ctx: Any, A: Any, work: Any, following: Any) -> Any:
     """What unit number `following` is, behind the one of this `work`: none, where a block has one at most. The compiler then leaves the loop out, and nobody
     divides behind a task's last iteration."""
-    if unwrap(ctx.config).single:
+    if unwrap(ctx.config).one_tile_per_block:
         return struct(**{**work.fields, "valid": t.method(t.scalar(0), "to", tl.int1)})
     return t.call(work_of, ctx, A, following)
 

@@ -126,13 +126,13 @@ def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
 
 
 @op
-def load_trailing(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
-    """Ask for the trailing tiles of an iteration."""
+def load_lagged(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+    """Ask for the lagged tiles of an iteration."""
     config = unwrap(ctx.config)
-    expected, bar = nbytes(config._plan.trailing), t.call(memory.trailing_arrived.__getitem__, slot)
+    expected, bar = nbytes(config._plan.lagged), t.call(memory.lagged_full.__getitem__, slot)
     t.call(expect, bar, expected)
-    tiles = struct(**in_slot(t, memory.trailing, slot), arrived=bar)
-    _checked_load(t, type(config).load_trailing, "load_trailing", None, expected, ctx, tiles)
+    tiles = struct(**in_slot(t, memory.lagged, slot), arrived=bar)
+    _checked_load(t, type(config).load_lagged, "load_lagged", None, expected, ctx, tiles)
 
 
 @triton.jit
@@ -157,16 +157,16 @@ def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, 
 
 
 @op
-def load_scratch(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+def load_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Fill the tiles that each consumer keeps for a task, once it has given back those of the task before."""
     plan = unwrap(ctx.config)._plan
-    if plan.scratch:
+    if plan.task:
         free = t.method(turn, "__add__", 1)  # fresh scratch is free
-        _load_for_consumers(t, ctx, "load_scratch", memory.scratch.fields, plan.scratch, memory.scratch_arrived, memory.scratch_finished, free)
+        _load_for_consumers(t, ctx, "load_task", memory.scratch.fields, plan.task, memory.scratch_arrived, memory.scratch_finished, free)
 
 
 @op
-def load_kept(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+def load_block_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
     """Fill the tiles that the consumers of a task share, once all have given back those of the task before."""
     config = unwrap(ctx.config)
     for group in KEPT:
@@ -180,19 +180,19 @@ def load_kept(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def load_finish(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
-    """Load what `finish` reads into the staging tiles of each consumer, once it has let go of them."""
+def load_epilogue(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+    """Load what `finish` reads into the epilogue tiles of each consumer, once it has let go of them."""
     plan = unwrap(ctx.config)._plan
-    chosen = tuple((n, s) for n, s in plan.finish if n in plan.preload)
-    _load_for_consumers(t, ctx, "load_finish", memory.staging.fields, chosen, memory.preload_arrived, memory.preload_free, turn)
+    chosen = tuple((n, s) for n, s in plan.epilogue if n in plan.epilogue_loads)
+    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.preload_arrived, memory.preload_free, turn)
 
 
-# ---------------------------------------------------------------- staging
+# ---------------------------------------------------------------- epilogue
 
 
 def _fills_tiles(config: Any) -> bool:
     """Are tiles among what is loaded for `finish`, which stores may still be reading, and not only vectors?"""
-    return any(isinstance(tile, st) for n, tile in config._plan.finish if n in config._plan.preload)
+    return any(isinstance(tile, st) for n, tile in config._plan.finish if n in config._plan.epilogue_loads)
 
 
 @op
@@ -202,7 +202,7 @@ def give_staging(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
     config = unwrap(T)
     if config.placement(t.arch).over_working is not None:
         t.call(_leave_staging, T)
-    if not config._plan.preload:
+    if not config._plan.epilogue_loads:
         return
     if _fills_tiles(config):
         t.call(store_read_wait, 0)
@@ -227,15 +227,15 @@ def await_kept(t: Trace, tiles: Any) -> Any:
     """Wait until a task's common tiles have arrived, when it begins, or its deferred ones, behind the first iteration or where there is none: a parity tells
     two phases apart, so nobody may miss one."""
     if tiles.fields:
-        t.call(wait, tiles.arrived, tiles.phase)
+        t.call(wait, tiles.full, tiles.phase)
 
 
 @op
 def give_kept_back(t: Trace, ctx: Any, drained: Any = False) -> Any:
-    """Give back what hook `drain`, where it was called, has not."""
-    drain = f"drain: {type(unwrap(ctx.config)).drain.cache_key}" if unwrap(drained) else ""
+    """Give back what hook `compute_last`, where it was called, has not."""
+    compute_last = f"compute_last: {type(unwrap(ctx.config)).drain.cache_key}" if unwrap(drained) else ""
     for group in KEPT:
-        if ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {drain}", 0):
+        if ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {compute_last}", 0):
             t.call(arrive, ctx.fields[group].finished, per="warp")
 
 
@@ -253,7 +253,7 @@ def call_start(t: Trace, ctx: Any) -> Any:
 def call_fetch(t: Trace, ctx: Any) -> Any:
     """The context plus what hook `fetch` reads."""
     hook = getattr(type(unwrap(ctx.config)), "fetch", None)
-    return ctx if hook is None else struct(**{**ctx.fields, "fetched": t.call(hook, ctx)})
+    return ctx if hook is None else struct(**{**ctx.fields, "params": t.call(hook, ctx)})
 
 
 @op
@@ -262,9 +262,9 @@ def call_send(t: Trace, ctx: Any, memory: Any, sends: Any) -> Any:
     config = unwrap(ctx.config)
     hook = type(config).send
     sending = struct(given=t.call(memory.given.__getitem__, ctx.worker), parity=t.method(sends, "__and__", 1))
-    value, (awaited,) = _counted(t, hook, f"send: {hook.cache_key}", ("calls_awaited",), struct(**{**ctx.fields, "sending": sending}), ctx.working)
+    value, (awaited,) = _counted(t, hook, f"send: {hook.cache_key}", ("calls_awaited",), struct(**{**ctx.fields, "sending": sending}), ctx.reduce_buffer)
     if awaited != 1:
-        raise TileError(f"{type(config).__name__}.send calls tk.await_call {awaited} times; it does so once, in the hook itself, before it reads working tiles")
+        raise TileError(f"{type(config).__name__}.send calls tk.reduce_wait {awaited} times; it does so once, in the hook itself, before it reads working tiles")
     t.call(store_read_wait, 0)
     t.call(arrive, t.call(memory.sent.__getitem__, ctx.worker), per="warp")
     if hasattr(type(config), "sent"):
@@ -285,7 +285,7 @@ def _hook(what: str) -> Any:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
         read_before = bill().reads_shared
-        counters = ("released", "awaited") if config._plan.trailing else ()
+        counters = ("released", "awaited") if config._plan.lagged else ()
         sending = ("senders_called", "senders_awaited") if config.sends else ()
         counted = (*counters, *sending, *(f"{group}_released" for group in KEPT))
         new, counts = _counted(t, hook, f"{what}: {hook.cache_key}", counted, ctx, state, *inputs)
@@ -311,32 +311,32 @@ def _note_reads(before: int) -> None:
 
 
 def _check_trailing(config: Any, what: str, released: int, awaited: int) -> None:
-    """Refuse a hook that does not give its input back once or does not wait for its trailing tiles once. What a helper function does is not seen where the same
+    """Refuse a hook that does not give its input back once or does not wait for its lagged tiles once. What a helper function does is not seen where the same
     function was called before."""
     name = type(config).__name__
-    if released != (what != "drain"):
-        raise TileError(f"{name}.{what} calls tk.release {released} times; 'first' and 'compute' give their input back once, in the hook itself, "
-                        "'drain' has none")
-    if awaited != (what != "first"):
-        raise TileError(f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'drain' wait once, in the hook itself, for their trailing tiles, "
-                        "'first' has none")
+    if released != (what != "compute_last"):
+        raise TileError(f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' give their input back once, in the hook itself, "
+                        "'compute_last' has none")
+    if awaited != (what != "compute_first"):
+        raise TileError(f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "
+                        "'compute_first' has none")
 
 
 def _check_given_back(config: Any, what: str, group: str, times: int) -> None:
-    if times > (what == "drain"):
-        raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'drain' may give {group} tiles back, once")
+    if times > (what == "compute_last"):
+        raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may give {group} tiles back, once")
 
 
-call_compute, call_drain = _hook("compute"), _hook("drain")
+call_compute, call_drain = _hook("compute"), _hook("compute_last")
 
 
-_first_hook = _hook("first")
+_first_hook = _hook("compute_first")
 
 
 @op
 def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
     """Iteration 0 of a pipelined computation."""
-    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "first") else t.call(call_compute, ctx, state, input, input)
+    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "compute_first") else t.call(call_compute, ctx, state, input, input)
 
 
 # ---------------------------------------------------------------- ring slots given back
@@ -344,8 +344,8 @@ def call_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
 
 @op
 def release(t: Trace, ctx: Any, tiles: Any) -> Any:
-    """Give the input tiles of this iteration back to the producer: `first` and `compute` of a template with trailing tiles do so once, as soon as nothing reads
-    them any more. Or `drain` its task's `ctx.common` or `ctx.deferred` tiles, in the hook itself: stores that read them have been waited for
+    """Give the input tiles of this iteration back to the producer: `compute_first` and `compute` of a template with lagged tiles do so once, as soon as nothing reads
+    them any more. Or `compute_last` its task's `ctx.task` or `ctx.late_task` tiles, in the hook itself: stores that read them have been waited for
     (`tk.store_read_wait`)."""
     account, group = bill(), unwrap(tiles.fields.get("group"))
     if group is not None:
@@ -358,13 +358,13 @@ def release(t: Trace, ctx: Any, tiles: Any) -> Any:
 
 @op
 def wait_for(t: Trace, tiles: Any) -> Any:
-    """Wait until trailing tiles have arrived: `compute` and `drain` do so once, before they use them and behind what needs the input only. Or, in `first`,
-    until `ctx.deferred` tiles have, wherever it uses them; behind it they are there."""
+    """Wait until lagged tiles have arrived: `compute` and `compute_last` do so once, before they use them and behind what needs the input only. Or, in `compute_first`,
+    until `ctx.late_task` tiles have, wherever it uses them; behind it they are there."""
     group = unwrap(tiles.fields.get("group"))
     if group == "common":
-        raise TileError("wait_for(ctx.common): common tiles are there when a task begins; those that `first` waits for itself are deferred tiles")
+        raise TileError("wait_for(ctx.task): common tiles are there when a task begins; those that `compute_first` waits for itself are deferred tiles")
     bill().awaited += group is None
-    t.call(wait, tiles.arrived, tiles.phase)
+    t.call(wait, tiles.full, tiles.phase)
 
 
 @op
@@ -375,8 +375,8 @@ def release_slot(t: Trace, finished: Any, slot: Any, T: Any) -> Any:
 
 @op
 def release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
-    """Give back what is left of the slot of the iteration before: its trailing tiles, or all of it."""
-    t.call(release_slot, memory.trailing_finished if memory.trailing.fields else memory.finished, slot, T)
+    """Give back what is left of the slot of the iteration before: its lagged tiles, or all of it."""
+    t.call(release_slot, memory.lagged_empty if memory.lagged.fields else memory.finished, slot, T)
 
 
 @op
@@ -417,10 +417,10 @@ def copies(tiles: Any) -> int:
 
 def _staging(t: Trace, ctx: Any, memory: Any) -> Any:
     """The tiles in which this consumer stages results, and the semaphore on which it fills them itself, if it does."""
-    staging = t.call(staging_tiles, ctx, memory, ctx.worker)
-    if unwrap(ctx.config)._plan.refill:
-        staging = struct(**staging.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
-    return staging
+    epilogue = t.call(staging_tiles, ctx, memory, ctx.worker)
+    if unwrap(ctx.config)._plan.epilogue_reloads:
+        epilogue = struct(**epilogue.fields, filled=t.call(memory.filled.__getitem__, unwrap(ctx.worker)))
+    return epilogue
 
 
 @op
@@ -457,9 +457,9 @@ def _pack_joined(ctx, state, memory):
 
 @op
 def pack_results(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
-    """(what hook `pack` makes of a task's state, 1 or 0 where another block ends the task)."""
+    """(what hook `defer_results` makes of a task's state, 1 or 0 where another block ends the task)."""
     config = unwrap(ctx.config)
-    if config._plan.preload:
+    if config._plan.epilogue_loads:
         t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
         return t.call(_pack_joined, ctx, state, memory)
@@ -467,31 +467,31 @@ def pack_results(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def store_packed(t: Trace, ctx: Any, packed: Any, memory: Any, n: Any) -> Any:
+def store_deferred(t: Trace, ctx: Any, packed: Any, memory: Any, n: Any) -> Any:
     """Stage tile number n of packed results."""
     config, n = unwrap(ctx.config), unwrap(n)
-    t.call(type(config).store_packed, ctx, packed.fields[config._plan.packed[n][0]], _staging_of_packed(t, ctx, memory), tl.constexpr(n))
+    t.call(type(config).store_deferred, ctx, packed.fields[config._plan.packed[n][0]], _staging_of_packed(t, ctx, memory), tl.constexpr(n))
 
 
 @op
-def finish_packed(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> Any:
+def finish_deferred(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> Any:
     """What is done with tile number n, which is staged: a step of so many, or all at once."""
-    hook = getattr(type(unwrap(ctx.config)), "finish_packed", None)
+    hook = getattr(type(unwrap(ctx.config)), "finish_deferred", None)
     if hook is not None:
         t.call(hook, ctx, _staging_of_packed(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
 
 
 @op
-def fill_packed(t: Trace, ctx: Any, memory: Any) -> Any:
+def prefetch_deferred(t: Trace, ctx: Any, memory: Any) -> Any:
     """What is asked for in advance where packed results are staged, which those of the task before have left."""
-    hook = getattr(type(unwrap(ctx.config)), "fill_packed", None)
-    if hook is not None and unwrap(ctx.config)._plan.refill:
+    hook = getattr(type(unwrap(ctx.config)), "prefetch_deferred", None)
+    if hook is not None and unwrap(ctx.config)._plan.epilogue_reloads:
         t.call(hook, ctx, _staging_of_packed(t, ctx, memory))
 
 
 def _staging_of_packed(t: Trace, ctx: Any, memory: Any) -> Any:
-    """Where packed results are staged. The producer fills what is loaded for `pack` already for the next task."""
-    return t.call(without, _staging(t, ctx, memory), *unwrap(ctx.config)._plan.preload)
+    """Where packed results are staged. The producer fills what is loaded for `defer_results` already for the next task."""
+    return t.call(without, _staging(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
 
 
 @triton.jit
@@ -504,7 +504,7 @@ def _finish_if_last(ctx, state, memory):
 
 @op
 def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
-    """Stage and store the results. The staging tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
+    """Stage and store the results. The epilogue tiles must be free: stores of the task before have read them, and over the ring all consumers are done.
 
     `staging_free` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion
     of the task before. So nobody is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another
@@ -520,7 +520,7 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: 
         t.call(wait, t.call(memory.staging_free.__getitem__, 0), t.method(t.method(turn, "__and__", 1), "__xor__", 1))
     elif config._plan.finish and not _fills_tiles(config):
         t.call(store_read_wait, 0)
-    if config._plan.preload:
+    if config._plan.epilogue_loads:
         t.call(wait, t.call(memory.preload_arrived.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)

@@ -42,4 +42,4 @@ def leave_cluster(memory, phases, T: tl.constexpr):
         for slot in range(STAGES):
             wait(memory.finished[slot], (phases >> slot) & 1)
             if TRAILING:
-                wait(memory.trailing_finished[slot], (phases >> slot) & 1)
+                wait(memory.lagged_empty[slot], (phases >> slot) & 1)

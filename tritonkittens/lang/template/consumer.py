@@ -18,7 +18,7 @@ from tritonkittens.lang.template.calls import (
     call_first,
     call_start,
     extended,
-    fill_packed,
+    prefetch_deferred,
     finish_task,
     give_kept_back,
     give_staging,
@@ -106,7 +106,7 @@ def held_from(ctx, A, following, work, T: tl.constexpr):
 
 @triton.jit
 def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.constexpr, T: tl.constexpr):
-    """An iteration of a computation without `drain`: (state, next slot, phases, next output slot, their phases)."""
+    """An iteration of a computation without `compute_last`: (state, next slot, phases, next output slot, their phases)."""
     OUTPUTS: tl.constexpr = facts(T).output_stages
     wait(memory.arrived[slot], (phases >> slot) & 1)
     here = may_send(at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
@@ -215,7 +215,7 @@ def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if PACKS > 0:
             store_rest(of_consumer(extended(ctx, done), memory, WORKER, turn), packed, memory, work.count, pending, T)
             if work.count <= packed_until(T):
-                fill_packed(ended, memory)
+                prefetch_deferred(ended, memory)
             packed, pending = pack_results(ended, state, memory, turn)
             done = work
         else:

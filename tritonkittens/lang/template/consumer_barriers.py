@@ -27,15 +27,15 @@ def call_next(t: Trace, worker: Any, T: Any) -> Any:
 
 
 @op
-def my_turn(t: Trace, ctx: Any) -> Any:
+def warp_scheduler_sync(t: Trace, ctx: Any) -> Any:
     """Wait for this consumer's turn (templates with `ordered = True` and several consumers; otherwise nothing). FlashAttention-3's ping-pong."""
     if _alternate(ctx.config):
         t.call(await_previous, ctx.worker)
 
 
 @op
-def pass_turn(t: Trace, ctx: Any) -> Any:
-    """Hand the turn to the next consumer; see `my_turn`. Each consumer calls both equally often."""
+def warp_scheduler_arrive(t: Trace, ctx: Any) -> Any:
+    """Hand the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
     if _alternate(ctx.config):
         t.call(call_next, ctx.worker, ctx.config)
 
@@ -48,7 +48,7 @@ def open_turns(t: Trace, worker: Any, T: Any) -> Any:
 
 
 def _alternate(T: Any) -> bool:
-    return bool(unwrap(T).ordered and unwrap(T).consumers > 1)
+    return bool(unwrap(T).warp_scheduler_barrier and unwrap(T).consumers > 1)
 
 
 @op
@@ -61,7 +61,7 @@ def sync_consumers(t: Trace, ctx: Any) -> Any:
 def _of_two(ctx: Any, call: str) -> int:
     """The number of this consumer; raises where it does not share tasks with exactly one other."""
     config = unwrap(ctx.config)
-    if config.consumers != 2 or config.team != 2 or config.ordered:
+    if config.consumers != 2 or config.team != 2 or config.warp_scheduler_barrier:
         raise TileError(f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and "
                         "take no turns")
     return unwrap(ctx.worker)
@@ -78,27 +78,27 @@ def _wait_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
 @op
 def hand_over(t: Trace, ctx: Any) -> Any:
     """The other of two consumers may read what this one wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it: it does so
-    behind `tk.take_over`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
+    behind `tk.exchange_wait`. Consumers call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits for the other until it needs what that
     wrote."""
-    _tell_other(t, ctx, HAND_OVER_BARRIER, "hand_over")
+    _tell_other(t, ctx, HAND_OVER_BARRIER, "exchange_commit")
 
 
 @op
 def take_over(t: Trace, ctx: Any) -> Any:
-    """Wait until the other consumer has called `tk.hand_over`."""
-    _wait_for_other(t, ctx, HAND_OVER_BARRIER, "take_over")
+    """Wait until the other consumer has called `tk.exchange_commit`."""
+    _wait_for_other(t, ctx, HAND_OVER_BARRIER, "exchange_wait")
 
 
 @op
 def hand_back(t: Trace, ctx: Any) -> Any:
-    """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.take_back`; both equally often, in turn."""
-    _tell_other(t, ctx, TURN_BARRIER, "hand_back")
+    """The other of two consumers may overwrite its exchange tiles: this one has read them. It does so behind `tk.exchange_acquire`; both equally often, in turn."""
+    _tell_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 
 @op
 def take_back(t: Trace, ctx: Any) -> Any:
-    """Wait until the other consumer has called `tk.hand_back`."""
-    _wait_for_other(t, ctx, TURN_BARRIER, "take_back")
+    """Wait until the other consumer has called `tk.exchange_release`."""
+    _wait_for_other(t, ctx, TURN_BARRIER, "exchange_acquire")
 
 
 @op

@@ -4,7 +4,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.template.calls import fill_packed, finish_packed, store_packed
+from tritonkittens.lang.template.calls import prefetch_deferred, finish_deferred, store_deferred
 from tritonkittens.lang.template.facts import facts
 
 
@@ -27,15 +27,15 @@ def store_packed_at(before, packed, memory, i, pending, T: tl.constexpr):
         if EVERY == 1 or step == 0:
             for n in tl.static_range(PACKS):
                 if i == FIRST + n * EVERY:
-                    store_packed(before, packed, memory, n)
+                    store_deferred(before, packed, memory, n)
         else:
-            finish_packed(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
+            finish_deferred(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
 
 
 @triton.jit
 def fill_packed_at(mine, memory, i, T: tl.constexpr):
     if i == packed_until(T):
-        fill_packed(mine, memory)
+        prefetch_deferred(mine, memory)
 
 
 @triton.jit
@@ -54,6 +54,6 @@ def store_last(before, packed, memory, pending, T: tl.constexpr):
         for tile in range(PACKS):
             for n in tl.static_range(PACKS):
                 if tile == n:
-                    store_packed(before, packed, memory, n)
+                    store_deferred(before, packed, memory, n)
             if EVERY > 1:
-                finish_packed(before, memory, tile, 0, 1)
+                finish_deferred(before, memory, tile, 0, 1)

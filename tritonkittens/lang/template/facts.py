@@ -25,12 +25,12 @@ def facts(t: Trace, T: Any) -> Any:
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
-    early = 0 if T.draws else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.preload))
+    early = 0 if T.dynamic else min(EARLY_SLOTS, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
     found = dict(
-        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, has_scratch=bool(plan.scratch),
-        has_preload=bool(plan.preload), output_stages=T.output_stages if plan.output else 0, teams=T.consumers // T.team, early_stages=early,
-        has_trailing=bool(plan.trailing), has_kept=bool(plan.common or plan.deferred), draws=T.draws, staggers=T.staggers(t.arch),
-        trailing_producer=T.trailing_producer, tells_first=early > 0 and T.tells_tasks, window=iterations_of_window(plan), packs=len(plan.packed),
-        packed_every=1 + plan.packed_steps,
+        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, has_scratch=bool(plan.task),
+        has_preload=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0, teams=T.consumers // T.team, early_stages=early,
+        has_trailing=bool(plan.lagged), has_kept=bool(plan.common or plan.late_task), dynamic=T.dynamic, staggers=T.staggers(t.arch),
+        lagged_producer=T.lagged_producer, tells_first=early > 0 and T.broadcast_tile, window=iterations_of_window(plan), packs=len(plan.packed),
+        packed_every=1 + plan.deferred_steps,
     )  # fmt: skip
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

@@ -40,53 +40,53 @@ class Hook:
 
 HOOKS: tuple[Hook, ...] = (
     Hook("setup", EVERY_ROLE, "once a task", ("ctx",), "`tk.task(iterations, when=…, **coordinates)`",
-         "What task number `ctx.task` is. The loop over tasks ends at the first task whose `when` is false.", required=True),
-    Hook("load_scratch", PRODUCER, "once a task for each consumer", ("ctx", "scratch"), "",
-         "Copies into the scratch tiles of consumer `ctx.consumer`, on `scratch.arrived`.", "scratch"),
-    Hook("load_common", PRODUCER, "once a task", ("ctx", "common"), "", "Copies into the common tiles, on `common.arrived`.", "common"),
-    Hook("load_deferred", PRODUCER, "once a task", ("ctx", "deferred"), "",
-         "Copies into the deferred tiles, on `deferred.arrived`. Hook `first` waits for them itself.", "deferred", lcsf=False),
+         "What task number `ctx.task_id` is. The loop over tasks ends at the first task whose `when` is false.", required=True),
+    Hook("load_task", PRODUCER, "once a task for each consumer", ("ctx", "scratch"), "",
+         "Copies into the scratch tiles of consumer `ctx.consumer`, on `task.full`.", "scratch"),
+    Hook("load_task", PRODUCER, "once a task", ("ctx", "common"), "", "Copies into the common tiles, on `task.full`.", "common"),
+    Hook("load_late_task", PRODUCER, "once a task", ("ctx", "deferred"), "",
+         "Copies into the deferred tiles, on `late_task.full`. Hook `compute_first` waits for them itself.", "deferred", lcsf=False),
     Hook("entry", PRODUCER, "ahead of the iterations", ("ctx", "n"), "pointers to int32",
          "Where entries number `n` of a table stand in global memory: a tile of numbers, counted from iteration `ctx.iter` on. Each iteration has as many "
-         "entries as the layout says; `load` and `load_trailing` read them as `ctx.entries[k]`. A copy that reads a page number itself would wait for that "
+         "entries as the layout says; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that reads a page number itself would wait for that "
          "load behind the copies in flight. Every pointer must be valid, also those of iterations past the last.", "entries"),
     Hook("load", PRODUCER, "once an iteration", ("ctx", "input"), "",
-         "Copies into every tile of `input`, on `input.arrived`. The template checks the number of bytes.", required=True),
-    Hook("load_trailing", PRODUCER, "once an iteration", ("ctx", "trailing"), "",
-         "Copies into every trailing tile, on `trailing.arrived`.", "trailing", lcsf=False),
-    Hook("load_finish", PRODUCER, "once a task for each consumer", ("ctx", "staging"), "",
-         "Copies into the finish tiles that the layout names in `preload`, on `staging.arrived`, while the task is computed.", "preload"),
+         "Copies into every tile of `input`, on `input.full`. The template checks the number of bytes.", required=True),
+    Hook("load_lagged", PRODUCER, "once an iteration", ("ctx", "lagged"), "",
+         "Copies into every lagged tile, on `lagged.full`.", "lagged", lcsf=False),
+    Hook("load_epilogue", PRODUCER, "once a task for each consumer", ("ctx", "epilogue"), "",
+         "Copies into the finish tiles that the layout names in `epilogue_loads`, on `epilogue.full`, while the task is computed.", "epilogue_loads"),
     Hook("fetch", CONSUMER, "before the first iteration of a task", ("ctx",), "any value",
-         "Reads what `finish` needs from global memory early; the later hooks have it as `ctx.fetched`."),
+         "Reads what `finish` needs from global memory early; the later hooks have it as `ctx.params`."),
     Hook("start", CONSUMER, "once a task", ("ctx",), "the state, a `tk.struct`", "The state that a task begins with. Without it the state is empty."),
-    Hook("first", CONSUMER, "in the first iteration", ("ctx", "state", "input"), "the state",
+    Hook("compute_first", CONSUMER, "in the first iteration", ("ctx", "state", "input"), "the state",
          "Replaces `compute` in the first iteration of a pipelined computation; without it `compute` gets the same stage twice.", lcsf=False),
     Hook("compute", CONSUMER, "once an iteration", ("ctx", "state", "input"), "the state",
-         "One iteration. Without `drain` the stage is released as soon as it returns: it must leave no product in flight.", required=True),
-    Hook("drain", CONSUMER, "after the last iteration", ("ctx", "state", "input"), "the state",
+         "One iteration. Without `compute_last` the stage is released as soon as it returns: it must leave no product in flight.", required=True),
+    Hook("compute_last", CONSUMER, "after the last iteration", ("ctx", "state", "input"), "the state",
          "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that read it may still be in flight. `compute` "
-         "then sees the stage before as `previous`, and `drain` ends the work on the last one.", lcsf=False),
-    Hook("send", SENDER, "once an iteration", ("ctx", "working"), "any value",
-         "A warp beside each consumer waits for the working tiles (`tk.await_call`) and starts copies out of them. They go back to the consumer "
-         "(`tk.await_sender`) when they have been read.", lcsf=False),
-    Hook("sent", SENDER, "after `send`", ("ctx", "value"), "", "What else is to be done, with what `send` returned.", lcsf=False),
+         "then sees the stage before as `previous`, and `compute_last` ends the work on the last one.", lcsf=False),
+    Hook("reduce_store", SENDER, "once an iteration", ("ctx", "working"), "any value",
+         "A warp beside each consumer waits for the working tiles (`tk.reduce_wait`) and starts copies out of them. They go back to the consumer "
+         "(`tk.reduce_acquire`) when they have been read.", lcsf=False),
+    Hook("sent", SENDER, "after `reduce_store`", ("ctx", "value"), "", "What else is to be done, with what `reduce_store` returned.", lcsf=False),
     Hook("part", CONSUMER, "after the iterations of a part", ("ctx", "state"), "a `tk.struct` of the layout's `merged`",
          "What a part of a task comes to, where the tile scheduler splits tasks. Without `part` and `merge` the accumulators are added.", "merged", lcsf=False),
     Hook("merge", CONSUMER, "once for each further part", ("ctx", "mine", "theirs"), "a `tk.struct` of the layout's `merged`",
          "Two parts together. `finish` gets all parts, in their order; in a cluster (`ClusterSplitK`) each block gets its columns.", "merged", lcsf=False),
-    Hook("pack", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "staging"), "a `tk.struct` of the layout's `packed`",
+    Hook("defer_results", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "epilogue"), "a `tk.struct` of the layout's `packed`",
          "Results in fewer registers than accumulators take. They leave under the products of the block's next task.", "packed", lcsf=False),
-    Hook("store_packed", CONSUMER, "after the product of an iteration", ("ctx", "tile", "staging", "n"), "",
-         "Stores packed tile number `n` (a constant) through the staging tiles, those in `preload` excepted. `ctx` is that of the task that packed it.",
+    Hook("store_deferred", CONSUMER, "after the product of an iteration", ("ctx", "tile", "epilogue", "n"), "",
+         "Stores packed tile number `n` (a constant) through the epilogue tiles, those in `epilogue_loads` excepted. `ctx` is that of the task that packed it.",
          "packed", lcsf=False),
-    Hook("finish_packed", CONSUMER, "after each of the next `packed_steps` iterations", ("ctx", "staging", "n", "step", "steps"), "",
-         "One of `steps` (a constant) equal steps on tile number `n`, which `store_packed` has only staged; where no products are left to hide it, all in one "
+    Hook("finish_deferred", CONSUMER, "after each of the next `deferred_steps` iterations", ("ctx", "epilogue", "n", "step", "steps"), "",
+         "One of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only staged; where no products are left to hide it, all in one "
          "step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the instruction cache.", lcsf=False),
-    Hook("fill_packed", CONSUMER, "once a task, before `pack`", ("ctx", "staging"), "",
-         "Starts the copies of what will be added to the first packed tile, as soon as the results of the task before have left the staging tiles.",
+    Hook("prefetch_deferred", CONSUMER, "once a task, before `defer_results`", ("ctx", "epilogue"), "",
+         "Starts the copies of what will be added to the first packed tile, as soon as the results of the task before have left the epilogue tiles.",
          lcsf=False),
-    Hook("finish", CONSUMER, "once a task", ("ctx", "state", "staging"), "",
-         "Stores the results through the staging tiles. Those that the layout names in `refill` it fills first, or again, on `staging.filled`, an even number "
+    Hook("finish", CONSUMER, "once a task", ("ctx", "state", "epilogue"), "",
+         "Stores the results through the epilogue tiles. Those that the layout names in `epilogue_reloads` it fills first, or again, on `epilogue.reload_full`, an even number "
          "of times (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …).", required=True),
 )  # fmt: skip
 STORE = Hook("store", STORER, "once an iteration", ("ctx", "output"), "",
@@ -124,7 +124,7 @@ def check_hooks(cls: type, stores: bool, knobs: tuple[type, ...]) -> bool:
         Is the computation pipelined by one iteration?
     """
     table = hooks_of(stores)
-    required = [hook.name for hook in table.values() if hook.required and not (hook.name == "finish" and (stores or hasattr(cls, "pack")))]
+    required = [hook.name for hook in table.values() if hook.required and not (hook.name == "finish" and (stores or hasattr(cls, "defer_results")))]
     for c in cls.__mro__:
         for name, value in vars(c).items():
             if isinstance(value, InterpretedFunction):
@@ -136,9 +136,9 @@ def check_hooks(cls: type, stores: bool, knobs: tuple[type, ...]) -> bool:
     for name in required:
         if not hasattr(cls, name):
             raise TileError(f"{cls.__name__}: hook {name!r} is missing; a template needs {', '.join(required)}")
-    pipelined = hasattr(cls, "drain")
-    if hasattr(cls, "first") and not pipelined:
-        raise TileError(f"{cls.__name__}: hook 'first' is for a pipelined computation, which needs hook 'drain' too")
+    pipelined = hasattr(cls, "compute_last")
+    if hasattr(cls, "compute_first") and not pipelined:
+        raise TileError(f"{cls.__name__}: hook 'compute_first' is for a pipelined computation, which needs hook 'compute_last' too")
     for name, hook in table.items():
         found = getattr(cls, name, None)
         if found is None:

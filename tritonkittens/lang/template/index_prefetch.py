@@ -28,13 +28,13 @@ OWN = tl.constexpr(2)  # windows of a producer: one that it uses, one under way
 
 def new_windows(t: Trace, T: Any) -> dict[str, Any]:
     """The windows of a template whose iterations have entries."""
-    number = OWN.value * (1 + T.trailing_producer)
+    number = OWN.value * (1 + T.lagged_producer)
     return {"windows": allocate_pieces(t, sv(tl.int32, WINDOW), number, f"entries of tables, {number} windows of {WINDOW}")}
 
 
 def iterations_of_window(plan: Any) -> int:
     """Iterations whose entries a window holds, 0 where they have none."""
-    return WINDOW // plan.entries if plan.entries else 0
+    return WINDOW // plan.page_indices if plan.page_indices else 0
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """What a template runs: the roles, their pipelines, and the loop over the tiles of a thread block. The hooks are called from here.
 
 A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills pipeline stages in the order of the
-iterations, and the consumers that share the tile compute on them and finish it. Consumers that work on tiles of their own (`independent`) skip the stages of
+iterations, and the consumers that share the tile compute on them and finish it. Consumers that work on tiles of their own (`pingpong`) skip the stages of
 the others' tiles. Senders move what consumers give them.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.helper_warps import bystander, sender, storer
 from tritonkittens.lang.template.index_prefetch import await_entries
 from tritonkittens.lang.template.next_tile import first_work
-from tritonkittens.lang.template.producer import ask_window, load_early, producer, trailing_producer
+from tritonkittens.lang.template.producer import ask_window, load_early, producer, lagged_producer
 from tritonkittens.lang.template.storage import open_memory, template_memory
 from tritonkittens.lang.types.global_layout import rank_of
 from tritonkittens.lang.types.tiles import split
@@ -36,8 +36,8 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
     roles: list[tuple[Any, tuple]] = [(consumer, (tl.constexpr(c), G, A, memory, T)) for c in range(config.consumers)]
     roles.append((producer, (G, A, memory, T)))
     warps = [*(WARPS,) * config.consumers, 1]
-    if config.trailing_producer:
-        roles.append((trailing_producer, (G, A, memory, T)))
+    if config.lagged_producer:
+        roles.append((lagged_producer, (G, A, memory, T)))
         warps.append(1)
     if config._plan.output:
         roles.append((storer, (G, A, memory, T)))
@@ -75,7 +75,7 @@ def _template_kernel(G, A, T: tl.constexpr):
         unit, work = first_work(ctx, A)  # what hook `setup` reads from memory is under way while semaphores are made
         if WINDOW > 0:  # under way meanwhile, too: 0.6 % of decoding with attention from pages of 16 keys, 8 × 4,096 of dimension 64 (H200)
             if work.valid:
-                for number in tl.static_range(1 + T.trailing_producer):
+                for number in tl.static_range(1 + T.lagged_producer):
                     ask_window(extended(ctx, work), memory, 0, number, T)
     open_memory(memory, T)
     if EARLY > 0:

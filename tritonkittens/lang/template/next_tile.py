@@ -20,7 +20,7 @@ def first_work(ctx, A):
 def drawn_work(ctx, A, memory, nth):
     """The same of the `nth` unit that this block draws: the producer tells the others."""
     unit = draw(ctx)
-    if ctx.config.tells_tasks:
+    if ctx.config.broadcast_tile:
         work = work_of(ctx, A, unit)
         tell(memory, work, nth)
     else:
@@ -32,7 +32,7 @@ def drawn_work(ctx, A, memory, nth):
 @triton.jit
 def heard_work(ctx, A, memory, nth):
     """The same, as the others hear of it."""
-    if ctx.config.tells_tasks:
+    if ctx.config.broadcast_tile:
         work = hear(memory, some_work(ctx, A), nth)
     else:
         work = work_of(ctx, A, hear(memory, numbered(0), nth).number)

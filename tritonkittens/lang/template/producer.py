@@ -1,4 +1,4 @@
-"""The producer roles: one warp that loads input tiles, and where asked for one that loads trailing tiles."""
+"""The producer roles: one warp that loads input tiles, and where asked for one that loads lagged tiles."""
 from __future__ import annotations
 
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonkittens.lang.schedule.dynamic_scheduler import draw_no_more
 from tritonkittens.lang.sync.semaphores import arrive, wait
-from tritonkittens.lang.template.calls import at_iteration, extended, load_finish, load_input, load_kept, load_scratch, load_trailing, new_context
+from tritonkittens.lang.template.calls import at_iteration, extended, load_epilogue, load_input, load_block_task, load_task, load_lagged, new_context
 from tritonkittens.lang.template.cluster import cluster_opened, leave_cluster, open_cluster
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.index_prefetch import ask_entries, await_entries, window_of, with_entries
@@ -51,7 +51,7 @@ def open_windows(whole, memory, turn, PRODUCER: tl.constexpr, T: tl.constexpr):
     WINDOW: tl.constexpr = facts(T).window
     EARLY: tl.constexpr = facts(T).early_stages
     if WINDOW > 0:
-        if EARLY == 0 or not T.single:
+        if EARLY == 0 or not T.one_tile_per_block:
             if EARLY == 0 or turn > 0:
                 ask_window(whole, memory, 0, PRODUCER, T)
                 await_entries()
@@ -97,7 +97,7 @@ def load_early(ctx, work, memory, T: tl.constexpr):
                     load_for_task(whole, own, 0)
             if TRAILING:
                 if i > 0:
-                    load_trailing(iteration_context(whole, memory, i - 1, 0, T), own, i - 1)
+                    load_lagged(iteration_context(whole, memory, i - 1, 0, T), own, i - 1)
         if LAST:
             if count == 0:
                 load_for_task(whole, own, 0)
@@ -106,13 +106,13 @@ def load_early(ctx, work, memory, T: tl.constexpr):
 @triton.jit
 def load_for_task(ctx, memory, turn):
     """Ask for the tiles that consumers keep for a whole task."""
-    load_scratch(ctx, memory, turn)
-    load_kept(ctx, memory, turn)
+    load_task(ctx, memory, turn)
+    load_block_task(ctx, memory, turn)
 
 
 @triton.jit
 def await_staging(memory, turn):
-    """Once a task, before the slots that staging tiles lie over are filled: the stores of the task before have read them. Each producer says that it has seen
+    """Once a task, before the slots that epilogue tiles lie over are filled: the stores of the task before have read them. Each producer says that it has seen
     so, for the next phase."""
     wait(memory.staging_free[0], (turn & 1) ^ 1)
     arrive(memory.staging_free[0], per="warp")
@@ -127,7 +127,7 @@ def producer(G, A, memory, T: tl.constexpr):
     HAS_KEPT: tl.constexpr = facts(T).has_kept
     PRELOAD: tl.constexpr = facts(T).has_preload
     EARLY: tl.constexpr = facts(T).early_stages
-    TRAILING: tl.constexpr = facts(T).has_trailing and not facts(T).trailing_producer
+    TRAILING: tl.constexpr = facts(T).has_trailing and not facts(T).lagged_producer
     DRAWS: tl.constexpr = facts(T).draws
     slot = 0
     phases = -1  # one parity bit a slot: a fresh semaphore counts as released
@@ -163,22 +163,22 @@ def producer(G, A, memory, T: tl.constexpr):
             if TRAILING:  # used one iteration later, and so asked for
                 if i > 0:
                     before = iteration_context(whole, memory, i - 1, 0, T)
-                    wait(memory.trailing_finished[previous], phase_before(phases, previous))
-                    load_trailing(before, memory, previous)
+                    wait(memory.lagged_empty[previous], phase_before(phases, previous))
+                    load_lagged(before, memory, previous)
                 previous = slot
             slot, phases = next_slot(slot, phases, STAGES)
-            if PRELOAD:  # consumers give the staging tiles back once they are in the task: not before its first slots are on their way
+            if PRELOAD:  # consumers give the epilogue tiles back once they are in the task: not before its first slots are on their way
                 if i == tl.minimum(work.count, STAGES) - 1:
-                    load_finish(whole, memory, turn)
+                    load_epilogue(whole, memory, turn)
             ask_next_window(whole, memory, i, 0, T)
         if TRAILING:
             if work.count > 0:
                 before = iteration_context(whole, memory, work.count - 1, 0, T)
-                wait(memory.trailing_finished[previous], phase_before(phases, previous))
-                load_trailing(before, memory, previous)
+                wait(memory.lagged_empty[previous], phase_before(phases, previous))
+                load_lagged(before, memory, previous)
         if PRELOAD:
             if work.count == 0:
-                load_finish(whole, memory, turn)
+                load_epilogue(whole, memory, turn)
         if OVER_RING:
             if work.count <= SAFE:
                 await_staging(memory, turn)
@@ -195,8 +195,8 @@ def producer(G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
-def trailing_producer(G, A, memory, T: tl.constexpr):
-    """Loads the trailing tiles where the producer loads only the others."""
+def lagged_producer(G, A, memory, T: tl.constexpr):
+    """Loads the lagged tiles where the producer loads only the others."""
     STAGES: tl.constexpr = facts(T).stages
     SAFE: tl.constexpr = facts(T).safe_stages
     OVER_RING: tl.constexpr = facts(T).over_ring
@@ -222,8 +222,8 @@ def trailing_producer(G, A, memory, T: tl.constexpr):
                     await_staging(memory, turn)
             await_window(i, T)
             here = iteration_context(whole, memory, i, 1, T)
-            wait(memory.trailing_finished[slot], (phases >> slot) & 1)
-            load_trailing(here, memory, slot)
+            wait(memory.lagged_empty[slot], (phases >> slot) & 1)
+            load_lagged(here, memory, slot)
             slot, phases = next_slot(slot, phases, STAGES)
             ask_next_window(whole, memory, i, 1, T)
         if OVER_RING:

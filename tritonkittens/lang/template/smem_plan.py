@@ -44,27 +44,27 @@ class layout:
 
     - `globals`: for each tensor of the call, in order, the tile type (or tuple of them, or None for pointer access only) that TMA moves;
     - `input`: the tiles of one ring slot (at least one);
-    - `trailing`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V trailing);
-    - `multicast`: names of input and trailing tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
+    - `lagged`: those of a second ring of as many slots, which are used one iteration later (attention: K is input, V lagged);
+    - `multicast`: names of input and lagged tiles that all blocks of a cluster need alike: they load them together, each block a part for all;
     - `scratch`: tiles that each consumer gets once a task; `common`: tiles that all consumers of a task get together once; `deferred`: the same, but they wait
-      for these themselves, where hook `first` needs them (`tk.wait_for(ctx.deferred)`). The template gives them back behind a task; hook `drain` may do so
-      before, as soon as nothing reads them any more (`tk.release(ctx, ctx.common)`, `tk.release(ctx, ctx.deferred)`);
+      for these themselves, where hook `compute_first` needs them (`tk.wait_for(ctx.late_task)`). The template gives them back behind a task; hook `compute_last` may do so
+      before, as soon as nothing reads them any more (`tk.release(ctx, ctx.task)`, `tk.release(ctx, ctx.late_task)`);
     - `working`: tiles that each consumer writes and reads itself, from the second iteration on (the results of the task before may lie there), or gives its
-      sender (hook `send`);
+      sender (hook `reduce_store`);
       `exchange`: tiles, two of each, that the consumers of a task write for each other; nothing is in either when a task begins;
     - `finish`: tiles in which each consumer stages results;
-    - `preload`: names of finish tiles that hook `load_finish` fills before `finish` (a residual that the result is added to);
-    - `refill`: names of finish tiles that hook `finish` fills itself, on the semaphore `staging.filled`, an even number of times (so that its parity is 0 at
-      the beginning of each); of packed results, `fill_packed` and the hooks behind it together;
+    - `epilogue_loads`: names of finish tiles that hook `load_epilogue` fills before `finish` (a residual that the result is added to);
+    - `epilogue_reloads`: names of finish tiles that hook `finish` fills itself, on the semaphore `epilogue.reload_full`, an even number of times (so that its parity is 0 at
+      the beginning of each); of packed results, `prefetch_deferred` and the hooks behind it together;
     - `output`: the tiles of one slot of the output ring (`lcsf`);
     - `accumulators`: register tile types (`rt`) that live in tensor memory where the architecture has it;
     - `merged`: what hook `part` returns, of fp32: tiles (`rt`), of which each block of a cluster that shares a task (`ClusterSplitK`) gets its columns, and
       vectors (`rv`, a value for every row), which it gets whole;
-    - `packed`: what hook `pack` returns, register tiles (`rt`) in which the results of a task wait for the products of the next; `packed_steps` (0): iterations
-      between the one in which one of them is staged and that of the next, in each of which hook `finish_packed` is called, if there is one;
+    - `packed`: what hook `defer_results` returns, register tiles (`rt`) in which the results of a task wait for the products of the next; `deferred_steps` (0): iterations
+      between the one in which one of them is staged and that of the next, in each of which hook `finish_deferred` is called, if there is one;
     - `ragged`: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions);
     - `args`: names of run-time numbers of the call;
-    - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `entry` of `lcf`);
+    - `entries`: how many int32 of tables in global memory the copies of an iteration need (see hook `page_index` of `lcf`);
     - `spare`: bytes of shared memory that stay the compiler's, which exchanges values between threads there where a hook changes a tile's register layout
       (without it a ring of as many stages as fit is compiled again with fewer, where these bytes are missing).
     """
@@ -76,13 +76,13 @@ class layout:
     accumulators: Any = field(default_factory=dict)
     merged: Any = field(default_factory=dict)
     packed: Any = field(default_factory=dict)
-    packed_steps: int = 0
+    deferred_steps: int = 0
     args: tuple[str, ...] = ()
     multicast: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
-    refill: tuple[str, ...] = ()
+    epilogue_loads: tuple[str, ...] = ()
+    epilogue_reloads: tuple[str, ...] = ()
     output: Any = field(default_factory=dict)
-    trailing: Any = field(default_factory=dict)
+    lagged: Any = field(default_factory=dict)
     common: Any = field(default_factory=dict)
     deferred: Any = field(default_factory=dict)
     working: Any = field(default_factory=dict)
@@ -101,7 +101,7 @@ class layout:
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
         object.__setattr__(self, "globals", tuple(tensors))
-        for name in ("input", "trailing", "scratch", "common", "deferred", "working", "exchange", "finish", "output"):
+        for name in ("input", "lagged", "scratch", "common", "deferred", "working", "exchange", "finish", "output"):
             tiles = _named(name, getattr(self, name), (st, sv))
             if taken := [n for n, _ in tiles if n in SEMAPHORES]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {SEMAPHORES[taken[0]]}")
@@ -111,13 +111,13 @@ class layout:
         object.__setattr__(self, "accumulators", _named("accumulators", self.accumulators, (rt,)))
         object.__setattr__(self, "merged", _named("merged", self.merged, (rt, rv)))
         object.__setattr__(self, "packed", _named("packed", self.packed, (rt,)))
-        if not isinstance(self.packed_steps, int) or self.packed_steps < 0 or (self.packed_steps and not self.packed):
-            raise TileError(f"layout(packed_steps={self.packed_steps!r}): must be a number of iterations, and 0 where no tiles are packed")
-        if both := [n for n, _ in self.input if n in dict(self.trailing)]:
-            raise TileError(f"layout: {both[0]!r} is an input and a trailing tile; names of ring tiles are different")
+        if not isinstance(self.deferred_steps, int) or self.deferred_steps < 0 or (self.deferred_steps and not self.packed):
+            raise TileError(f"layout(deferred_steps={self.deferred_steps!r}): must be a number of iterations, and 0 where no tiles are packed")
+        if both := [n for n, _ in self.input if n in dict(self.lagged)]:
+            raise TileError(f"layout: {both[0]!r} is an input and a lagged tile; names of ring tiles are different")
         if both := [n for n, _ in self.working if n in dict(self.exchange)]:
             raise TileError(f"layout: {both[0]!r} is a working and an exchange tile; their names are different")
-        for name, tiles in (("multicast", self.ring), ("preload", self.finish), ("refill", self.finish)):
+        for name, tiles in (("multicast", self.ring), ("epilogue_loads", self.finish), ("epilogue_reloads", self.finish)):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
                 where = "input" if name == "multicast" else "finish"
@@ -131,7 +131,7 @@ class layout:
     @property
     def ring(self) -> tuple[tuple[str, Any], ...]:
         """The tiles of a slot of both rings."""
-        return (*self.input, *self.trailing)
+        return (*self.input, *self.lagged)
 
 
 def nbytes(tiles: tuple[tuple[str, Any], ...]) -> int:
@@ -180,10 +180,10 @@ def place(
     over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare
-    stage, finish = _padded(plan.ring), consumers * _padded(plan.finish)
-    scratch = consumers * _padded(plan.scratch) + _padded(plan.common) + _padded(plan.deferred)
-    work = consumers * _padded(plan.working) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
-    over_working = _over_working(plan, consumers) if may_overlap and plan.finish and plan.working else None
+    stage, finish = _padded(plan.ring), consumers * _padded(plan.epilogue)
+    scratch = consumers * _padded(plan.task) + _padded(plan.common) + _padded(plan.late_task)
+    work = consumers * _padded(plan.reduce_buffer) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
+    over_working = _over_working(plan, consumers) if may_overlap and plan.epilogue and plan.reduce_buffer else None
     limit -= output_stages * _padded(plan.output) + work
     of = f"of {limit} for one of {blocks_per_sm} blocks an SM on sm_{arch}"
     bill = f"scratch {scratch} bytes, input {stage} bytes a stage, finish {finish} bytes, {of}"
@@ -222,18 +222,18 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] 
 
 def _over_working(plan: layout, consumers: int) -> Places | None:
     """The places of the finish tiles over the working tiles, None where a tile fits nowhere."""
-    slots = [(c, name, tile.nbytes) for name, tile in plan.working for c in range(consumers)]
-    return _over(plan, plan.working, [sorted(slots, key=lambda slot: slot[0] != c) for c in range(consumers)])
+    slots = [(c, name, tile.nbytes) for name, tile in plan.reduce_buffer for c in range(consumers)]
+    return _over(plan, plan.reduce_buffer, [sorted(slots, key=lambda slot: slot[0] != c) for c in range(consumers)])
 
 
 def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tuple[int, str, int]]]) -> Places | None:
     """For each finish tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles `homes`, with room left."""
-    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.finish, *homes)):
+    if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.epilogue, *homes)):
         return None
     used: dict[tuple[str, int], int] = {}
     size: dict[tuple[str, int], int] = {}
     places = []
-    for _, tile in plan.finish:
+    for _, tile in plan.epilogue:
         mine = []
         for slots_of_consumer in slots:
             for slot, name, capacity in slots_of_consumer:

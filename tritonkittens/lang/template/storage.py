@@ -39,16 +39,16 @@ def template_memory(t: Trace, T: Any) -> Any:
         return {n: allocate_pieces(t, s, number, f"{what} {n}: {s!r} × {number} {of}") for n, s in tiles}
 
     ring = rings("input", plan.input, placed.stages, "stages")
-    trailing = rings("trailing", plan.trailing, placed.stages, "stages")
-    scratch = rings("scratch", plan.scratch, T.consumers, "consumers")
+    lagged = rings("lagged", plan.lagged, placed.stages, "stages")
+    scratch = rings("scratch", plan.task, T.consumers, "consumers")
     fields |= {group: named(group, rings(group, getattr(plan, group), 1, "slot")) for group in KEPT}
     # Exchange tiles in front of working tiles of the same size, where the compiler puts them so: the backward of attention at dimension 64 takes 1 to 2 % less
     # time, for the same instructions (why was not found: neither products nor stores nor copies alone care where in shared memory they work)
     fields["exchange"] = named("exchange", rings("exchange", plan.exchange, EXCHANGE_SLOTS, "slots"))
-    fields["working"] = named("working", rings("working", plan.working, T.consumers, "consumers"))
+    fields["working"] = named("working", rings("working", plan.reduce_buffer, T.consumers, "consumers"))
     if placed.over_ring is None and placed.over_working is None:
-        fields["staging"] = named("finish", rings("finish", plan.finish, T.consumers, "consumers"))
-    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "trailing": named("trailing", trailing)}
+        fields["epilogue"] = named("finish", rings("finish", plan.epilogue, T.consumers, "consumers"))
+    fields |= {"ring": named("input", ring), "scratch": named("scratch", scratch), "lagged": named("lagged", lagged)}
     fields |= _shared_by(T.cluster, plan, fields)
     if plan.output:
         fields["outputs"] = named("output", rings("output", plan.output, T.output_stages, "stages"))
@@ -56,31 +56,31 @@ def template_memory(t: Trace, T: Any) -> Any:
         fields["stored"] = new_semaphores(t, T.output_stages, 1)
     fields["arrived"] = new_semaphores(t, placed.stages, 1)
     fields["finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
-    if plan.trailing:
-        fields["trailing_arrived"] = new_semaphores(t, placed.stages, 1)
-        fields["trailing_finished"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
-    if plan.scratch:
+    if plan.lagged:
+        fields["lagged_full"] = new_semaphores(t, placed.stages, 1)
+        fields["lagged_empty"] = new_semaphores(t, placed.stages, T.team * WARPS * T.cluster)
+    if plan.task:
         fields["scratch_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["scratch_finished"] = new_semaphores(t, T.consumers, WARPS)
     for group in KEPT:
         if getattr(plan, group):
             fields[f"{group}_arrived"] = new_semaphores(t, 1, 1)
             fields[f"{group}_finished"] = new_semaphores(t, 1, T.consumers * WARPS)
-    if plan.preload:
+    if plan.epilogue_loads:
         fields["preload_arrived"] = new_semaphores(t, T.consumers, 1)
         fields["preload_free"] = new_semaphores(t, T.consumers, WARPS)
-    if plan.refill:
+    if plan.epilogue_reloads:
         fields["filled"] = new_semaphores(t, T.consumers, 1)
     if T.sharers > 1:
         fields |= new_mailboxes(t, T)
-    if T.draws or T.tells_tasks:
+    if T.dynamic or T.broadcast_tile:
         fields |= new_numbers(t, T)
-    if plan.entries:
+    if plan.page_indices:
         fields |= new_windows(t, T)
     if T.sends:
         fields |= sending_semaphores(t, T)
     if placed.over_ring is not None:
-        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.trailing_producer)
+        fields["staging_free"] = new_semaphores(t, 1, T.consumers * WARPS + 1 + T.lagged_producer)
     if t.chip.tcgen05:
         for n, s in plan.accumulators:
             for c in range(T.consumers):
@@ -104,7 +104,7 @@ def open_memory(t: Trace, memory: Any, T: Any) -> Any:
 def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
     """The rings, where so many blocks load the multicast tiles together."""
     return {rings: struct(**{name: ring.loaded_by(blocks) if name in plan.multicast else ring for name, ring in fields[rings].fields.items()})
-            for rings in ("ring", "trailing")}
+            for rings in ("ring", "lagged")}
 
 
 @op
@@ -113,7 +113,7 @@ def own_rings(t: Trace, memory: Any, T: Any) -> Any:
     compiler would put a barrier."""
     plan = unwrap(T)._plan
     rings = _shared_by(1, plan, memory.fields)
-    if plan.entries:
+    if plan.page_indices:
         rings = {n: struct(**{name: ring.loaded_alone() for name, ring in of.fields.items()}) for n, of in rings.items()}
     return struct(**{**memory.fields, **rings})
 
@@ -138,14 +138,14 @@ def kept_tiles(t: Trace, memory: Any, slot: Any, phase: Any) -> dict[str, struct
 
 @op
 def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
-    """The staging tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
+    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over what consumers worked in."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
     over = placed.over_ring if placed.over_working is None else placed.over_working
     if over is None:
-        return struct(**in_slot(t, memory.staging, c))
+        return struct(**in_slot(t, memory.epilogue, c))
     tiles = {}
-    homes = {**memory.ring.fields, **memory.trailing.fields} if placed.over_working is None else memory.working.fields
+    homes = {**memory.ring.fields, **memory.lagged.fields} if placed.over_working is None else memory.reduce_buffer.fields
     for (name, spec), places in zip(config._plan.finish, over, strict=True):
         source, slot, part, parts = places[c]
         piece = t.call(homes[source].__getitem__, slot).pieces[0]
@@ -157,21 +157,21 @@ def staging_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
 
 @op
 def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
-    """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with trailing tiles that which gives them back."""
+    """The tiles of a ring slot; for the producer also the semaphore that they arrive on, for a consumer with lagged tiles that which gives them back."""
     tiles = in_slot(t, memory.ring, slot)
     if unwrap(producer):
         tiles["arrived"] = t.call(memory.arrived.__getitem__, slot)
-    elif memory.trailing.fields:
+    elif memory.lagged.fields:
         tiles["finished"] = t.call(memory.finished.__getitem__, slot)
     return struct(**tiles)
 
 
 @op
 def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
-    """What `compute` sees of the iteration before, and `drain` of the last: its trailing tiles, their semaphore and its phase, or all its tiles."""
-    if not memory.trailing.fields:
+    """What `compute` sees of the iteration before, and `compute_last` of the last: its lagged tiles, their semaphore and its phase, or all its tiles."""
+    if not memory.lagged.fields:
         return t.call(slot_tiles, memory, slot)
-    return struct(**in_slot(t, memory.trailing, slot), arrived=t.call(memory.trailing_arrived.__getitem__, slot), phase=t.call(phase_before, phases, slot))
+    return struct(**in_slot(t, memory.lagged, slot), arrived=t.call(memory.lagged_full.__getitem__, slot), phase=t.call(phase_before, phases, slot))
 
 
 @op

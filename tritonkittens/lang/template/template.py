@@ -72,12 +72,12 @@ class lcf(Configuration, Interned):
 
     The hooks stand in the table of `lang/template/hook_table.py`; help() shows them below. Rules that concern several:
 
-    - With `drain` the computation is pipelined by one iteration. The layout's `trailing` tiles are those that are used one iteration later anyway: `previous`
-      (and `drain`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `first` and `compute` release their input with
+    - With `compute_last` the computation is pipelined by one iteration. The layout's `lagged` tiles are those that are used one iteration later anyway: `previous`
+      (and `compute_last`'s argument) holds just them, to be waited for with `tk.wait_for(previous)`, and `compute_first` and `compute` release their input with
       `tk.release(ctx, input)`.
     - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns, and all see them after
-      `tk.sync_consumers(ctx)`; or one for each of two consumers, with `tk.hand_over`, `tk.take_over`, `tk.hand_back` and `tk.take_back`, which let them drift.
-    - Scratch tiles are released before `drain`: products that read them must have been waited for. Copies of the load hooks are counted where they are
+      `tk.sync_consumers(ctx)`; or one for each of two consumers, with `tk.exchange_commit`, `tk.exchange_wait`, `tk.exchange_release` and `tk.exchange_acquire`, which let them drift.
+    - Scratch tiles are released before `compute_last`: products that read them must have been waited for. Copies of the load hooks are counted where they are
       written, once for each helper function and its argument types.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template object), `task`, `iterations`, `rank` (of the block in its cluster),
@@ -89,33 +89,33 @@ class lcf(Configuration, Interned):
 
     Knobs (class attributes, overridden by keyword at construction; `explain()` tells what was chosen for those that are None, and why):
 
-    - `consumers` warpgroups (2), which share a task, or with `independent` take a task each, so that one computes while another finishes;
-      `ordered`: `tk.my_turn` / `tk.pass_turn` alternate them; `staggered`: those that share a task of a pipelined computation end it one behind the other, so
+    - `consumers` warpgroups (2), which share a task, or with `pingpong` take a task each, so that one computes while another finishes;
+      `warp_scheduler_barrier`: `tk.warp_scheduler_sync` / `tk.warp_scheduler_arrive` alternate them; `staggered_epilogue`: those that share a task of a pipelined computation end it one behind the other, so
       that one's last products hide what the other does behind its own (in tasks of at least eight rings of iterations, behind which others come; not where
       tasks are drawn);
-    - `trailing_producer`: a warp of its own loads trailing tiles; where slots take many copies, one warp is as long about them as memory is;
+    - `lagged_producer`: a warp of its own loads lagged tiles; where slots take many copies, one warp is as long about them as memory is;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
     - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`, `StreamK()`;
-    - `single` (`OnePerBlock` always): no block has more than one task, or part of one, as every launch checks; without the loop over them starts and ends are
+    - `one_tile_per_block` (`OnePerBlock` always): no block has more than one task, or part of one, as every launch checks; without the loop over them starts and ends are
       shorter (0.1 to 0.4 µs of decoding with attention on the H200);
-    - `tells_tasks`: is a task that is drawn (`Dynamic`), or a block's first, worked out once for all roles, or by each? Better once where `setup` reads from
+    - `broadcast_tile`: is a task that is drawn (`Dynamic`), or a block's first, worked out once for all roles, or by each? Better once where `setup` reads from
       memory. What is told of drawn tasks stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
     """
 
     consumers: int = 2
-    trailing_producer: bool = False
-    independent: bool = False
+    lagged_producer: bool = False
+    pingpong: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
     cluster: int = 1
-    ordered: bool = False
-    staggered: bool = False
+    warp_scheduler_barrier: bool = False
+    staggered_epilogue: bool = False
     schedule: Schedule = Persistent()
-    tells_tasks: bool = False
-    single: bool = False
+    broadcast_tile: bool = False
+    one_tile_per_block: bool = False
     order: Order = RowMajor()
     consumer_registers: int | None = None
     producer_registers: int | None = None
@@ -132,10 +132,10 @@ class lcf(Configuration, Interned):
             setattr(self, name, value)
         self._check_knobs()
         self.pipelined = check_hooks(type(self), self._stores, KNOBS)
-        self.single = self.single or self.schedule.single
-        self.team = 1 if self.independent else self.consumers  # consumers that share a task
-        self.splits, self.draws = self.schedule.splits, self.schedule.draws
-        self.sends = hasattr(type(self), "send")
+        self.one_tile_per_block = self.one_tile_per_block or self.schedule.one_tile_per_block
+        self.team = 1 if self.pingpong else self.consumers  # consumers that share a task
+        self.splits, self.dynamic = self.schedule.splits, self.schedule.dynamic
+        self.sends = hasattr(type(self), "reduce_store")
         self.senders = self.consumers if self.sends else 0  # a warp each
         self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
         self.cluster_size = self.cluster * self.sharers
@@ -147,7 +147,7 @@ class lcf(Configuration, Interned):
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._calls: dict[tuple, Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
-        busy = 1 + self.trailing_producer + int(bool(self._plan.output)) + self.senders
+        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.senders
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
@@ -195,23 +195,23 @@ class lcf(Configuration, Interned):
             raise self._error(f"(blocks_per_sm={self.blocks_per_sm!r}): must be at least 1")
         if self.cluster not in CLUSTER_SIZES[:-1]:
             raise self._error(f"(cluster={self.cluster!r}): must be one of {', '.join(map(str, CLUSTER_SIZES[:-1]))} blocks")
-        if not isinstance(self.trailing_producer, bool) or (self.trailing_producer and self.cluster > 1):
-            raise self._error(f"(trailing_producer={self.trailing_producer!r}, cluster={self.cluster}): must be False, or True where blocks load alone")
+        if not isinstance(self.lagged_producer, bool) or (self.lagged_producer and self.cluster > 1):
+            raise self._error(f"(lagged_producer={self.lagged_producer!r}, cluster={self.cluster}): must be False, or True where blocks load alone")
         for name, kind in (("schedule", Schedule), ("order", Order)):
             if not isinstance(getattr(self, name), kind):
                 raise self._error(f"({name}={getattr(self, name)!r}): must be a tk.{kind.__name__}")
-        if conflict := self.schedule.conflict(self.cluster, self.independent):
-            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): {conflict}")
-        if self.single and (self.independent or not self.schedule.may_be_single):
-            raise self._error(f"(single=True, schedule={self.schedule!r}, independent={self.independent}): a block of one task neither draws it nor "
-                              "enters it in the middle, and its consumers share it; that needs another schedule and independent=False")
-        if hasattr(type(self), "send") and (self.cluster > 1 or self.independent or not self.schedule.whole_tasks):
-            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, independent={self.independent}): hook 'send' is for whole tasks that the "
-                              "consumers of a block share; that needs cluster=1, independent=False and a schedule that splits none")
-        if self.staggered and self.ordered:
-            raise self._error("(staggered=True, ordered=True): consumers that alternate end together")
-        if self.independent and self.ordered:
-            raise self._error("(independent=True, ordered=True): consumers with tasks of their own have no turns")
+        if conflict := self.schedule.conflict(self.cluster, self.pingpong):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, pingpong={self.pingpong}): {conflict}")
+        if self.one_tile_per_block and (self.pingpong or not self.schedule.may_have_one_tile_per_block):
+            raise self._error(f"(one_tile_per_block=True, schedule={self.schedule!r}, pingpong={self.pingpong}): a block of one task neither draws it nor "
+                              "enters it in the middle, and its consumers share it; that needs another schedule and pingpong=False")
+        if hasattr(type(self), "reduce_store") and (self.cluster > 1 or self.pingpong or not self.schedule.whole_tasks):
+            raise self._error(f"(schedule={self.schedule!r}, cluster={self.cluster}, pingpong={self.pingpong}): hook 'reduce_store' is for whole tasks that the "
+                              "consumers of a block share; that needs cluster=1, pingpong=False and a schedule that splits none")
+        if self.staggered_epilogue and self.warp_scheduler_barrier:
+            raise self._error("(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that alternate end together")
+        if self.pingpong and self.warp_scheduler_barrier:
+            raise self._error("(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own have no turns")
 
     def _check_plan(self) -> None:
         plan = self._plan
@@ -220,24 +220,24 @@ class lcf(Configuration, Interned):
         for hook in hooks_of(self._stores).values():
             if hook.layout and getattr(plan, hook.layout) and not hasattr(type(self), hook.name):
                 raise self._error(f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
-        if self.sends and not plan.working:
-            raise self._error("hook 'send' sends working tiles; its layout has none")
-        if self.sends and self.pipelined and not hasattr(type(self), "first"):
-            raise self._error("hook 'send' of a pipelined computation needs hook 'first': what an iteration gives is sent one later")
-        if not isinstance(plan.entries, int) or not 0 <= plan.entries <= MOST_ENTRIES:
-            raise self._error(f"its layout has entries={plan.entries!r}; an iteration has 0 to {MOST_ENTRIES}")
-        if not plan.entries and hasattr(type(self), "entry"):
-            raise self._error("hook 'entry' is for a layout with entries")
-        if self.trailing_producer and not plan.trailing:
-            raise self._error("(trailing_producer=True): its layout has no trailing tiles")
-        if plan.trailing and not self.pipelined:
-            raise self._error("its layout has trailing tiles, which are used one iteration later: that needs hook 'drain'")
-        if plan.deferred and not hasattr(type(self), "first"):
-            raise self._error("its layout has deferred tiles, which hook 'first' of a pipelined computation waits for; hook 'first' is missing")
-        if self.independent and (plan.scratch or plan.output or plan.common or plan.deferred or plan.exchange):
-            raise self._error("(independent=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
-        if self.staggered and plan.exchange:
-            raise self._error("(staggered=True): consumers that write exchange tiles for each other end together")
+        if self.sends and not plan.reduce_buffer:
+            raise self._error("hook 'reduce_store' sends working tiles; its layout has none")
+        if self.sends and self.pipelined and not hasattr(type(self), "compute_first"):
+            raise self._error("hook 'reduce_store' of a pipelined computation needs hook 'compute_first': what an iteration gives is sent one later")
+        if not isinstance(plan.page_indices, int) or not 0 <= plan.page_indices <= MOST_ENTRIES:
+            raise self._error(f"its layout has page_indices={plan.page_indices!r}; an iteration has 0 to {MOST_ENTRIES}")
+        if not plan.page_indices and hasattr(type(self), "entry"):
+            raise self._error("hook 'page_index' is for a layout with entries")
+        if self.lagged_producer and not plan.lagged:
+            raise self._error("(lagged_producer=True): its layout has no lagged tiles")
+        if plan.lagged and not self.pipelined:
+            raise self._error("its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'")
+        if plan.late_task and not hasattr(type(self), "compute_first"):
+            raise self._error("its layout has deferred tiles, which hook 'compute_first' of a pipelined computation waits for; hook 'compute_first' is missing")
+        if self.pingpong and (plan.task or plan.output or plan.common or plan.late_task or plan.exchange):
+            raise self._error("(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles")
+        if self.staggered_epilogue and plan.exchange:
+            raise self._error("(staggered_epilogue=True): consumers that write exchange tiles for each other end together")
         self._check_packed()
         if (self.splits or self.sharers > 1) and not (plan.merged or plan.accumulators):
             raise self._error(f"(schedule={self.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
@@ -251,11 +251,11 @@ class lcf(Configuration, Interned):
                 raise self._error("hook 'finish' is missing; its layout has no packed tiles")
             return
         if not self.pipelined or self.sharers > 1 or self._plan.working:
-            raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'drain', whole tasks "
+            raise self._error(f"(schedule={self.schedule!r}): packed results are stored under products of the next task; that needs hook 'compute_last', whole tasks "
                               "of a block, and no working tiles")
-        if self._plan.refill and self.splits:
+        if self._plan.epilogue_reloads and self.splits:
             raise self._error(f"(schedule={self.schedule!r}): of a task that blocks share only one stores packed results; none can fill finish tiles itself "
-                              f"(refill={self._plan.refill})")
+                              f"(epilogue_reloads={self._plan.epilogue_reloads})")
 
     def _moved(self, tiles: tuple) -> tuple:
         """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, the blocks' parts."""
@@ -328,10 +328,10 @@ class lcf(Configuration, Interned):
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             plan = self._plan
-            together = not (self.independent or self.splits or self.cluster_size > 1 or plan.preload or plan.refill or plan.output or plan.packed)
+            together = not (self.pingpong or self.splits or self.cluster_size > 1 or plan.epilogue_loads or plan.epilogue_reloads or plan.output or plan.packed)
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
             scratch = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
-            numbers = BYTES if self.draws else 0
+            numbers = BYTES if self.dynamic else 0
             self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
                                            getattr(self, "output_stages", 0), together, self.received + scratch + numbers + self._conceded)
         return self._placements[arch]
@@ -365,7 +365,7 @@ class lcf(Configuration, Interned):
         """Do consumers end tasks one behind the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
         placed = self.placement(arch)
         apart = placed.over_ring is None and placed.over_working is None
-        return self.staggered and self.pipelined and self.team > 1 and not self.draws and apart
+        return self.staggered_epilogue and self.pipelined and self.team > 1 and not self.dynamic and apart
 
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""
@@ -389,28 +389,28 @@ class lcf(Configuration, Interned):
             tried = f"{first.stages}" if first.stages != placed.stages else f"{first.stages} beside the finish tiles"
             why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
         lines = [f"{type(self).__name__} on sm_{arch}", f"  stages {placed.stages} ({why}): a slot is {slot}"]
-        if plan.finish:
+        if plan.epilogue:
             place = "over what the consumers worked in" if placed.over_working is not None else (
                 "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
                 f"over the ring behind slot {placed.safe_stages}: beside it there is room for too few stages")
-            lines.append(f"  finish tiles {place}: {', '.join(f'{n} {tile!r}' for n, tile in plan.finish)} for each of {self.consumers} consumers")
+            lines.append(f"  finish tiles {place}: {', '.join(f'{n} {tile!r}' for n, tile in plan.epilogue)} for each of {self.consumers} consumers")
         given = "given" if self.consumer_registers else "what the block's share of the register file leaves" if self.reallocates else (
             "an equal share is enough, and spares moving them")
         lines.append(f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {self.blocks_per_sm} block(s) an SM")
-        share = "a task each" if self.independent else "one task together"
-        once = ", no loop over tasks" if self.single else ""
+        share = "a task each" if self.pingpong else "one task together"
+        once = ", no loop over tasks" if self.one_tile_per_block else ""
         lines.append(f"  {self.consumers} consumer warpgroup(s) take {share}; {self.schedule!r}, {self.order!r}{once}")
-        if self.trailing_producer:
-            lines.append("  a warp of its own loads trailing tiles")
-        if plan.entries:
-            lines.append(f"  {plan.entries} entries of tables an iteration, read ahead, {WINDOW} at a time")
+        if self.lagged_producer:
+            lines.append("  a warp of its own loads lagged tiles")
+        if plan.page_indices:
+            lines.append(f"  {plan.page_indices} entries of tables an iteration, read ahead, {WINDOW} at a time")
         if self.sends:
             lines.append("  working tiles leave by a warp of their own for each consumer")
         if self.staggers(arch):
             lines.append(f"  each lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
         if plan.packed:
             tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.packed)
-            often = "an iteration" if plan.packed_steps == 0 else f"in {1 + plan.packed_steps} iterations"
+            often = "an iteration" if plan.deferred_steps == 0 else f"in {1 + plan.deferred_steps} iterations"
             lines.append(f"  results wait in registers ({tiles}) and leave under the next task, a tile {often}, behind its first {placed.stages - 1}")
         if self.cluster > 1:
             lines.append(f"  clusters of {self.cluster} blocks load {', '.join(plan.multicast) or 'nothing'} together")
@@ -457,7 +457,7 @@ class lcsf(lcf):
 
     - `compute(ctx, state, input, output)` → state: writes the output tiles with `tk.store`;
     - `store(ctx, output)` (store role, once an iteration): `tk.store_async` of every output tile, once;
-    - `finish` may be missing. There is no `drain`: a slot of either ring is given back as soon as `compute` returns.
+    - `finish` may be missing. There is no `compute_last`: a slot of either ring is given back as soon as `compute` returns.
     """
 
     output_stages: int = 2
@@ -470,7 +470,7 @@ class lcsf(lcf):
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
         if not self.schedule.whole_tasks:
             raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
-        if self.schedule.draws:
+        if self.schedule.dynamic:
             raise self._error(f"(schedule={self.schedule!r}): only an lcf template draws its tasks")
 
 
@@ -492,7 +492,7 @@ class Call:
                 gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
             except TileError as error:
                 raise TileError(f"{name}: {tensor_name}: {error}") from None
-        self.name, self.args, self.splits, self.draws = name, plan.args, template.splits, template.draws
+        self.name, self.args, self.splits, self.dynamic = name, plan.args, template.splits, template.dynamic
         self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
@@ -500,11 +500,11 @@ class Call:
         shapes = [t.shape for t in tensors]
         self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
         self.key = self.keys[False]
-        if (template.single or not template.schedule.whole_tasks) and template.tasks(*shapes) == UNKNOWN_TASKS:
-            single = "single=True, " if template.single and not template.schedule.single else ""
+        if (template.one_tile_per_block or not template.schedule.whole_tasks) and template.tasks(*shapes) == UNKNOWN_TASKS:
+            single = "one_tile_per_block=True, " if template.one_tile_per_block and not template.schedule.one_tile_per_block else ""
             raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
         self.grid = (template.blocks(slots, *shapes),)
-        self.fewest = template.units(slots, *shapes) if template.single and on_device else 0
+        self.fewest = template.units(slots, *shapes) if template.one_tile_per_block and on_device else 0
         self.numbers: tuple[int, ...] = ()  # what the kernel has to know of how tasks are split
         self._check_blocks(self.grid[0])
         if self.splits:
@@ -515,14 +515,14 @@ class Call:
 
     def _check_blocks(self, blocks: int) -> None:
         if blocks < self.fewest:
-            raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (single=True, or OnePerBlock())")
+            raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (one_tile_per_block=True, or OnePerBlock())")
 
     def _workspace(self, tensors: tuple, blocks: int = 0) -> tuple:
         """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums and their counters."""
         if self.splits:
             floats, counters = self.room
             return workspace(tensors[0].device, max(floats, blocks * self.room_of_block), counters)
-        return workspace(tensors[0].device, 0, COUNTERS)[1:] if self.draws else ()
+        return workspace(tensors[0].device, 0, COUNTERS)[1:] if self.dynamic else ()
 
     def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
         """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
