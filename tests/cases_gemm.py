@@ -14,6 +14,7 @@ FP8 = (E4M3, E5M2)
 HALF_ULP = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24, E4M3: 2.0**-4, E5M2: 2.0**-3}  # the largest relative error of one rounding
 HALF_SUBNORMAL = {FP16: 2.0**-25, E4M3: 2.0**-10, E5M2: 2.0**-17}  # half the distance of the smallest values, where it matters
 FP32_SUMS, FP8_SUMS = 2.0**-18, 2.0**-12  # error of the tensor cores' sums, of the sum of magnitudes: fp32, and fp8's 14 bits
+NO_OPERANDS = (None,) * 5  # bias, gate, residual, scale_a, scale_b
 STEEPEST = 1.13  # slope of the activations
 APPROXIMATION = 2.0**-17  # of the activations, of their argument
 

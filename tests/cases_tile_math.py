@@ -103,6 +103,11 @@ def plus_index(i, x):
 
 
 @triton.jit
+def larger(x, y):
+    return tl.where(x > y, x, y)
+
+
+@triton.jit
 def on_stripes(row, col):
     return (row % 3 == 0) | (col % 5 == 1)
 
@@ -174,6 +179,7 @@ EXACT = Group(
         Case("tk.iota(tk.row_vec(T), start=b)", lambda i: i.cols[0] + i.b, of="row", dtype=index),
         Case("tk.apply(x, checkers, row=a, col=b)", lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x), native=True),
         Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2, dtype=unspecified, native=True),
+        Case("tk.map(x, larger, tk.struct(y=y))", lambda i: torch.maximum(i.x, i.y), native=True),
         Case("tk.concat_cols(*tk.split_cols(x))", lambda i: i.x),
         Case("tk.concat_cols(*tk.split_cols(x, 16))", lambda i: i.x),
     ),
@@ -525,7 +531,7 @@ def kernel_of(name, dtype, interpreted=False, vectors="computed"):
     filename = f"<tile math {name} {dtype} {interpreted} {vectors}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    space = {"tl": tl, "tk": tk, "checkers": checkers, "plus_index": plus_index, "on_stripes": on_stripes, "__name__": __name__}
+    space = {"tl": tl, "tk": tk, "checkers": checkers, "plus_index": plus_index, "larger": larger, "on_stripes": on_stripes, "__name__": __name__}
     exec(compile(text, filename, "exec"), space)  # one line a case is what makes the table above readable
     return triton.jit(space["tile_math"])
 

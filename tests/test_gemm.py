@@ -20,12 +20,14 @@ from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.config import alike, candidates, cost
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue, Operand
+from tritonkittens.kernels.gemm.device.epilogue import Operand, Steps
 
 
 def empty(*shape, dtype=BF16):
     return torch.empty(*shape, dtype=dtype)
 
+
+RESIDUAL, GATE = Operand("residual", "staged", "bf16"), Operand("gate", "col", "bf16")  # of a template's epilogue
 
 # ---------------------------------------------------------------- errors
 
@@ -168,13 +170,13 @@ def test_panels_that_there_cannot_be(template):
     with pytest.raises(tk.TileError, match=rf"{template.__name__}\(epilogue_n=48\): must divide its 256 columns"):
         template(tile_n=256, epilogue_n=48)
     with pytest.raises(tk.TileError, match=rf"{template.__name__}\(epilogue_n=64\): a residual comes in an even number of panels; 192 columns have 3"):
-        template(tile_n=192, epilogue_n=64, epilogue=Epilogue(residual=True))
+        template(tile_n=192, epilogue_n=64, epilogue=Steps.built_in(residual=RESIDUAL))
 
 
 def test_results_that_cannot_wait_in_registers():
     why = "results that wait in registers leave in panels, and a residual is added to those of tasks that a block computes alone"
     for knobs, shown in ((dict(), "epilogue_n=None, schedule=Persistent()"),
-                         (dict(epilogue_n=64, epilogue=Epilogue(residual=True), schedule=tk.SplitTail()), "epilogue_n=64, schedule=SplitTail()")):
+                         (dict(epilogue_n=64, epilogue=Steps.built_in(residual=RESIDUAL), schedule=tk.SplitTail()), "epilogue_n=64, schedule=SplitTail()")):
         with pytest.raises(tk.TileError, match=re.escape(f"Gemm(deferred_epilogue=True, {shown}): {why}")):
             Gemm(deferred_epilogue=True, **knobs)
     config = Config(epilogue_n=64, deferred_epilogue=True)
@@ -184,9 +186,10 @@ def test_results_that_cannot_wait_in_registers():
 
 
 @pytest.mark.parametrize("epilogue, out, steps", [
-    (Epilogue(activation="gelu"), tk.bf16, 4), (Epilogue(activation="silu", bias=Operand("col", "bf16")), tk.bf16, 4), (Epilogue(), tk.bf16, 0),
-    (Epilogue(activation="gelu"), tk.fp16, 0), (Epilogue(activation="silu", gate=Operand("col", "bf16")), tk.bf16, 0),
-    (Epilogue(activation="silu", residual=True), tk.bf16, 0),
+    (Steps.built_in(activation="gelu"), tk.bf16, 4), (Steps.built_in(activation="silu", bias=Operand("bias", "col", "bf16")), tk.bf16, 4),
+    (Steps.built_in(), tk.bf16, 0),
+    (Steps.built_in(activation="gelu"), tk.fp16, 0), (Steps.built_in(activation="silu", gate=Operand("gate", "col", "bf16")), tk.bf16, 0),
+    (Steps.built_in(activation="silu", residual=RESIDUAL), tk.bf16, 0),
 ])  # fmt: skip
 def test_where_the_activation_is_applied_to_deferred_results(epilogue, out, steps):
     assert Gemm(epilogue=epilogue, out_dtype=out, epilogue_n=64, deferred_epilogue=True).activation_steps == steps
@@ -198,13 +201,13 @@ def test_where_the_activation_is_applied_to_deferred_results(epilogue, out, step
 
 
 @pytest.mark.parametrize("late, gate, more", [
-    (True, Operand("col", "bf16"), {}), (False, Operand("col", "fp32"), {}), (False, Operand("row", "bf16"), {}), (False, None, {}),
-    (False, Operand("col", "bf16"), dict(out_dtype=tk.fp16)), (False, Operand("col", "bf16"), dict(c_stored_nm=True)),
-    (False, Operand("col", "bf16"), dict(tile_n=192, epilogue_n=48)), (False, Operand("col", "bf16"), dict(deferred_epilogue=False)),
+    (True, GATE, {}), (False, Operand("gate", "col", "fp32"), {}), (False, Operand("gate", "row", "bf16"), {}), (False, None, {}),
+    (False, GATE, dict(out_dtype=tk.fp16)), (False, GATE, dict(c_stored_nm=True)),
+    (False, GATE, dict(tile_n=192, epilogue_n=48)), (False, GATE, dict(deferred_epilogue=False)),
 ])  # fmt: skip
 def test_where_deferred_results_are_multiplied_by_a_gate(late, gate, more):
     """A gate that comes with the residual is not among what the producer loads for `defer_results`."""
-    gemm = Gemm(**{**dict(epilogue=Epilogue(bias=Operand("col", "bf16"), gate=gate, residual=True), epilogue_n=64, deferred_epilogue=True), **more})
+    gemm = Gemm(**{**dict(epilogue=Steps.built_in(bias=Operand("bias", "col", "bf16"), gate=gate, residual=RESIDUAL), epilogue_n=64, deferred_epilogue=True), **more})
     assert gemm.gates_late == late and ("gate" in gemm._plan.epilogue_reloads) == late
     loads = gemm._plan.epilogue_loads
     assert ("gate" in loads) == (not late and gate is not None and gate.place == "col") and "bias" in loads

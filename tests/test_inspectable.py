@@ -13,7 +13,8 @@ from tritonkittens.kernels.gemm import BlockwiseGemm, Config, Gemm, gemm
 from tritonkittens.kernels.gemm.checks import FP8, RESULTS
 from tritonkittens.kernels.gemm.checks import OPERANDS as GEMM_TYPES
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES
-from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS, OPERANDS
+from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.epilogue import PREFIX
 from tritonkittens.lang.template.hook_table import hooks_of
 from tritonkittens.launch import PlainKernel, simulator
 from tritonkittens.launch.arguments import argument_types
@@ -84,15 +85,21 @@ def test_every_schedule_class_of_attention_occurs(templates):
 
 
 def test_every_epilogue_occurs(products):
-    epilogues = [template.epilogue for template in products]
-    assert {epilogue.activation for epilogue in epilogues} == set(ACTIVATIONS)
-    assert {epilogue.activation for epilogue, template in zip(epilogues, products, strict=True) if template.deferred_epilogue} == set(ACTIVATIONS)
+    def functions(products):
+        return {step.function for template in products for step in template.epilogue.steps}
+
+    built_in = {function for function in ACTIVATIONS.values() if function}
+    assert built_in <= functions(products) and built_in <= functions(template for template in products if template.deferred_epilogue)
+    assert any(not template.epilogue.steps for template in products)
     assert any(template.activation_steps for template in products) and any(template.gates_late for template in products)
     assert {template.asked_panels for template in products} == {0, 1, 2}
-    places = {name: {operand.place for e in epilogues if (operand := getattr(e, name))} for name in OPERANDS}
+    operands = [operand for template in products for operand in template.epilogue.operands]
+    places = {name: {operand.place for operand in operands if operand.name == name} for name in ("scale_a", "scale_b", "bias", "gate")}
     assert places == {"scale_a": {"scalar", "row", "col"}, "scale_b": {"scalar", "col", "row"}, "bias": {"scalar", "col", "row"},
                       "gate": {"scalar", "row", "col", "tile"}}  # fmt: skip
-    assert any(epilogue.residual for epilogue in epilogues)
+    assert any(template.epilogue.residual for template in products)
+    of_users = [operand for template in products for step in template.epilogue.steps for operand in step.operands if operand.name.startswith(PREFIX)]
+    assert {operand.place for operand in of_users} == {"row", "col", "staged", "number"}
 
 
 def test_every_kind_of_operands_of_products_occurs(products, templates):

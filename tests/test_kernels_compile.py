@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
+from tests.cases_gemm import NO_OPERANDS
 from tests.util import slow
 from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
@@ -17,8 +18,8 @@ from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
 from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.device.decode import AttentionDecode
+from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.device import unaligned
-from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 # Each kind of kernel once: what `make test` compiles. Others are `slow`.
@@ -54,7 +55,7 @@ MOST_SPILLS["attention_backward_d64_causal"] = 14  # of the second consumer, on 
 MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)  # what a task computes once, too
 MOST_SPILLS["attention_shifted_d128_causal"] = 0  # that only
 CHECKED = (
-    *FROM_TEMPLATES, *NEEDED, "gemm_cluster", "gemm_fp8_turns",
+    *FROM_TEMPLATES, *NEEDED, "gemm_cluster", "gemm_fp8_turns", "gemm_user_squared_relu_packed", "gemm_user_scaled_gelu_panel",
     *(f"attention_{name}_d{dim}{'_causal' * causal}" for name in ("fp8", "dq") for dim in (64, 128) for causal in (False, True)),
     *(f"attention_decode_{name}" for name in ("d64", "d128", "d64_3_at_once", "d64_4_at_once", "d64_single", "d64_even")),
 )  # fmt: skip
@@ -293,7 +294,7 @@ def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
     b = b.T if transposed else b.view(4097, 4095)
     out = torch.empty(rows, 4095, dtype=torch.bfloat16)
     tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
-    plan = unaligned.Unaligned(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
+    plan = unaligned_plan(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
     compiled = plan.compile(a, b, NO_OPERANDS, out)
     loaded = [i.opcode for blocks in graph_of(compiled).blocks for i in blocks if i.base == "LDG"]
     words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 
-from .cases_tile_math import FP8, GROUPS, arguments, compile_explicit, compile_plain, inputs_of, kernel_of, on_stripes
+from .cases_tile_math import FP8, GROUPS, arguments, compile_explicit, compile_plain, inputs_of, kernel_of, larger, on_stripes, plus_index
 
 # Two pieces along an axis each, so that every operation meets a composite tile; the element types take turns.
 PLAIN = [(name, group.dtypes[-1], (16, 48)) for name, group in GROUPS.items()]
@@ -133,6 +133,8 @@ MISTAKES = {
     "tk.zero(tk.st(tk.fp32, 16, 16))": "st(fp32, 16, 16): give a register type (rt, rv, col_vec, row_vec) or a shape of one or two extents",
     "tk.iota(x, axis=2)": "iota(axis=2) of shape [64, 48]: needs a tile of two axes and axis 0 or 1, or a vector",
     "tk.apply(1.0, on_stripes)": "apply to shape []: needs a register tile or vector",
+    "tk.map(x, larger, tk.struct(y=c))": "operands of shapes [64, 48] and [64]: an element-wise operation needs equal shapes (or a scalar)",
+    "tk.map(n, plus_index, tk.struct(x=1.5))": "plus_index returns fp32 of shape [64, 32]; it must return int32 of shape [64, 32], as its first argument has",
     "tk.transpose(c)": "transpose of shape [64]: needs a tile of two axes",
     "tk.split_cols(x, 48)": "split_cols(cols=48) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
     "tk.split_cols(x, 0)": "split_cols(cols=0) of shape [64, 48]: must divide the columns of its pieces, (32, 16), into 2ⁿ tiles",
@@ -159,7 +161,7 @@ def mistaken_kernel(code):
         f"    {code}",
     ]
     linecache.cache[filename] = (1, None, [line + "\n" for line in lines], filename)
-    space = {"tk": tk, "tl": tl, "on_stripes": on_stripes, "__name__": __name__}
+    space = {"tk": tk, "tl": tl, "on_stripes": on_stripes, "larger": larger, "plus_index": plus_index, "__name__": __name__}
     exec(compile("\n".join(lines), filename, "exec"), space)
     return triton.jit(space["mistaken"])
 

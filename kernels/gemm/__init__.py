@@ -2,8 +2,8 @@
 from tritonkittens.kernels.gemm.autograd import gemm_operator
 from tritonkittens.kernels.gemm.config import Config, Problem, family
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue
 from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.interface import gemm, tune_gemm
 from tritonkittens.kernels.gemm.reference import gemm_torch
 

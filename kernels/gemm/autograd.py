@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import have_memory, is_compiling, is_forward_mode, is_plain, register, requires_grad, vmap_by_loop
+from tritonkittens.kernels._dispatch import announce_write, have_memory, is_compiling, is_forward_mode, is_plain, register, requires_grad, vmap_by_loop
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.gemm.call_plan import as_matrix, by_operator, computed, rounded
 from tritonkittens.kernels.gemm.checks import FP8, Operands, check, check_accumulation, check_config, check_kinds, places_of, result_dtype, result_shape
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.device.unaligned import takes
+from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.reference import activated, activation_gradient, gemm_torch
 
 
@@ -193,3 +194,25 @@ def _dispatched(
             total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
         return rounded(total, result_dtype(a, out_dtype))
     return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
+
+
+def product_with(
+    epilogue: Epilogue, a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None,
+    config: Config | None, accumulate: str,
+) -> Tensor:  # fmt: skip
+    """`gemm` with a user's epilogue. Raises TypeError where torch would have to see or differentiate it."""
+    if not isinstance(epilogue, Epilogue):
+        raise TypeError(f"gemm(epilogue={epilogue!r}): must be an Epilogue of a @triton.jit function")
+    given = (*operands, *epilogue.tensors)
+    check_kinds(a, b, given, out)
+    said = f"gemm(epilogue={epilogue!r})"
+    if activation is not None:
+        raise ValueError(f"{said}: it stands where activation={activation!r} would; give one of them")
+    if not is_plain(a, b, *given, out) or not have_memory(a, b, *given):
+        raise TypeError(f"{said}: torch.compile, torch.func, fake tensors, tensor subclasses and forward-mode differentiation cannot see into it; under "
+                        "torch.compile call gemm in a function with torch.compiler.disable")
+    if requires_grad(a, b, *given, out):
+        raise TypeError(f"{said}: it has no backward, but a gradient is wanted of an operand; call it under torch.no_grad, or detach its operands")
+    if out is not None:
+        announce_write(out)
+    return computed(a, b, given, epilogue.function, out_dtype, config, accumulate, out)

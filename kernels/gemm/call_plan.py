@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +44,10 @@ from tritonkittens.kernels.gemm.checks import (
 )
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue, Operand
+from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
-from tritonkittens.kernels.gemm.device.unaligned import Unaligned, takes
+from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
+from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
 from tritonkittens.launch import l2_bytes
 from tritonkittens.tune.timing import seconds
@@ -61,58 +63,71 @@ def by_operator(
 
 
 def computed(
-    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+    a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`gemm` without its gradient, by the plan of calls of this kind."""
-    bias, gate, residual, scale_a, scale_b = operands
+    bare = False
+    if activation.__class__ is not Function:  # whose operands stand behind these five
+        bias, gate, residual, scale_a, scale_b = operands
+        bare = bias is None and gate is None and residual is None and scale_a is None and scale_b is None
     try:
-        if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
+        if bare:
             key: tuple[Hashable, ...] = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
         else:
             given = [t for t in (*operands, out) if t is not None]
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        if not have_memory(a, b, *operands) and out is None:
+        if not have_memory(a, b, *operands) and out is None and not isinstance(activation, Function):
             return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
         check_kinds(a, b, operands, out)
         check_config(config)
-        check_activation(activation)
+        if not isinstance(activation, Function):
+            check_activation(activation)
         raise
     if known is None:
         plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, *operands)))
     plan, bytes_of = known
     if out is not None and overlaps_within(bytes_of, out, a, b, *operands):
+        residual = operands[2]
         in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
-        if not in_place or overlaps(out, a, b, bias, gate, scale_a, scale_b):
+        if not in_place or overlaps(out, a, b, *operands[:2], *operands[3:]):
             return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     return plan(a, b, operands, out)
 
 
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
-EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
 
 
 # ---------------------------------------------------------------- plans
 
 
 def _plan(
-    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None, accumulate: str,
+    a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None, accumulate: str,
 ) -> Plan:  # fmt: skip
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
     check_config(config)
     check_accumulation(a, accumulate, config)
-    dtype, places = result_dtype(a, out_dtype), places_of(a, b, operands)
+    dtype, places = result_dtype(a, out_dtype), places_of(a, b, operands, names_of(activation))
     if 0 in result_shape(a, b) or a.shape[-1] == 0:
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
-        return Unaligned(a, b, operands, activation, dtype, places, out)
+        return unaligned_plan(a, b, operands, activation, dtype, places, out)
     product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
+
+
+def unaligned_plan(
+    a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], out: Tensor | None, tiles: Tiles | None = None,
+) -> Unaligned:  # fmt: skip
+    """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
+    steps = steps_of(operands, places, activation, dtype, epilogue=False)
+    numbers = activation.numbers if isinstance(activation, Function) else {}
+    return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
 
 
 def described(
@@ -125,8 +140,13 @@ def described(
     return CallPlan(a, b, operands, activation, result_dtype(a, out_dtype), places_of(a, b, operands), None)
 
 
-def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: str | None) -> Tensor:
+def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: Applied) -> Tensor:
     """An empty result, or the epilogue of the sum of nothing."""
+    if isinstance(activation, Function):
+        if 0 in result_shape(a, b):
+            return a.new_empty(result_shape(a, b), dtype=dtype) if out is None else out
+        a, b = a.new_zeros(*a.shape[:-1], BLOCK), b.new_zeros(*b.shape[:-2], b.shape[-1], BLOCK).mT
+        return computed(a, b, operands, activation, dtype, None, "fp32", out)
     bias, gate, residual, *_ = operands
     zeros = torch.zeros(result_shape(a, b), dtype=torch.float32, device=a.device)
     result = rounded(epilogue(zeros, bias, activation, gate, residual), dtype)
@@ -173,14 +193,14 @@ def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 class CallPlan:
     """The plan of a product: how its operands become what the kernel takes, and the kernel."""
 
-    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: str | None, dtype: torch.dtype, places: dict[str, str], config: Config | None,
+    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], config: Config | None,
                  accumulate: str = "fp32"):
         shape = result_shape(a, b)
         self.shape, self.dtype, self.places = shape, dtype, places
         self._templates: dict[Config, tk.lcf] = {}
         self.batch = shape[:-2]
         # Rows of all of a batch against one matrix are the rows of one product
-        self.flat = b.ndim == 2 and a.ndim > 2 and not {"tile", "row"} & set(places.values()) and a.is_contiguous()
+        self.flat = b.ndim == 2 and a.ndim > 2 and not {"tile", "row"} & {p for n, p in places.items() if n != "residual"} and a.is_contiguous()
         self.batched = bool(self.batch) and not self.flat
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)
@@ -188,13 +208,17 @@ class CallPlan:
         self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
-        read = "tile" if operands[2] is not None or "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
+        read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
         scales = "block" if "block" in kinds else ""
-        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, activation or read, scales, self.batch_size, rows, cols, a.shape[-1])
-        given = dict(zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
-        vectors = {n: Operand(p, tk.from_torch(x.dtype).name) for n, p in places.items() if p != "block" and (x := given[n]) is not None}
-        self.epilogue = Epilogue(activation=activation, residual=operands[2] is not None, **vectors)
+        known = read or "vector" if isinstance(activation, Function) else activation or read  # a user's function is taken to be a short one
+        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, known, scales, self.batch_size, rows, cols, a.shape[-1])
+        self.epilogue = steps_of(operands, places, activation, dtype)
+        self.numbers: dict[str, Any] = activation.numbers if isinstance(activation, Function) else {}
+        index = {name: i for i, name in enumerate(names_of(activation))}
+        self.staged = index[self.epilogue.staged.name] if self.epilogue.staged else None
+        blocks = [(index[name], name) for name in ("scale_a", "scale_b") if places.get(name) == "block"]
+        self.extras = (*blocks, *((index[x.name], x.name) for x in self.epilogue.operands))  # as kernels take them
         self.accumulate = accumulate
         self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
         self.config = config
@@ -227,11 +251,16 @@ class CallPlan:
 
     def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
         """What gives the seconds of a configuration with these operands."""
-        residual = None if operands[2] is None else as_addressable(self._like_result(operands[2]))
+        residual = self._staged(operands)
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         return lambda config: seconds(lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device)
+
+    def _staged(self, operands: Operands) -> list[Tensor]:
+        """The operand that comes to where results are staged, if there is one."""
+        x = None if self.staged is None else operands[self.staged]
+        return [] if x is None else [as_addressable(self._like_result(x))]
 
     def compilation(self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None) -> tuple[tk.lcf, tuple[Tensor, ...]] | None:
         """(template, tensors) of a configuration, to compile it ahead of time; None where it cannot be."""
@@ -239,10 +268,9 @@ class CallPlan:
         operands = (get("bias"), get("gate"), get("residual"), get("scale_a"), get("scale_b"))
         a, b = self._shaped(a, b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
-        residual = () if operands[2] is None else (as_addressable(self._like_result(operands[2])),)
         pair = (self.store_a(a), self.store_b(b))
         try:
-            return self._template(config, c.device), (*(pair[::-1] if config.swap_ab else pair), c, *residual, *self._extras(config, operands))
+            return self._template(config, c.device), (*(pair[::-1] if config.swap_ab else pair), c, *self._staged(operands), *self._extras(config, operands))
         except (tk.TileError, ValueError):
             return None
 
@@ -264,9 +292,9 @@ class CallPlan:
                                                               "block" in self.places.values(), self.accumulate, **self.types)  # fmt: skip
         return template
 
-    def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, residual: Tensor | None, extras: list[Tensor]) -> None:
+    def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, staged: list[Tensor], extras: list[Tensor]) -> None:
         tensors = (b, a, c) if config.swap_ab else (a, b, c)
-        self._template(config, c.device)(*tensors, *(() if residual is None else (residual,)), *extras)
+        self._template(config, c.device)(*tensors, *staged, *extras, **self.numbers)
 
     def straight(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:
         """The plan in as few steps as possible, where no operand has to be copied, nor the result."""
@@ -276,15 +304,14 @@ class CallPlan:
             return None
         config = self.chosen(a, b, operands)
         matrices = [store(x) for store, x in zip((self.store_a, self.store_b), self._shaped(a, b), strict=True)]
-        residual = [] if operands[2] is None else [as_addressable(self._like_result(operands[2]))]
-        others = [i for i in (2, *EXTRAS) if operands[i] is not None]
-        views = [*matrices, self._like_result(home), *residual, *self._extras(config, operands)]
+        others = [*(() if self.staged is None else (self.staged,)), *(i for i, _ in self.extras)]
+        views = [*matrices, self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
         given = [a, b, home, *(operands[i] for i in others)]
         if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
             return None
         swapped = config.swap_ab
         views[:2] = views[1::-1] if swapped else views[:2]
-        launch = self._template(config, a.device).call(*views).bind(*views)  # which takes what the views are of
+        launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)  # which takes what the views are of
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
@@ -299,28 +326,25 @@ class CallPlan:
         return run
 
     def __call__(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
-        residual = operands[2]
         config = self.chosen(a, b, operands)
         home = out if out is not None and storable(out) and self._is_viewable(out) else padded_empty(self.shape, a, self.dtype)
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(home)
-        matrix = None if residual is None else as_addressable(self._like_result(residual))
-        self._launch(config, a, b, c, matrix, self._extras(config, operands))
+        self._launch(config, a, b, c, self._staged(operands), self._extras(config, operands))
         if out is None:
             return home if home.is_contiguous() else copied(home, torch.empty(self.shape, dtype=self.dtype, device=home.device))
         return out if home is out else copied(home, out)
 
     def _extras(self, config: Config, operands: Operands) -> list[Tensor]:
         """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and columns run."""
-        bias, gate, _, scale_a, scale_b = operands
         out: list[Tensor] = []
-        if scale_a is not None and scale_b is not None and self.places["scale_a"] == "block":
-            out += [as_addressable(scale_a.T), as_addressable(scale_b.T)]
-        for name, x in (("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("gate", gate)):
-            if x is None or self.places[name] == "block":
-                continue
-            if self.places[name] == "tile":
+        for i, name in self.extras:
+            x = operands[i]
+            assert x is not None
+            if self.places[name] == "block":
+                out.append(as_addressable(x.T))
+            elif self.places[name] == "tile":
                 tile = self._like_result(x)
                 out.append(tile.mT if config.swap_ab else tile)
             else:
@@ -331,7 +355,7 @@ class CallPlan:
 
 
 @functools.lru_cache(maxsize=4096)
-def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Epilogue, blockwise: bool, accumulate: str,
+def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Steps, blockwise: bool, accumulate: str,
                  **types: object) -> tk.lcf:
     """The kernel of a configuration."""
     knobs = dict(tile_m=config.tile_m, tile_n=config.tile_n, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
@@ -350,5 +374,5 @@ def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, ba
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swap_ab, batched=batched, epilogue=epilogue,
                 pingpong=config.pingpong, tile_k=config.depth_of(itemsize), schedule=config.scheduler(),
-                deferred_epilogue=config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
+                deferred_epilogue=epilogue.may_wait and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
                 accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)

@@ -8,17 +8,18 @@ from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import check_tensor
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.epilogue import BUILT_IN, Applied, Function, names_of
 from tritonkittens.kernels.gemm.reference import BLOCK
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
-Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # bias, gate, residual, scale_a, scale_b
+Operands = tuple[Tensor | None, ...]  # bias, gate, residual, scale_a, scale_b, and those of a user's function
 
 
 def check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> None:
-    bias, gate, residual, scale_a, scale_b = operands
+    bias, gate, residual, scale_a, scale_b = operands[:5]
     check_tensors("gemm", a=a, b=b)
     check_tensors("gemm", optional=True, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
 
@@ -29,7 +30,7 @@ def check_config(config: object) -> None:
 
 
 def check_activation(activation: object) -> None:
-    if activation not in ACTIVATIONS:
+    if activation not in tuple(ACTIVATIONS):
         raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
@@ -57,18 +58,21 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
         raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast") from None
 
 
-def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+def check(a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
     """Devices, dtypes and shapes that fit together; errors name the argument."""
-    bias, gate, residual, scale_a, scale_b = operands
+    bias, gate, residual, scale_a, scale_b = operands[:5]
     check_kinds(a, b, operands, out)
     for name, x in (("a", a), ("b", b)):
         check_tensor("gemm", name, x, OPERANDS, "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
     shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
-    check_activation(activation)
+    if not isinstance(activation, Function):
+        check_activation(activation)
     if dtype not in RESULTS:
         raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
+    for name, x in zip(names_of(activation)[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True):
+        check_tensor("gemm", name, x, tuple(dict.fromkeys((*VECTORS, dtype))), "a", a)
     for name, x, kinds in (("bias", bias, VECTORS), ("gate", gate, VECTORS), ("scale_a", scale_a, (torch.float32,)), ("scale_b", scale_b, (torch.float32,)),
                            ("residual", residual, (dtype,)), ("out", out, (dtype,))):  # fmt: skip
         if x is not None:
@@ -79,9 +83,9 @@ def check(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_
         check_written("gemm", out)
 
 
-def places_of(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
-    """Where the values of each epilogue operand lie in C: "scalar", "row", "col", "tile", or "block" for block scales."""
-    bias, gate, _, scale_a, scale_b = operands
+def places_of(a: Tensor, b: Tensor, operands: Operands, names: tuple[str, ...] = BUILT_IN) -> dict[str, str]:
+    """Where the values of each epilogue operand, of these names, lie in C: "scalar", "row", "col", "tile", or "block" for block scales."""
+    bias, gate, residual, scale_a, scale_b = operands[:5]
     shape = result_shape(a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
     blocks = -(-k // BLOCK)
@@ -92,7 +96,8 @@ def places_of(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
         "scale_a": (scale_a, {"row": ((m,), *rows), "block": ((m, blocks),)}),
         "scale_b": (scale_b, {"col": cols, "block": ((blocks, -(-n // BLOCK)),)}),
     }
-    found = {}
+    allowed |= {name: (x, {"col": cols, "row": rows, "tile": (shape,)}) for name, x in zip(names[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True)}
+    found = {} if residual is None else {"residual": "tile"}
     for name, (x, kinds) in allowed.items():
         if x is None:
             continue

@@ -5,12 +5,16 @@ import functools
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+import tritonkittens.lang as tk
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.gemm.checks import FP8
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, WHOLE_COLS, Config
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
+from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.interface import gemm
 from tritonkittens.kernels.gemm.reference import BLOCK
 
@@ -41,10 +45,30 @@ def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Te
     return scale_a, scale_b
 
 
+@triton.jit
+def squared_relu(acc):
+    x = tl.maximum(acc, 0.0)
+    return x * x
+
+
+@triton.jit
+def scaled_gelu(acc, scale, bias, residual, alpha):
+    return tk.gelu(acc * scale + bias, fast=True) * alpha + residual
+
+
+def _scaled_gelu(m: int, n: int, dtype: torch.dtype) -> Epilogue:
+    """Of an operand of each kind."""
+    matrices = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, shape in (("scale", (m, 1)), ("bias", (n,)), ("residual", (m, n)))}
+    return Epilogue(scaled_gelu, **matrices, alpha=0.5)
+
+
+OF_USERS = {"squared_relu": lambda m, n, dtype: Epilogue(squared_relu), "scaled_gelu": _scaled_gelu}
+
+
 def _product(
     m: int = SIDE, n: int = SIDE, k: int = SIDE, a: str = "mk", b: str = "kn", dtype: torch.dtype = torch.bfloat16, b_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None, batch: tuple[int, ...] = (), scales: str | None = None, bias: str | None = None, gate: str | None = None,
-    residual: bool = False, activation: str | None = None, accumulate: str = "fp32", chosen: bool = False, **knobs: Any,
+    residual: bool = False, activation: str | None = None, accumulate: str = "fp32", chosen: bool = False, user: str | None = None, **knobs: Any,
 ) -> Tensor:  # fmt: skip
     """`gemm` of uninitialised operands with `Config(**knobs)`, or with the one that it chooses."""
     b = "nk" if dtype in FP8 else b
@@ -56,6 +80,7 @@ def _product(
         gate=_vector(gate, m, n, vectors, batch), residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
         scale_a=scale_a, scale_b=scale_b,
         activation=activation, out_dtype=out_dtype, accumulate=accumulate, config=None if chosen else Config(**knobs),
+        epilogue=OF_USERS[user](m, n, result) if user else None,
     )  # fmt: skip
 
 
@@ -133,6 +158,14 @@ FINISHED: dict[str, Kind] = {
     "split_tail_gate_residual": dict(schedule="split_tail", gate="col", residual=True, **SMALL),
     "batched_gate_residual": dict(batch=(2,), m=1024, gate="tile", residual=True),
 }
+USERS: dict[str, Kind] = {
+    **{f"user_{name}": dict(user=name) for name in OF_USERS},
+    "user_scaled_gelu_panel": dict(user="scaled_gelu", **PANEL),
+    "user_scaled_gelu_swapped": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
+    "user_scaled_gelu_split_k": dict(user="scaled_gelu", schedule="split_k", splits=2, **SMALL),
+    "user_squared_relu_packed": dict(user="squared_relu", **PACKED),
+    "user_squared_relu_packed_gate_residual": dict(user="squared_relu", gate="col", residual=True, **PACKED),
+}
 UNALIGNED: dict[str, Kind] = {
     **{f"one_row_{b}": dict(m=1, b=b) for b in ("kn", "nk")},
     "one_row_fp16_fp32_result": dict(m=1, dtype=torch.float16, out_dtype=torch.float32),
@@ -142,6 +175,7 @@ UNALIGNED: dict[str, Kind] = {
     "medium": dict(m=1023, n=1023, k=1001),
     "16_rows_scaled_bias_silu_gate_residual": dict(m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"),
     "16_rows_gelu": dict(m=16, activation="gelu"),
+    "16_rows_user_scaled_gelu": dict(m=16, user="scaled_gelu"),
 }
 COPIED: Kind = dict(m=3000, n=5001, k=2001, chosen=True)
 
@@ -154,7 +188,7 @@ def _named(table: dict[str, Kind], prefix: str = "gemm", **options: Any) -> dict
 
 
 inspectable: dict[str, Inspectable] = {
-    **_named(TILES | DTYPES | FINISHED),
+    **_named(TILES | DTYPES | FINISHED | USERS),
     **_named(UNALIGNED, "gemm_unaligned", n=4095, k=4097, chosen=True),
     **launches_of(functools.partial(_product, **COPIED), "copy_rows", None, "gemm_copied", None),
     **launches_of(functools.partial(_product, **COPIED | dict(dtype=E4M3)), "copy_rows_fp8", None, None, None),

@@ -5,15 +5,16 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
-from tritonkittens.kernels.gemm.autograd import product
+from tritonkittens.kernels.gemm.autograd import product, product_with
 from tritonkittens.kernels.gemm.call_plan import computed, described
 from tritonkittens.kernels.gemm.config import Config, family
+from tritonkittens.kernels.gemm.epilogue import Epilogue
 
 
 def gemm(
     a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
     scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, out: Tensor | None = None,
-    config: Config | None = None, accumulate: str = "fp32",
+    config: Config | None = None, accumulate: str = "fp32", epilogue: Epilogue | None = None,
 ) -> Tensor:  # fmt: skip
     """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
 
@@ -26,15 +27,18 @@ def gemm(
     shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
     (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices; both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest
     finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of fp16 operands (not
-    split, and without block scales).
+    split, and without block scales). epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
 
     Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
     128 of K. Rounded once, but where results wait in registers (`Config.packed`, chosen for large products): there a residual is added to rounded results of 16
     bits, and an activation with nothing behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
     residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32. torch.compile, make_fx and vmap see the
-    operator `tritonkittens::gemm`. `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
+    operator `tritonkittens::gemm`. None of these can see into an `epilogue`.
+    `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
     """
+    if epilogue is not None:
+        return product_with(epilogue, a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, config, accumulate)
     if out is None:
         return product(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
     operands = (bias, gate, residual, scale_a, scale_b)

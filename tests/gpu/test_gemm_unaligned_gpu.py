@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, FP16, FP32, SMALL, check, randn, scales
+from tests.cases_gemm import BF16, E4M3, FP16, FP32, NO_OPERANDS, SMALL, check, randn, scales
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import gemm, gemm_torch
+from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.checks import places_of
 from tritonkittens.kernels.gemm.device import unaligned
-from tritonkittens.kernels.gemm.device.unaligned import NO_OPERANDS, Tiles, Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, needs_copies, takes
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -46,7 +47,7 @@ def multiply(a, b, tiles=None, out=None, activation=None, out_dtype=None, **oper
     """The product by ordinary loads, whatever the rule says, checked; `tiles`: a kernel instead of the chosen one."""
     dtype = out_dtype or a.dtype
     given = tuple(operands.get(name) for name in ("bias", "gate", "residual", "scale_a", "scale_b"))
-    plan = Unaligned(a, b, given, activation, dtype, places_of(a, b, given), out, tiles)
+    plan = unaligned_plan(a, b, given, activation, dtype, places_of(a, b, given), out, tiles)
     result = plan(a, b, given, out)
     check(result, a, b, f"{plan.tiles}", activation=activation, **operands)
     return result
@@ -190,7 +191,7 @@ def test_nan_and_infinity_spread_as_in_torch(rng, kind, transposed):
     a[0, 0] = a[1, 70] = a[6, 6] = float("inf")  # against the first and the last row, which are read by element
     b[70, 74], b[0, 0] = -float("inf"), float("inf")
     b[70, 20], b[0, 30] = float("nan"), float("nan")  # beside elements of columns 21 and 29, where these are contiguous
-    out = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])(a, b, NO_OPERANDS, None).cpu().double()
+    out = unaligned_plan(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])(a, b, NO_OPERANDS, None).cpu().double()
     ref = gemm_torch(a.cpu(), b.cpu())
     assert torch.equal(out.isnan(), ref.isnan())
     assert torch.equal(out.isinf(), ref.isinf()) and torch.equal(out[ref.isinf()], ref[ref.isinf()])
@@ -217,7 +218,7 @@ def test_a_tile_writes_its_own_columns(rng):
     """Those that are read twice, as classes of rows are shifted against each other, are the next tile's."""
     a, b, out = randn(1, 45), randn(45, 67), poison(torch.empty(1, 67, device=DEVICE, dtype=BF16))
     tiles = KINDS["row of words"]
-    plan = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, out, tiles)
+    plan = unaligned_plan(a, b, NO_OPERANDS, None, BF16, {}, out, tiles)
     plan.grid = (1, plan.grid[1])
     plan(a, b, NO_OPERANDS, out)
     check(out[:, : tiles.cols - 8], a, b[:, : tiles.cols - 8])
@@ -233,7 +234,7 @@ def test_the_order_of_blocks_does_not_matter(kind):
         found = []
         for schedule in range(4):
             with sim.device("sm_90a", schedule=schedule):
-                plan = Unaligned(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])
+                plan = unaligned_plan(a, b, NO_OPERANDS, None, BF16, {}, None, KINDS[kind])
                 found.append(plan(a, b, NO_OPERANDS, None))
         check(found[0], a, b, kind)
         assert all(torch.equal(out, found[0]) for out in found)

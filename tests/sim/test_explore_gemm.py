@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.cases_epilogue import near, operands_of, reference, scaled, sums_of
 from tests.cases_gemm import BF16, E4M3, FP16, KINDS, check, matrix, randn, scales
 from tests.util import crossed, explored, poison, relative_error, slow, some_slow
 from tritonkittens import sim
-from tritonkittens.kernels.gemm import Config, gemm
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned
+from tritonkittens.kernels.gemm import Config, Epilogue, gemm
+from tritonkittens.kernels.gemm.call_plan import unaligned_plan
+from tritonkittens.kernels.gemm.device.unaligned import Tiles
 
 SCHEDULES = 6, 12
 CASES = {
@@ -171,9 +173,32 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
     a, b, bias = randn(m, 131).cpu(), matrix(131, 45, transposed=transposed).cpu(), randn(45).cpu()
     out = poison(torch.empty(m, 45, dtype=BF16))
     operands = (bias, None, None, None, None)
-    plan = Unaligned(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
+    plan = unaligned_plan(a, b, operands, "silu", BF16, {"bias": "col"}, out, tiles)
     sim.explore(lambda: plan(a, b, operands, out), schedules=schedules)
     check(out, a, b, str(tiles), bias=bias, activation="silu")
+
+
+@explored(*SCHEDULES)
+@pytest.mark.parametrize("name", some_slow(["panels of a residual", "packed", "cluster_split_k"], ["panels of a residual"]))
+def test_epilogues_of_users(name, schedules, rng):
+    """A tile of theirs comes to where results are staged, as a residual does."""
+    m, n, k = 130, 72, 200
+    a, b = (x.cpu() for x in (randn(m, k), randn(k, n)))
+    given = {key: x.cpu() if isinstance(x, torch.Tensor) else x for key, x in operands_of(m, n).items()}
+    out = poison(torch.empty(m, n, dtype=BF16))
+    sim.explore(lambda: gemm(a, b, out=out, epilogue=Epilogue(scaled, **given), config=Config(**CASES[name][0])), schedules=schedules)
+    assert near(out, *reference(*sums_of(a, b), **given))
+
+
+@pytest.mark.parametrize("wanted", [dict(activation="gelu"), dict(gate=True, residual=True)], ids=lambda x: "-".join(x))
+def test_packed_results_on_blackwell(wanted, rng):
+    """Their sums come from tensor memory, in another register layout."""
+    a, b, known = randn(130, 72).cpu(), randn(72, 136).cpu(), dict(gate=randn(136).cpu(), residual=randn(130, 136).cpu())
+    operands = {name: known.get(name, value) for name, value in wanted.items()}
+    out = poison(torch.empty(130, 136, dtype=BF16))
+    with sim.device("sm_100a"):
+        gemm(a, b, out=out, config=Config(**dict(KINDS["packed"].__dict__, stages=2)), **operands)
+    check(out, a, b, deferred_epilogue=True, **operands)
 
 
 @explored(*SCHEDULES)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue, fetch_values, load_vectors
+from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors
 from tritonkittens.kernels.gemm.device.result import load_residual, result_tiles, store_result
 from tritonkittens.kernels.gemm.reference import BLOCK
 
@@ -30,7 +30,7 @@ class BlockwiseGemm(tk.lcf):
     tile_m: int = 64
     tile_n: int = BLOCK
     order: tk.Order = tk.Supergroup(8)
-    epilogue: Epilogue = Epilogue()
+    epilogue: Steps = Steps()
     batched: bool = False
     c_stored_nm: bool = False
     epilogue_n: int | None = None
@@ -43,6 +43,7 @@ class BlockwiseGemm(tk.lcf):
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.tile_m), tk.sv(tk.fp32, SCALES)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
                          input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
+                         args=self.epilogue.numbers,
                          multicast=("B",) if self.cluster > 1 else ())
 
     @property
@@ -87,7 +88,7 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
-        load_vectors(ctx, epilogue)
+        load_vectors(ctx, epilogue, ctx.config.epilogue)
         if ctx.config.epilogue.residual:
             load_residual(ctx, epilogue, ctx.row * ctx.config.consumers + ctx.consumer)
 

@@ -1,26 +1,35 @@
-"""What a matrix product does with a tile of sums before it leaves the registers: scale, bias, activation, gate, residual."""
+"""The epilogue of a matrix product: steps on a tile of sums, each a `@triton.jit` function and its operands."""
+
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
 import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 import tritonkittens.lang as tk
 
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu")
-OPERANDS = ("scale_a", "scale_b", "bias", "gate")  # in the order in which a kernel takes them
+NO_TENSOR = ("number", "constant")  # places of operands that are no tensors
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of the epilogue: its element type's name, and what its values belong to: "scalar" (one number for all), "row" (one for each row of C), "col"
-    (one for each column) or "tile" (one for each element).
+    """An operand of a step: its name in the kernel, and its place, which says what its values belong to.
+
+    Places of tensors, whose elements are of type `dtype`: "scalar" (one number), "row" (a value for each row of C),
+    "col" (a value for each column), "tile" (a value for each element), and "staged" (a tile of the type of C, which TMA
+    loads to where results are staged; at most one in an epilogue). Others: "number", an argument of the kernel, and
+    "constant", the compiled-in value `constant`.
     """
 
+    name: str
     place: str
-    dtype: str
+    dtype: str = ""
+    constant: Any = None
 
     @property
     def element(self) -> tl.dtype:
@@ -28,181 +37,287 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Epilogue(tk.Knob):
-    """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y. `residual`: is a matrix added?"""
+class Step:
+    """y = function(y, *operands)."""
 
-    scale_a: Operand | None = None
-    scale_b: Operand | None = None
-    bias: Operand | None = None
-    activation: str | None = None
-    gate: Operand | None = None
-    residual: bool = False
+    function: JITFunction
+    operands: tuple[Operand, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters of the function that the operands are."""
+        return tuple(self.function.arg_names[1:])
+
+    @property
+    def reads_tensors(self) -> bool:
+        return any(x.place not in NO_TENSOR for x in self.operands)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps(tk.Knob):
+    """The steps that turn sums into results, in their order. Two are equal where the code is."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Steps) and self.cache_key == other.cache_key
+
+    def __hash__(self) -> int:
+        return hash(self.cache_key)
+
+    @functools.cached_property
+    def cache_key(self) -> str:
+        """Hash of the functions' code and of what each is given."""
+        parts = [
+            (step.function.cache_key, [(x.name, x.place, x.dtype, repr(x.constant)) for x in step.operands])
+            for step in self.steps
+        ]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def mangle(self) -> str:
+        return f"Steps_{self.cache_key[:16]}"
+
+    @staticmethod
+    def built_in(
+        *,
+        scale_a: Operand | None = None,
+        scale_b: Operand | None = None,
+        bias: Operand | None = None,
+        activation: str | Step | None = None,
+        gate: Operand | None = None,
+        residual: Operand | None = None,
+        fast: tl.dtype = tk.bf16,
+    ) -> Steps:
+        """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y, of what is given.
+
+        activation: a built-in one by name, or a step. fast: the type that a built-in activation may be as exact as.
+        """
+        steps = [Step(multiply, (x,)) for x in (scale_a, scale_b) if x is not None]
+        steps += [Step(add, (bias,))] if bias is not None else []
+        if isinstance(activation, Step):
+            steps.append(activation)
+        elif (function := ACTIVATIONS[activation]) is not None:
+            steps.append(Step(function, (Operand("fast", "constant", constant=fast),)))
+        steps += [Step(multiply, (gate,))] if gate is not None else []
+        steps += [Step(add, (residual,))] if residual is not None else []
+        return Steps(tuple(steps))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Those that are tensors of the kernel beside the staged one, in the order in which it takes them."""
+        return tuple(x for step in self.steps for x in step.operands if x.place not in (*NO_TENSOR, "staged"))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(x.name for step in self.steps for x in step.operands if x.place == "number")
+
+    @property
+    def vectors(self) -> tuple[Operand, ...]:
+        """Operands with a value for every column. They come through shared memory: a load from global memory would hold
+        up each tile."""
+        return tuple(x for x in self.operands if x.place == "col")
+
+    @property
+    def params(self) -> tuple[Operand, ...]:
+        """Operands with one value for all or for every row, few registers each."""
+        return tuple(x for x in self.operands if x.place in ("scalar", "row"))
+
+    @property
+    def staged(self) -> Operand | None:
+        return next((x for step in self.steps for x in step.operands if x.place == "staged"), None)
+
+    @property
+    def residual(self) -> bool:
+        """Has it a staged operand?"""
+        return self.staged is not None
+
+    @property
+    def may_wait(self) -> bool:
+        """May results wait in registers? A staged operand has to be added to them then, by the last step."""
+        return not self.residual or self.steps[-1].function is add
 
     def activates_late(self, out: tl.dtype) -> bool:
-        """Of results that wait in registers as `out`: is the activation applied where they are staged? Where nothing else is behind it, to bf16, which has the
-        range of fp32."""
-        return self.activation is not None and self.gate is None and not self.residual and out == tk.bf16
+        """Is the last step applied to packed results of type `out`, where they are staged? It is where it reads no
+        tensor, for bf16, which has the range of fp32."""
+        return bool(self.steps) and not self.steps[-1].reads_tensors and out == tk.bf16
 
     def gates_late(self, out: tl.dtype) -> bool:
-        """Of results that wait in registers as `out`: are they multiplied by the gate when a residual is added to them? In bf16, by a gate of that type: it
-        takes them no instruction more."""
-        return self.residual and self.activation is None and out == tk.bf16 and self.gate == Operand("col", "bf16")
+        """Are packed results of type `out` multiplied by a gate when the residual is added? A bf16 gate right in front
+        of the residual takes no instruction more."""
+        if (
+            not self.residual
+            or not self.may_wait
+            or out != tk.bf16
+            or len(self.steps) < 2
+            or self.steps[-2].function is not multiply
+        ):
+            return False
+        gate = self.steps[-2].operands[0]
+        return gate.place == "col" and gate.element == tk.bf16
+
+    def split(self, late: int) -> tuple[Steps, Steps]:
+        """The steps in front of the last `late`, and these as one: a product and a sum are rounded once."""
+        early, last = self.steps[: len(self.steps) - late], self.steps[len(self.steps) - late :]
+        if late == 2:
+            last = (Step(multiply_add, last[0].operands + last[1].operands),)
+        return Steps(early), Steps(last)
 
     def memory(
-        self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False
+        self, result: tk.st, staged: tk.st, cols: int, panel: int | None, late: Steps | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in
-        `staged`: (`globals` of the residual, those of the operands, and `epilogue`, `epilogue_loads` and `epilogue_reloads`). The residual is
-        loaded into the tiles where results are staged: ahead, and of more than two panels the later ones once the panels before have left; with
-        `deferred_epilogue`, and a `late_gate` then too, once the previous task's results have. A value for every column is read by all threads of a warp alike, and from global memory each tile would wait for it."""
-        given = {name: operand for name in OPERANDS if (operand := getattr(self, name)) is not None}
-        operands = {name: tk.sv(x.element, cols) if x.place == "col" else None for name, x in given.items()}
+        """What the layout of a template holds for the epilogue.
+
+        C is stored in tiles `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in `staged`. `late`:
+        the late steps of deferred results. The staged operand is loaded ahead. Of more than two panels the later ones are
+        loaded once the panels before have left, and what late steps read once the previous task's results have left.
+
+        Returns (`globals` of the staged operand, `globals` of the others, the fields `epilogue`, `epilogue_loads` and `epilogue_reloads`).
+        """
+        operands = {x.name: tk.sv(x.element, cols) if x.place == "col" else None for x in self.operands}
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
-        ahead = ("C",) if self.residual and not packed else ()
-        later = ("C",) if self.residual and (packed or (panel is not None and cols > 2 * panel)) else ()
-        if late_gate:
-            later = (*later, "gate")
-        loads = (*ahead, *(name for name in vectors if name not in later))
-        return residual, operands, dict(epilogue=dict(C=staged, **vectors), epilogue_loads=loads, epilogue_reloads=later)
+        ahead = ("C",) if self.residual and late is None else ()
+        later = ("C",) if self.residual and (late is not None or (panel is not None and cols > 2 * panel)) else ()
+        later = (*later, *(x.name for x in late.vectors)) if late is not None else later
+        return (
+            residual,
+            operands,
+            dict(
+                epilogue=dict(C=staged, **vectors),
+                epilogue_loads=(*ahead, *(name for name in vectors if name not in later)),
+                epilogue_reloads=later,
+            ),
+        )
 
-    def swapped(self) -> Epilogue:
+    def swapped(self) -> Steps:
         """The same for Cᵀ."""
         other = {"row": "col", "col": "row"}
-        turned: dict[str, Any] = {name: Operand(other.get(x.place, x.place), x.dtype) for name in OPERANDS if (x := getattr(self, name)) is not None}
-        return replace(self, **turned)
+        return Steps(
+            tuple(
+                replace(step, operands=tuple(replace(x, place=other.get(x.place, x.place)) for x in step.operands))
+                for step in self.steps
+            )
+        )
+
+
+# ---------------------------------------------------------------- the built-in steps
+
+
+@triton.jit
+def multiply(acc, factor):
+    return acc * factor
+
+
+@triton.jit
+def add(acc, term):
+    return acc + term
+
+
+@triton.jit
+def multiply_add(acc, factor, term):
+    return tl.fma(acc, factor, term)
+
+
+@triton.jit
+def gelu(acc, fast: tl.constexpr):
+    return tk.gelu(acc, fast=fast)
+
+
+@triton.jit
+def gelu_tanh(acc, fast: tl.constexpr):
+    return tk.gelu(acc, "tanh", fast=fast)
+
+
+@triton.jit
+def silu(acc, fast: tl.constexpr):
+    return tk.silu(acc, fast=fast)
+
+
+ACTIVATIONS: dict[str | None, JITFunction | None] = {None: None, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 def turned_bytes(rows: int) -> int:
-    """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns in fp32 at a time."""
+    """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns
+    in fp32 at a time."""
     return rows * 64 * 4
 
 
-@triton.jit
-def load_vectors(ctx, epilogue, GATE: tl.constexpr = True):
-    """The copies of a `load_epilogue` hook for the operands with a value for every column, but for a gate that comes later."""
-    E: tl.constexpr = ctx.config.epilogue
-    if E.scale_a is not None:
-        _load_vector(ctx, epilogue, "scale_a", E.scale_a.place)
-    if E.scale_b is not None:
-        _load_vector(ctx, epilogue, "scale_b", E.scale_b.place)
-    if E.bias is not None:
-        _load_vector(ctx, epilogue, "bias", E.bias.place)
-    if GATE and E.gate is not None:
-        _load_vector(ctx, epilogue, "gate", E.gate.place)
+# ---------------------------------------------------------------- on the device
 
 
 @triton.jit
-def _load_vector(ctx, epilogue, NAME: tl.constexpr, PLACE: tl.constexpr):
-    if PLACE == "col":
-        tk.load_async(tk.field(epilogue, NAME), tk.field(ctx.globals, NAME), (ctx.result_col,), epilogue.full)
+def load_vectors(ctx, epilogue, EPILOGUE: tl.constexpr):
+    """The copies of a `load_epilogue` hook for the operands of some steps with a value for every column."""
+    VECTORS: tl.constexpr = EPILOGUE.vectors
+    for i in tl.static_range(len(VECTORS)):
+        tk.load_async(
+            tk.field(epilogue, VECTORS[i].name),
+            tk.field(ctx.globals, VECTORS[i].name),
+            (ctx.result_col,),
+            epilogue.full,
+        )
 
 
 @triton.jit
 def fetch_values(ctx, row):
-    """What hook `fetch` reads: operands with one value for all or for every row, few registers each."""
-    E: tl.constexpr = ctx.config.epilogue
+    """What hook `fetch` reads: operands with one value for all or for every row."""
+    FETCHED: tl.constexpr = ctx.config.epilogue.params
     values = tk.struct()
-    if E.scale_a is not None:
-        values = _fetched(ctx, values, "scale_a", E.scale_a.place, row)
-    if E.scale_b is not None:
-        values = _fetched(ctx, values, "scale_b", E.scale_b.place, row)
-    if E.bias is not None:
-        values = _fetched(ctx, values, "bias", E.bias.place, row)
-    if E.gate is not None:
-        values = _fetched(ctx, values, "gate", E.gate.place, row)
+    for i in tl.static_range(len(FETCHED)):
+        tensor = tk.field(ctx.globals, FETCHED[i].name)
+        if FETCHED[i].place == "scalar":
+            value = tl.load(tensor.pointer)
+        else:
+            value = tk.load(
+                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), FETCHED[i].element), (row,)
+            )
+        values = tk.with_field(values, FETCHED[i].name, value)
     return values
 
 
 @triton.jit
-def _fetched(ctx, values, NAME: tl.constexpr, PLACE: tl.constexpr, row):
-    tensor = tk.field(ctx.globals, NAME)
-    ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
-    if PLACE == "scalar":
-        return tk.with_field(values, NAME, tl.load(tensor.pointer))
-    elif PLACE == "row":
-        return tk.with_field(values, NAME, tk.load(tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), ELEMENT), (row,)))
-    else:
-        return values
-
-
-@triton.jit
-def of_columns(ctx, epilogue, NAME: tl.constexpr, PANEL: tl.constexpr, PANELS: tl.constexpr):
-    """An operand with a value for every column, of a panel's columns."""
+def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
+    """An operand beside a tile: a scalar, or a tile of its shape and type. `home`: where the staged operand lies."""
     COLS: tl.constexpr = ctx.config.result_cols // PANELS
-    ELEMENT: tl.constexpr = tk.field(ctx.globals, NAME).pointer.dtype.element_ty
-    values = tk.field(epilogue, NAME) if PANELS == 1 else tk.subvector(tk.field(epilogue, NAME), COLS, PANEL)
-    return tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS), ELEMENT))
-
-
-@triton.jit
-def _combined(ctx, tile, epilogue, NAME: tl.constexpr, PLACE: tl.constexpr, MULTIPLY: tl.constexpr, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
-    """The tile times or plus an operand."""
-    COLS: tl.constexpr = ctx.config.result_cols // PANELS
-    tensor = tk.field(ctx.globals, NAME)
-    ELEMENT: tl.constexpr = tensor.pointer.dtype.element_ty
-    if PLACE == "scalar":
-        value = tk.field(ctx.params, NAME).to(tl.float32)
-        return tile * value if MULTIPLY else tile + value
-    elif PLACE == "row":
-        value = tk.cast(tk.field(ctx.params, NAME), tk.fp32)
-        return tk.mul_row(tile, value) if MULTIPLY else tk.add_row(tile, value)
-    elif PLACE == "col":
-        value = tk.cast(of_columns(ctx, epilogue, NAME, PANEL, PANELS), tk.fp32)
-        return tk.mul_col(tile, value) if MULTIPLY else tk.add_col(tile, value)
-    else:
+    if OPERAND.place == "constant":
+        return tl.constexpr(OPERAND.constant)
+    elif OPERAND.place == "number":
+        return tk.field(ctx.args, OPERAND.name)
+    elif OPERAND.place == "scalar":
+        return tk.field(ctx.params, OPERAND.name).to(tl.float32)
+    elif OPERAND.place == "row":
+        return tk.broadcast_row(tile, tk.cast(tk.field(ctx.params, OPERAND.name), tile.dtype))
+    elif OPERAND.place == "col":
+        values = (
+            tk.field(epilogue, OPERAND.name)
+            if PANELS == 1
+            else tk.subvector(tk.field(epilogue, OPERAND.name), COLS, PANEL)
+        )
+        return tk.broadcast_col(
+            tile,
+            tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS), OPERAND.element)), tile.dtype),
+        )
+    elif OPERAND.place == "tile":
         place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
-        value = tk.cast(tk.load(tensor, tk.rt(ELEMENT, ctx.config.tile_m, COLS), place), tk.fp32)
-        return tile * value if MULTIPLY else tile + value
+        return tk.cast(
+            tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.tile_m, COLS), place),
+            tile.dtype,
+        )
+    else:
+        return tk.cast(tk.transpose(tk.load(home)) if ctx.config.c_stored_nm else tk.load(home, like=tile), tile.dtype)
 
 
 @triton.jit
-def finish_tile(ctx, tile, epilogue, residual, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1):
-    """The results of a tile of sums, still in fp32; `epilogue` holds vectors, `residual` the tile that is added. `row`, `col`: which tile, in tiles; `tile` may
-    be one panel of columns of several."""
-    tile = combine(ctx, tile, epilogue, row, col, PANEL, PANELS)
-    return add_residual(ctx, tile, residual) if ctx.config.epilogue.residual else tile
-
-
-@triton.jit
-def combine(ctx, tile, epilogue, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr, ACTIVATE: tl.constexpr = True, GATE: tl.constexpr = True):
-    """The same but for the residual, and for an activation or a gate that comes later."""
-    E: tl.constexpr = ctx.config.epilogue
-    if E.scale_a is not None:
-        tile = _combined(ctx, tile, epilogue, "scale_a", E.scale_a.place, True, row, col, PANEL, PANELS)
-    if E.scale_b is not None:
-        tile = _combined(ctx, tile, epilogue, "scale_b", E.scale_b.place, True, row, col, PANEL, PANELS)
-    if E.bias is not None:
-        tile = _combined(ctx, tile, epilogue, "bias", E.bias.place, False, row, col, PANEL, PANELS)
-    if ACTIVATE and E.activation is not None:
-        tile = activate(ctx, tile)
-    if GATE and E.gate is not None:
-        tile = _combined(ctx, tile, epilogue, "gate", E.gate.place, True, row, col, PANEL, PANELS)
+def finish_tile(
+    ctx, tile, EPILOGUE: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1
+):
+    """The tile after some steps. `row`, `col`: its place in C, in tiles; it may be panel `PANEL` of `PANELS` panels of
+    columns. `epilogue` holds the vectors, `home` the staged operand."""
+    STEPS: tl.constexpr = EPILOGUE.steps
+    for i in tl.static_range(len(STEPS)):
+        values = tk.struct()
+        for n in tl.static_range(len(STEPS[i].operands)):
+            value = _value(ctx, tile, STEPS[i].operands[n], epilogue, home, row, col, PANEL, PANELS)
+            values = tk.with_field(values, STEPS[i].parameters[n], value)
+        tile = tk.map(tile, STEPS[i].function, values)
     return tile
-
-
-@triton.jit
-def activate(ctx, tile):
-    """The activation of a tile of fp32."""
-    ACTIVATION: tl.constexpr = ctx.config.epilogue.activation
-    if ACTIVATION == "gelu":
-        return tk.gelu(tile, fast=ctx.config.out_dtype)
-    elif ACTIVATION == "gelu_tanh":
-        return tk.gelu(tile, "tanh", fast=ctx.config.out_dtype)
-    else:
-        return tk.silu(tile, fast=ctx.config.out_dtype)
-
-
-@triton.jit
-def add_residual(ctx, tile, residual):
-    """The tile plus the residual, which lies where results are staged, in the tile's type."""
-    if ctx.config.c_stored_nm:
-        return tk.add(tile, tk.cast(tk.transpose(tk.load(residual)), tile.dtype))
-    else:
-        return tile + tk.cast(tk.load(residual, like=tile), tile.dtype)
-
-
-@triton.jit
-def gate_and_add(tile, gate, residual):
-    """gate · tile + residual, rounded once; `gate` has a value for every column."""
-    return tl.fma(tile, tk.broadcast_col(tile, gate), tk.load(residual, like=tile))

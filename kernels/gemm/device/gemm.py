@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Epilogue, fetch_values, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, turned_bytes
 from tritonkittens.kernels.gemm.device.result import (
     ask_residual,
     finish_packed_panel,
@@ -57,7 +57,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     c_stored_nm: bool = False
     batched: bool = False
     accumulate: tl.dtype = tk.fp32
-    epilogue: Epilogue = Epilogue()
+    epilogue: Steps = Steps()
     epilogue_n: int | None = None
     staggered_epilogue: bool = True
     cache_hint: str | None = None
@@ -74,10 +74,13 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
         if self.deferred_epilogue and (self.epilogue_n is None or (self.epilogue.residual and self.splits)):
             raise tk.TileError(f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
                                "residual is added to those of tasks that a block computes alone")
+        if self.deferred_epilogue and not self.epilogue.may_wait:
+            raise tk.TileError("Gemm(deferred_epilogue=True): a staged operand of results that wait in registers is added by the last step of the epilogue")
         packed = {name: tk.rt(self.out_dtype, self.tile_m, self.epilogue_n) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n, self.deferred_epilogue, self.gates_late)
+        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n, self.late if self.deferred_epilogue else None)
         return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
+                         args=self.epilogue.numbers,
                          accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)), deferred_results=packed, deferred_steps=steps,
                          multicast=("B",) if self.cluster > 1 else (),
                          spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0)
@@ -105,6 +108,26 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     def gates_late(self) -> bool:
         """Are packed results multiplied by the gate when a residual is added to them?"""
         return bool(self._waiting_cols) and not self.c_stored_nm and self.epilogue.gates_late(self.out_dtype)
+
+    @property
+    def _late_steps(self) -> int:
+        """Steps of the epilogue that are left for when packed results leave."""
+        return (2 if self.gates_late else 1) if self.deferred_epilogue and (self.epilogue.residual or self.activation_steps) else 0
+
+    @property
+    def early(self) -> Steps:
+        """What is done to sums."""
+        return self.epilogue.split(self._late_steps)[0]
+
+    @property
+    def late(self) -> Steps:
+        """What is done to packed results: an activation where they are staged, or the sum with a residual."""
+        return self.epilogue.split(self._late_steps)[1]
+
+    @property
+    def late_gate(self) -> str | None:
+        """The name of the gate of packed results that comes with their residual."""
+        return self.late.vectors[0].name if self.gates_late else None
 
     @property
     def asked_panels(self) -> int:
@@ -163,7 +186,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
-        load_vectors(ctx, epilogue, not ctx.config.gates_late)
+        load_vectors(ctx, epilogue, ctx.config.early)
         if ctx.config.epilogue.residual and not ctx.config.deferred_epilogue:
             load_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
@@ -198,7 +221,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def prefetch_deferred(ctx, epilogue):
-        ask_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.gates_late)
+        ask_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate)
 
     @triton.jit
     def finish_deferred(ctx, epilogue, n, step, steps):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import activate, add_residual, combine, finish_tile, gate_and_add, of_columns
+from tritonkittens.kernels.gemm.device.epilogue import finish_tile
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
@@ -58,7 +58,7 @@ def _store_whole(ctx, sums, epilogue, row):
     PARTS: tl.constexpr = len(sums)
     for part in tl.static_range(PARTS):
         home = epilogue.C if PARTS == 1 else tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.result_cols // PARTS, 0, part)
-        tile = finish_tile(ctx, sums[part], epilogue, home, row, ctx.result_col, part, PARTS)
+        tile = finish_tile(ctx, sums[part], ctx.config.epilogue, epilogue, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
     tk.store_async(ctx.globals.C, epilogue.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm), ctx.config.cache_hint)
@@ -79,7 +79,7 @@ def _store_panels(ctx, sums, epilogue, row):
         home = _panel_home(epilogue, panel)
         if RESIDUAL and panel > 1:
             tk.wait(epilogue.reload_full, panel % 2)
-        tile = finish_tile(ctx, panels[panel], epilogue, home, row, ctx.result_col, panel, PANELS)
+        tile = finish_tile(ctx, panels[panel], ctx.config.epilogue, epilogue, home, row, ctx.result_col, panel, PANELS)
         if RESIDUAL:
             if panel > 0 and panel + 1 < PANELS:
                 ask_residual(ctx, epilogue, row, panel + 1, 1)
@@ -90,27 +90,33 @@ def _store_panels(ctx, sums, epilogue, row):
 
 
 @triton.jit
+def _second(x, y):
+    """`y`, which comes in the register layout of `x`."""
+    return y
+
+
+@triton.jit
 def pack_result(ctx, sums, epilogue, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`: but for the residual, a gate in front of it,
-    and an activation that is applied where they are staged."""
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but for the late steps of the epilogue."""
     NAMES: tl.constexpr = ctx.config.panel_names
     panels = tk.split_cols(sums, ctx.config.epilogue_n)
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
-        tile = combine(ctx, panels[panel], epilogue, row, ctx.result_col, panel, len(NAMES), ctx.config.activation_steps == 0, not ctx.config.gates_late)
-        packed = tk.with_field(packed, NAMES[panel], tk.cast(tile, ctx.config.out_dtype))
+        tile = finish_tile(ctx, panels[panel], ctx.config.early, epilogue, None, row, ctx.result_col, panel, len(NAMES))
+        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.tile_m, ctx.config.epilogue_n))  # sums of tensor memory have another register layout
+        packed = tk.with_field(packed, NAMES[panel], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype))))
     return packed
 
 
 @triton.jit
-def ask_residual(ctx, epilogue, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = False):
-    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate. Of two panels the number may be
-    one of the run time."""
+def ask_residual(ctx, epilogue, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = None):
+    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate of this name. Of two panels the
+    number may be one of the run time."""
     home = _panel_home(epilogue, panel) if ASKED == 1 else epilogue.C
     tk.store_read_wait(0)
-    tk.expect(epilogue.reload_full, (home, epilogue.gate) if GATE else home)
-    if GATE:
-        tk.load_async(epilogue.gate, ctx.globals.gate, (ctx.result_col,), epilogue.reload_full)
+    tk.expect(epilogue.reload_full, home if GATE is None else (home, tk.field(epilogue, GATE)))
+    if GATE is not None:
+        tk.load_async(tk.field(epilogue, GATE), tk.field(ctx.globals, GATE), (ctx.result_col,), epilogue.reload_full)
     if ASKED == 1:
         _load_panel(ctx, epilogue, row, panel, home, epilogue.reload_full)
     else:
@@ -130,10 +136,7 @@ def store_packed_panel(ctx, tile, epilogue, row, PANEL: tl.constexpr):
             tk.wait(epilogue.reload_full, PANEL // ASKED % 2)
         if ASKED == 1 and PANEL + 1 < PANELS:
             ask_residual(ctx, epilogue, row, PANEL + 1, ASKED)
-        if ctx.config.gates_late:
-            tile = gate_and_add(tile, of_columns(ctx, epilogue, "gate", PANEL, PANELS), home)
-        else:
-            tile = add_residual(ctx, tile, home)
+        tile = finish_tile(ctx, tile, ctx.config.late, epilogue, home, row, ctx.result_col, PANEL, PANELS)
     else:
         tk.store_read_wait(1 if PANEL > 0 else 0)
     _stage(ctx, tile, home)
@@ -146,7 +149,8 @@ def finish_packed_panel(ctx, epilogue, row, panel, step, STEPS: tl.constexpr):
     """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for more of the residual."""
     if ctx.config.activation_steps > 0:
         home = tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), panel % 2)
-        tk.store_elements(home, activate(ctx, tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)), step, STEPS)
+        part = tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)
+        tk.store_elements(home, finish_tile(ctx, part, ctx.config.late, epilogue, home, row, ctx.result_col), step, STEPS)
         if step == STEPS - 1:
             _send(ctx, home, row, panel)
     elif ctx.config.asked_panels == 2:

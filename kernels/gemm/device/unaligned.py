@@ -18,6 +18,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.arch import capability_of
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
+from tritonkittens.kernels.gemm.device.epilogue import NO_TENSOR, Steps
 from tritonkittens.launch import multiprocessor_count, plain_kernel, specialization, workspace
 from tritonkittens.launch.arguments import argument_types
 
@@ -148,32 +149,26 @@ def _load_a(A, am, ak, M, K, m, at, stop, r, s, ROWS: tl.constexpr, DEPTH: tl.co
 
 
 @triton.jit
-def _values(operand, m, n, inside):
-    """An operand of the epilogue: (pointer, stride of the rows, stride of the columns)."""
-    places = operand[0] + (m.to(tl.int64) * operand[1])[:, None] + (n.to(tl.int64) * operand[2])[None, :]
-    return tl.load(places, mask=inside, other=0.0).to(tl.float32)
+def _value(operand, OPERAND: tl.constexpr, m, n, inside):
+    """An operand of the epilogue: a number, or the values of a tensor, (pointer, stride of the rows, stride of the columns)."""
+    if OPERAND.place == "constant":
+        return tl.constexpr(OPERAND.constant)
+    elif OPERAND.place == "number":
+        return operand
+    else:
+        places = operand[0] + (m.to(tl.int64) * operand[1])[:, None] + (n.to(tl.int64) * operand[2])[None, :]
+        return tl.load(places, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _finish(y, C, cm, cn, m, n, inside, operands, ACTIVATION: tl.constexpr):
-    """The epilogue of a tile of sums (`epilogue.py`) and its store."""
-    scale_a, scale_b, bias, gate, residual = operands
-    if scale_a is not None:
-        y *= _values(scale_a, m, n, inside)
-    if scale_b is not None:
-        y *= _values(scale_b, m, n, inside)
-    if bias is not None:
-        y += _values(bias, m, n, inside)
-    if ACTIVATION == "gelu":
-        y = tk.gelu(y, fast=C.dtype.element_ty)
-    if ACTIVATION == "gelu_tanh":
-        y = tk.gelu(y, "tanh", fast=True)
-    if ACTIVATION == "silu":
-        y = tk.silu(y, fast=True)
-    if gate is not None:
-        y *= _values(gate, m, n, inside)
-    if residual is not None:
-        y += _values(residual, m, n, inside)
+def _finish(y, C, cm, cn, m, n, inside, operands, EPILOGUE: tl.constexpr):
+    """The epilogue of a tile of sums (`epilogue.py`) and its store. `operands`: of every step a tuple."""
+    STEPS: tl.constexpr = EPILOGUE.steps
+    for i in tl.static_range(len(STEPS)):
+        values = tk.struct()
+        for j in tl.static_range(len(STEPS[i].operands)):
+            values = tk.with_field(values, STEPS[i].parameters[j], _value(operands[i][j], STEPS[i].operands[j], m, n, inside))
+        y = tk.map(y, STEPS[i].function, values)
     tl.store(C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside)
 
 
@@ -181,7 +176,7 @@ def _finish(y, C, cm, cn, m, n, inside, operands, ACTIVATION: tl.constexpr):
 @triton.jit
 def unaligned_product(
     A, B, C, operands, partials, counters, M, N, K, chunk, am, ak, bk, bn, cm, cn, START: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, UNROLL: tl.constexpr, ACTIVATION: tl.constexpr,
+    DEPTH: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, UNROLL: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K; a part is `chunk` of the depth, of one class where rows of words lie along K.
 
@@ -239,13 +234,13 @@ def unaligned_product(
                 total += tl.load(partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :], mask=(i < SPAN)[None, :], other=0.0)
             tl.store(counters + tile, 0)
             n = n0 + i * n_step
-            _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i < SPAN) & (n < N))[None, :], operands, ACTIVATION)
+            _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i < SPAN) & (n < N))[None, :], operands, EPILOGUE)
     else:
         n = n0 + i * n_step
-        _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, ACTIVATION)
+        _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, EPILOGUE)
 
 
-NO_OPERANDS, NO_SUMS = (None,) * 5, (None, None)
+NO_SUMS = (None, None)
 
 
 # ---------------------------------------------------------------- the plan
@@ -324,7 +319,7 @@ class _Shape:
 class Unaligned:
     """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the kernel's B."""
 
-    def __init__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], activation: str | None, dtype: torch.dtype, places: dict[str, str],
+    def __init__(self, a: Tensor, b: Tensor, operands: dict[str, Tensor | None], epilogue: Steps, numbers: dict[str, float], dtype: torch.dtype,
                  out: Tensor | None, tiles: Tiles | None = None):
         (m, k), n = a.shape, b.shape[1]
         self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
@@ -340,30 +335,32 @@ class Unaligned:
         shape = _Shape(m, n, k, of_b, self.tiles, start)
         self.grid = (shape.tiles, shape.parts)
         self.room = (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
-        self.strides = tuple(() if x is None else self._strides_of(x, places.get(name, "tile"))
-                             for name, x in zip(("bias", "gate", "residual", "scale_a", "scale_b"), operands))
-        self.has_operands = any(self.strides)
+        index = {name: i for i, name in enumerate(operands)}
+        # Of every step, of every operand: its number among those of a call with its strides, or what it is
+        self.steps = tuple(tuple(numbers.get(x.name) if x.place in NO_TENSOR else (index[x.name], *self._strides_of(operands[x.name], x.place))
+                                 for x in step.operands) for step in epilogue.steps)  # fmt: skip
+        self.has_operands = any(step.reads_tensors for step in epilogue.steps)
         threads = 32 * self.tiles.warps
         unroll = max(1, min(shape.parts, 32 * threads // (self.tiles.rows * self.tiles.cols)))
         constants: dict[str, Any] = dict(START=start if shape.along else 0, ROWS=self.tiles.rows, COLS=self.tiles.cols, DEPTH=self.tiles.depth, SPAN=shape.span,
-                                         CLASSES=shape.classes, WIDE=shape.along, PARTS=shape.parts, UNROLL=unroll, ACTIVATION=activation)
-        numbers = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
-        constants |= {name: 1 for name in strides if numbers[name] == 1}
-        self.numbers = tuple(value for name, value in numbers.items() if name not in constants)
-        multiples = tuple((name, WORD.value) for name, value in numbers.items() if name not in constants and value % WORD.value == 0)
+                                         CLASSES=shape.classes, WIDE=shape.along, PARTS=shape.parts, UNROLL=unroll, EPILOGUE=epilogue)
+        extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
+        constants |= {name: 1 for name in strides if extents[name] == 1}
+        self.numbers = tuple(value for name, value in extents.items() if name not in constants)
+        multiples = tuple((name, WORD.value) for name, value in extents.items() if name not in constants and value % WORD.value == 0)
         options = {**unaligned_product.options, "num_warps": self.tiles.warps}
         self.key = specialization(tuple(constants.items()), multiples, tuple(options.items()))
 
-    def _strides_of(self, x: Tensor, place: str) -> tuple[int, int]:
+    def _strides_of(self, x: Tensor | None, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
+        assert x is not None
         rows, cols = {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place] if x.ndim else (0, 0)
         return (cols, rows) if self.swapped else (rows, cols)
 
     def _arguments(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]) -> tuple[Any, ...]:
-        given: tuple[Any, ...] = NO_OPERANDS
+        given: tuple[Any, ...] = self.steps
         if self.has_operands:
-            bias, gate, residual, scale_a, scale_b = [None if x is None else (x, *strides) for x, strides in zip(operands, self.strides)]
-            given = (scale_a, scale_b, bias, gate, residual)
+            given = tuple([tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given])
         return (b, a, out, given, *sums, *self.numbers) if self.swapped else (a, b, out, given, *sums, *self.numbers)
 
     def compile(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a") -> Any:

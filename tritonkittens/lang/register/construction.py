@@ -219,6 +219,25 @@ def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> T
 
 
 @op
+def map(t: Trace, x: Traced, f: Traced, operands: Traced = None) -> Traced:
+    """`f(x, …)` for every element of a tile or vector; `f` is a `@triton.jit` function, and its other arguments are the fields of the record `operands`.
+
+    Operands have the shape of `x`, or are scalars or constants. `f` gets one piece of each at a time, whose extents are powers of two, so that it may call
+    Triton's own functions too. It returns a value of the shape and dtype of `x`. Raises `TileError` where it returns another, or shapes differ.
+    """
+    f, named = unwrap(f), {} if unwrap(operands) is None else operands.fields
+
+    def piece(p: Traced, *values: Traced) -> Traced:
+        y = unwrap(t.call(f, p, **dict(zip(named, values, strict=True))))
+        if shape_of(y) != shape_of(p) or dtype_of(y) != p.dtype:
+            returned = repr(y) if dtype_of(y) is None else f"{name_of(dtype_of(y))} of shape {list(shape_of(y))}"
+            raise TileError(f"{f.__name__} returns {returned}; it must return {name_of(p.dtype)} of shape {list(shape_of(p))}, as its first argument has")
+        return y
+
+    return apply_pieces(t, piece, x, *named.values())
+
+
+@op
 def pin(t: Trace, x: Traced) -> Traced:
     """The tile or vector (32-bit elements), computed here. Compilers move arithmetic to where its result is used; behind a product that overwrites the
     operands' registers it would need them twice.
