@@ -209,7 +209,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         BEGIN: tl.constexpr = ctx.consumer * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
-        stored = tk.are_stored(word)
+        stored = tk.is_initialized(word)
         tk.reduce_wait(ctx)
         half = tk.as_fragments(scratch.dQ)
         first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
@@ -217,7 +217,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def reduce_store_done(ctx, value):
-        tk.publish(value.word, value.first)
+        tk.mark_initialized(value.word, value.first)
 
     @triton.jit
     def _of_weights(ctx, state, input):
