@@ -14,14 +14,14 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
-    LateTaskStream,
     HandingStream,
     IndexedStream,
+    LaggedStream,
+    LateTaskStream,
     PipelinedStream,
     Prefix,
     SharingStream,
     Stream,
-    LaggedStream,
 )
 from tests.util import meta, refused
 from tritonkittens.lang.memory.multicast import slices_of

@@ -45,12 +45,12 @@ class Config:
 
     def knobs(self, causal: bool) -> dict[str, Any]:
         """What the template takes."""
-        dealt = deal(causal, self.dynamic) if self.order is None else dict(order=self.order)
+        schedule = schedule_knobs(causal, self.dynamic) if self.order is None else dict(order=self.order)
         return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns,
-                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **dealt)
+                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **schedule)
 
 
-def deal(causal: bool, dynamic: bool = True) -> dict[str, Any]:
+def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
     """Knobs of a template for the order of tasks and who computes them. `dynamic`: have blocks more than one task each?
 
     Causal tasks differ in length. Blocks fetch them, the longest first, those of as few heads at a time as keep all blocks busy, so that L2 holds their

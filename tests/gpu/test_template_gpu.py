@@ -10,9 +10,10 @@ import torch
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
-    LateTaskStream,
-    IndexedStream,
     DeferredStream,
+    IndexedStream,
+    LaggedStream,
+    LateTaskStream,
     PipelinedStream,
     PlainReducingStream,
     Prefix,
@@ -20,7 +21,6 @@ from tests.streaming import (
     SparseStream,
     SteppedStream,
     Stream,
-    LaggedStream,
     add_listed,
     add_sent,
     all_sent,

@@ -7,11 +7,12 @@ import tritonkittens.lang as tk
 from tests.cases_split import Extremes, Product
 from tests.streaming import (
     CountedStream,
-    LateTaskStream,
+    DeferredStream,
     EdgedStream,
     HandingStream,
     IndexedStream,
-    DeferredStream,
+    LaggedStream,
+    LateTaskStream,
     PipelinedEdgedStream,
     PipelinedStream,
     PlainReducingStream,
@@ -19,7 +20,6 @@ from tests.streaming import (
     ReducingStream,
     SharingStream,
     SteppedStream,
-    LaggedStream,
     WatchedStream,
     add_listed,
     add_sent,

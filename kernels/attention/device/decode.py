@@ -72,7 +72,7 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     _hidden = _hidden
 
     @property
-    def spreads(self) -> bool:
+    def staggers_reads(self) -> bool:
         """Do tasks read their keys from different places on?"""
         return self.blocks_per_sm >= CROWD and not self.starts
 
@@ -83,7 +83,7 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         Many tasks that begin together, each of whose keys take a power of two of bytes, would all ask for the same part of such a piece, and share few of
         memory's channels, the fewer the more powers of two lie between K and V, too. Not of the head: where heads lie in turn, (B, S, H, D), those of a
         sequence read what lies together. Fewer blocks a multiprocessor drift apart by themselves (measured: docs/notes/attention_decode.md)."""
-        if ctx.config.spreads:
+        if ctx.config.staggers_reads:
             edges = tl.maximum(ctx.masked, 1)
             rest = ctx.iterations - edges
             place = ctx.iter - edges + tl.where(rest >= LONG, rest * (ctx.batch % PLACES) // PLACES, 0)
@@ -218,7 +218,7 @@ class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
         return math.gcd(self.tile_n, self.page_size)
 
     @property
-    def spreads(self) -> bool:
+    def staggers_reads(self) -> bool:
         """Pages lie anywhere."""
         return False
 

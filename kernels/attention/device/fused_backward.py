@@ -45,7 +45,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     Plain loads and stores of global memory anywhere in a consumer's code make ptxas compute the first descriptors of an iteration behind its wait for the ring,
     not in front of it: there are none. What was tried, and what each of these is worth: docs/notes/attention_backward.md.
 
-    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, groups, 3, 64) bf16, as `statistics` leaves them for this, in dQ's memory, say. sums:
+    Q, K, V, dO as for `AttentionBackwardKeys`; LSE_log2 and dPsum, (B, H, groups, 3, 64) bf16, as `preprocess` leaves them for this, in dQ's memory, say. sums:
     (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
     them, without the factor. words: (B, H, blocks, 2) int32, zeros at first, one for each half; still zero where no query of a block sees a key: its sums are
     not written. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
@@ -63,7 +63,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @property
     def addends_swizzle(self) -> int:
-        """At dimension 64 half of what rows allow: with descriptors unlike those of V and dO ptxas computes those behind the product of deltas, not before."""
+        """At dimension 64 half of what rows allow: with descriptors unlike those of V and dO ptxas computes those behind the product of dPsum, not before."""
         return 64 if self.tile_n == 128 else 128
 
     @property
@@ -99,9 +99,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
         addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64))
-        input, task, late_task = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
-        moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **task, **late_task}
-        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
+        input, task, late_task = dict(Q=q, dO=do, LSE_log2=addends, dPsum=addends), dict(K=k), dict(V=v)
+        moved: dict[str, Any] = {**input, **dict.fromkeys(("LSE_log2", "dPsum"), group), **task, **late_task}
+        return tk.layout(globals={**moved, "dQ_accum": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
                          epilogue=staged, args=(*self.numbers, "gradient"), scratch=dict(dQ=tk.st(tk.fp32, 64, 64)),
                          exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
 
@@ -135,8 +135,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         GROUPS: tl.constexpr = ctx.config.tile_n // 64
         for group in tl.static_range(GROUPS):
             place = (batch, head, block * GROUPS + group, 0, 0)
-            tk.load_async(tk.subtile(input.offsets, STEP, 64, 0, group), ctx.globals.offsets, place, input.full)
-            tk.load_async(tk.subtile(input.deltas, STEP, 64, 0, group), ctx.globals.deltas, place, input.full)
+            tk.load_async(tk.subtile(input.LSE_log2, STEP, 64, 0, group), ctx.globals.LSE_log2, place, input.full)
+            tk.load_async(tk.subtile(input.dPsum, STEP, 64, 0, group), ctx.globals.dPsum, place, input.full)
 
     @triton.jit
     def start(ctx):
@@ -155,7 +155,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         if ctx.config.softcap:
             return s
         else:  # behind the products, whose sums would else be rounded where they are large
-            return tk.mma_AB(state.ones, input.offsets, s, wait=False)
+            return tk.mma_AB(state.ones, input.LSE_log2, s, wait=False)
 
     @triton.jit
     def _weights(ctx, state, input, s, query):
@@ -164,7 +164,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-            s = s + tk.mm_AB(state.ones, input.offsets)
+            s = s + tk.mm_AB(state.ones, input.LSE_log2)
         if ctx.edge:
             key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, query)
@@ -204,15 +204,15 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     def reduce_store(ctx, scratch):
         """Add a consumer's half to dQ of a block in global memory, or store it there, the first. Returns what is to be published."""
         batch, head, block = ctx.config._numbers(ctx, *place_of(ctx))
-        sums = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
+        buffer = (batch * tk.extent(ctx.globals.dQ_accum, 1) + head) * tk.extent(ctx.globals.dQ_accum, 2) + block
         NUMBERS: tl.constexpr = ctx.config.block_numbers
         BEGIN: tl.constexpr = ctx.consumer * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
-        word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
-        stored = tk.is_initialized(word)
+        word = ctx.globals.words.pointer + buffer * ctx.config.consumers + ctx.consumer
+        initialized = tk.is_initialized(word)
         tk.reduce_wait(ctx)
         half = tk.as_fragments(scratch.dQ)
-        first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
+        first = tk.store_or_add_bytes_async(ctx.globals.dQ_accum.pointer + buffer.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, initialized)
         return tk.struct(word=word, first=first)
 
     @triton.jit
@@ -221,9 +221,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _of_weights(ctx, state, input):
-        """dP of a block, less the deltas, under way."""
+        """dP of a block, less the dPsum, under way."""
         v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
-        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.deltas, wait=False), wait=False)
+        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.dPsum, wait=False), wait=False)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input, dp):
@@ -278,7 +278,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
             return state
         else:
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
-                              offsets=tk.subtile(input.offsets, STEP, 64, 0, 1), deltas=tk.subtile(input.deltas, STEP, 64, 0, 1))
+                              LSE_log2=tk.subtile(input.LSE_log2, STEP, 64, 0, 1), dPsum=tk.subtile(input.dPsum, STEP, 64, 0, 1))
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.tile_n + 64)
             ctx.config._show_first(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
@@ -361,21 +361,21 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return state.replace(dk=dk)
 
     @triton.jit
-    def _first_sums(ctx, sums):
+    def _first_accum(ctx, accum):
         """The tile of sums of dK and dV that is the first of this task's batch and head."""
-        return (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2)
+        return (ctx.kv_batch * tk.extent(accum, 1) + ctx.kv_head) * tk.extent(accum, 2)
 
     @triton.jit
-    def _add(ctx, epilogue, sums, x, number):
+    def _add(ctx, epilogue, accum, x, number):
         """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
-        tile = ctx.config._first_sums(ctx, sums) + ctx.row * ctx.config.consumers + ctx.consumer
+        tile = ctx.config._first_accum(ctx, accum) + ctx.row * ctx.config.consumers + ctx.consumer
         NUMBERS: tl.constexpr = ctx.config.tile_m * ctx.config.summed
         BEGIN: tl.constexpr = number * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         staged = tk.store_fragments(epilogue, x)
         tk.fence_async()
         tk.sync()
-        tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
+        tk.store_add_bytes_async(accum.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
 
     @triton.jit
     def _store_keys(ctx, state, epilogue):
@@ -429,15 +429,15 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
 
 @triton.jit
-def write_half(sums, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
+def write_half(accum, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
     """Rows from `first` on and columns number `across`, 64 at a time, of a gradient: factor · its sums, those of tile number `tile` of 64 rows, whose SUMMED
-    columns lie behind those of the tile before; where sums are CLAIMED, zeros of those whose word in `words` says that nobody did. Left out are rows from
+    columns lie behind those of the tile before; where sums are MAY_BE_EMPTY, zeros of those whose word in `words` says that nobody did. Left out are rows from
     `behind`, columns from WIDTH on. home: a pointer to row 0, `stride_s` between rows."""
-    claimed = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if CLAIMED else True
+    initialized = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if MAY_BE_EMPTY else True
     row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
     place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
     there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)  # of the last columns half as many, where SUMMED says so
-    x = tl.load(sums + place, mask=(tl.arange(0, HALF) < there) & claimed, other=0.0)
+    x = tl.load(accum + place, mask=(tl.arange(0, HALF) < there) & initialized, other=0.0)
     # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
     x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
@@ -445,12 +445,12 @@ def write_half(sums, words, tile, home, stride_s, first, behind, across, factor,
 
 @plain_kernel
 @triton.jit
-def gather_sums(sums, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
+def postprocess(accum, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
     """dQ = factor · its sums, the last head first: its sums are still in L2. Grid: columns, 64 at a time, of all tiles of 64 rows, B · heads. sums: as
     `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these strides, the last 1. Or so dK and dV, of several parts,
-    whose sums were zeros and not CLAIMED."""
+    whose sums were zeros and not MAY_BE_EMPTY."""
     ACROSS: tl.constexpr = (SUMMED + 63) // 64
     part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(sums, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, CLAIMED)
+    write_half(accum, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, MAY_BE_EMPTY)
