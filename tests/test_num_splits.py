@@ -41,7 +41,8 @@ def test_rings_of_other_dimensions():
     assert {n: [count for count, _ in rings_of(DecodeKind(torch.bfloat16, n, n)).plain] for n in (16, 96, 192, 256)} == {
         16: [0, 1, 3, 4], 96: [0, 1, 3], 192: [0, 1], 256: [0, 1]
     }  # fmt: skip
-    assert [n for n in range(16, 257, 16) if rings_of(DecodeKind(torch.bfloat16, 64, n)).cluster] == [32, 64, 128, 256], "halves are tiles, of at least 16 columns"
+    in_cluster = [n for n in range(16, 257, 16) if rings_of(DecodeKind(torch.bfloat16, 64, n)).cluster]
+    assert in_cluster == [32, 64, 128, 256], "halves are tiles of at least 16 columns"
 
 
 @pytest.mark.parametrize("page_size, alone, in_cluster", [(None, False, False), (16, True, True), (48, True, True), (32, True, True), (64, False, True),
@@ -81,10 +82,11 @@ def test_crowds_fill_the_device_once():
 
 
 def test_long_tasks_of_an_incomplete_wave_are_split():
-    """Beside one or two whole ones on each, where that spares more than finding out takes, and where there is room for parts of each."""
+    """Each SM has one or two whole tasks and room for a part of another, and the shorter wave outweighs the cost of a split."""
     shapes = [(64, 272, 4096), (64, 272, 1024), (64, 264, 4096), (64, 360, 4096), (128, 136, 4096), (128, 136, 1024), (128, 272, 4096), (128, 100, 4096)]
     assert [shape for shape in shapes if choose_split(*shape[1:], *H200, RINGS[shape[0]]).split_rest] == [(64, 272, 4096), (128, 136, 4096), (128, 136, 1024)]
-    assert all(split == DecodeSplit(1, 1, split.blocks_per_sm, True) for split in (choose_split(272, 4096, *H200, RINGS[64]), choose_split(136, 4096, *H200, RINGS[128])))
+    found = choose_split(272, 4096, *H200, RINGS[64]), choose_split(136, 4096, *H200, RINGS[128])
+    assert all(split == DecodeSplit(1, 1, split.blocks_per_sm, True) for split in found)
 
 
 def test_pages_and_longer_rings_count():
@@ -107,10 +109,11 @@ def test_what_is_chosen_was_among_the_fastest(gpu):
     assert statistics.mean(lost) < 0.009 and max(lost) < 0.12
 
 
-def test_measured_deals_are_written_and_reported(tmp_path, capsys):
+def test_measured_splits_are_written_and_reported(tmp_path, capsys):
     shape = Shape(64, None, 8, 4096)
     splits = splits_of(shape, GPUS["H200"])
-    assert {DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 2), DecodeSplit(2, blocks_per_sm=1), DecodeSplit(blocks_per_sm=3)} <= set(splits) and len(set(splits)) == len(splits)
+    expected = {DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 2), DecodeSplit(2, blocks_per_sm=1), DecodeSplit(blocks_per_sm=3)}
+    assert expected <= set(splits) and len(set(splits)) == len(splits)
     row = dict(shape=list(shape), peers={}, splits=[[*split, 20.0 if split == DecodeSplit(1, 2) else 25.0] for split in splits])
     write({"info": {}, "rows": {"H200": [row]}}, tmp_path / "splits.json")
     results = json.loads((tmp_path / "splits.json").read_text())

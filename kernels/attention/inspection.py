@@ -49,7 +49,7 @@ def _backward(
 
 def _rows(dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 16, kv_heads: int | None = None, queries: int = 4096,
           keys: int | None = None, **grad: bool) -> tuple[list[Tensor], dict[str, Any]]:  # fmt: skip
-    """(Q, K and V of the sequences of a batch, end to end, and where those begin; the longest)."""
+    """(q, k, v, cu_seqlens_q, cu_seqlens_k of a batch of sequences of one length, and max_seqlen arguments)."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch * queries, heads, dim), (batch * keys, kv_heads, dim), (batch * keys, kv_heads, value_dim or dim)
     starts = torch.empty(batch + 1, dtype=torch.int32, device="cpu")
@@ -74,7 +74,7 @@ def _decode(
     dim: int, batch: int, keys: int, kv_heads: int = 8, group: int = 4, queries: int = 1, value_dim: int | None = None, lengths: bool = False,
     starts: bool = False, page_size: int | None = None, softcap: float | None = None, num_splits: int | None = None, lse: bool = True,
 ) -> Any:  # fmt: skip
-    """`attention_decode` of so many sequences of so many keys."""
+    """`attention_decode` of a batch of sequences of one length."""
     pool = (batch, kv_heads, keys) if page_size is None else (batch * keys // page_size, kv_heads, page_size)
     shapes = (batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)
     q, k, v = (torch.empty(*shape, dtype=torch.bfloat16, device="cpu") for shape in shapes)
@@ -127,7 +127,7 @@ WINDOW: Kind = dict(window=(512, 0), softcap=30.0)
 
 
 def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """Calls: a function, its arguments, the names of its launches, None for one that another call has."""
+    """(function, arguments, names of its launches); None for a launch that another call names."""
     for dim, causal in itertools.product((64, 128), (False, True)):
         name, kind = f"d{dim}{'_causal' * causal}", dict(dim=dim, causal=causal)
         yield _forward, kind, (name,)
@@ -149,7 +149,7 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
 
 
 def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """Calls with other features, in parts of a group, and of packed sequences, as `_calls` has them."""
+    """More backwards, as `_calls` lists them: other features, parts of a group, packed sequences."""
     yield _backward, dict(dim=96, queries=1024), (None, None, "backward_d96", None)
     yield _backward, dict(dim=128, **WINDOW), (None, None, "backward_d128_window_softcap", None)
     yield _backward, dict(dim=64, queries=1000, grad_lse=True), (None, "backward_preprocess_lse", "backward_d64_cut", None)

@@ -1,8 +1,8 @@
-"""Gradients of attention, as load / compute / finish hooks in two passes: dK and dV stream queries, dQ streams keys.
+"""Gradients of attention in two passes: the kernels for dK and dV stream queries, the kernel for dQ streams keys.
 
 With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL): dV = Pᵀ dO, dS = P ∘ (dO Vᵀ − Δ), dK = scale · dSᵀ Q, dQ = scale · dS K.
-Two passes multiply S and dO Vᵀ twice, 7 products instead of 5, but nothing is summed up between blocks: results have the same bits in every run and no
-buffer in fp32 is needed. Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
+Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in every run and no fp32 buffer is needed.
+Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of
 from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
-ROWS = 64  # queries of a program of `preprocess`, a group of what it leaves for `AttentionBackward`
-PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
-STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
-LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
+ROWS = 64  # queries of a program of `preprocess`, and of a group of its results for `AttentionBackward`
+PARTS = tl.constexpr(3)  # bf16 values whose sum is one fp32 value: 3 · 8 bits
+STEP = tl.constexpr(16)  # depth of one wgmma
+LARGEST = tl.constexpr(3e38)  # finite in bf16
 
 
 @triton.jit
 def numbers(ctx, head, block):
-    """Coordinates of the numbers of a block of queries."""
+    """Coordinates of a block of queries in LSE_log2 and dPsum."""
     return ctx.batch, head, block
 
 
 @triton.jit
 def lse_and_dpsum(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
-    """What `preprocess` writes for 64 queries from `first` on; zeros from `behind` on. O, dO: pointers to row 0, then between rows; L, dL: to query 0."""
+    """(LSE_log2, dPsum) of 64 queries from `first` on, see `preprocess`; zeros from `behind` on.
+
+    O, dO: pointers to row 0, with strides between rows. L, dL: pointers to query 0.
+    """
     row, col = first + tl.arange(0, 64), tl.arange(0, WIDTH)
     inside, place = row < behind, row[:, None].to(tl.int64)
     here = inside[:, None] & (col < DIM)[None, :]
@@ -45,8 +48,10 @@ def lse_and_dpsum(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr,
 
 @triton.jit
 def store_addends(addends, stride, x):
-    """Store a group's numbers as `AttentionBackward` adds them to products: their parts in bf16, one row for each part, `stride` apart. −∞ becomes the smallest
-    number, for zero times infinity is not zero."""
+    """Store a group's values as `AttentionBackward` adds them to products: PARTS rows of bf16, `stride` apart.
+
+    −∞ becomes the smallest finite value, because zero times infinity is NaN.
+    """
     query = tl.arange(0, 64)
     rest = tl.where(x < -LARGEST, -LARGEST, x)
     for part in tl.static_range(PARTS):
@@ -57,8 +62,10 @@ def store_addends(addends, stride, x):
 
 @triton.jit
 def last_first():
-    """(head, batch) of a program of a grid (…, heads, batch), the last first: what the first heads need, with which the kernel behind this one begins, is then
-    still in L2; so are sums of the last, with which the kernel before ended."""
+    """(head, batch) of a program of a grid (…, heads, batch), last first.
+
+    The next kernel begins with the first heads: what it reads of them is then still in L2.
+    """
     head, batch = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(2) - 1 - tl.program_id(2)
     return head.to(tl.int64), batch.to(tl.int64)
 
@@ -69,10 +76,14 @@ def preprocess(
     O, dO, L, dL, LSE_log2, dPsum, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
     n_part, queries, words_of_head, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
-    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
-    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; LSE_log2 and dPsum: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the
-    power of two from DIM on. With ADDENDS LSE_log2 and dPsum are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, tiles, PARTS, 64)
-    bf16 as `store_addends` has them, zeros behind the last query, and `words` become zeros, so many int32 of a head after those of the head before."""
+    """LSE_log2 (+∞ for a query without keys, so that its P is zero) and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
+
+    O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2, dPsum:
+    (B, H, S) fp32, `n_tile` between tiles. WIDTH: the power of two from DIM on.
+
+    With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64) bf16, see
+    `store_addends`, zeros after the last query. Then `words` become zero, `words_of_head` int32 a head.
+    """
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     lse_log2, dpsum = lse_and_dpsum(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
@@ -90,14 +101,14 @@ def preprocess(
 
 
 class AttentionBackwardQueries(QueryTiles):
-    """dQ. The product of dS with the keys of one block runs under the softmax of the next.
+    """dQ. The MMA of a block's dS with its keys overlaps the softmax of the next block.
 
-    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), LSE_log2 and dPsum (B, H, S) as `preprocess` leaves
-    them; `gradient` is the factor of dQ.
+    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), LSE_log2 and dPsum:
+    (B, H, S) fp32, from `preprocess`. `gradient`: the factor of dQ.
     """
 
     tile_n: int = 64
-    edges_apart: bool = False  # what it saves, the producer's registers lose
+    edges_apart: bool = False  # a second loop costs the producer as much in registers as it saves
 
     _numbers = numbers
 
@@ -171,9 +182,11 @@ class AttentionBackwardQueries(QueryTiles):
 
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
-    """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
-    an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others. Where
-    tasks take `turns` each begins a head with another block, number `turned`, and comes to those in front of it at the end."""
+    """The task of a tile `row` of keys, for result number `result` of `results`: the blocks of queries of a part of the group's heads.
+
+    With an `edge_loop` the blocks that need a mask come first, `edge_blocks` of every head. The others follow, last head first.
+    With `turns` tasks begin a head at different blocks, number `turned`, and end with those before it.
+    """
     HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
     MASKED: tl.constexpr = ctx.config.causal or ctx.config.window
@@ -205,20 +218,22 @@ def place_of(ctx):
 
 
 class AttentionBackwardKeys(QueryTiles):
-    """dK and dV, or one of them where registers do not hold both: a task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of
-    every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
+    """dK and dV, or one of them where registers do not hold both accumulators.
 
-    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address; dK like K, dV like V, or with a multiple of their heads:
-    then tasks are parts of a group's query heads, whose results are to be summed up (`parts_of_group`).
+    A task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of all heads of the group, that see
+    them. Scores are transposed, so that P and dS are operands in registers.
+
+    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address; dK like K, dV like V, or with a
+    multiple of their heads. Then a task is a part of a group's query heads, and the results are to be summed (`parts_of_group`).
     """
 
     tile_n: int = 64
     of_keys: bool = True
     of_values: bool = True
-    cut: bool = False  # does it matter that the last keys may be no full tile?
-    turns: bool = False  # do tasks of the same queries begin with different ones?
-    edges_apart: bool = False  # registers leave no room for what both loops need
-    producer_registers: int | None = 32  # what it computes of a task does not fit into 24
+    cut: bool = False  # the last tile of keys may be partial, and that matters
+    turns: bool = False  # tasks of the same queries begin at different blocks
+    edges_apart: bool = False  # two loops need more registers than there are
+    producer_registers: int | None = 32  # a task's bounds do not fit into 24
 
     _numbers = numbers
 
@@ -237,7 +252,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def _results(ctx):
-        """Those of a batch: key heads, or parts of their groups."""
+        """Results of a batch: key heads, or parts of their groups."""
         return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
 
     @triton.jit
@@ -247,7 +262,7 @@ class AttentionBackwardKeys(QueryTiles):
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.K, 0) * results)
         more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
-        row = tiles - 1 - row  # the first keys are those that most queries see
+        row = tiles - 1 - row  # most queries see the first keys: longest first
         batch, result = tk.unravel(batch_head, results)
         return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
 

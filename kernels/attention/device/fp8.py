@@ -14,12 +14,13 @@ KEYS = tl.constexpr(128)  # of a program of `transposed_values`
 
 
 class AttentionForwardFp8(AttentionForward):
-    """8-bit products take both operands with their depth contiguous, so V comes transposed, and with its keys in the order in which a thread's accumulators
-    hold them (`tk.byte_operand`): then P goes from one product to the next in registers. P is multiplied by 2⁸, which uses most of e4m3's range.
-    Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
+    """8-bit MMAs need both operands with contiguous depth, so V comes transposed. Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
 
-    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V: (B, H_kv, value_dim, S_kv) as `transposed_values` leaves it, O: (B, H, S, value_dim) in `result`,
-    descales: (3, B, H_kv) fp32, what Q, K and V are to be multiplied by.
+    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V: (B, H_kv, value_dim, S_kv) from `transposed_values`, O: (B, H, S,
+    value_dim) of dtype `result`. descales: (3, B, H_kv) fp32, the scales of Q, K and V.
+
+    The keys of V come in the order in which a thread's accumulators hold them (`tk.byte_operand`), so that P needs no shuffle
+    between the MMAs. P is multiplied by 2⁸, which uses most of e4m3's range.
     """
 
     raised: float = 8.0
@@ -58,8 +59,10 @@ class AttentionForwardFp8(AttentionForward):
 @plain_kernel
 @triton.jit
 def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM: tl.constexpr):
-    """V transposed, keys in the order of `tk.byte_operand`, with zeros behind the last. Grid: parts of 128 keys, key heads, batch. V: (B, H_kv, keys, DIM) with
-    these strides; out: (B, H_kv, DIM, parts · 128), contiguous."""
+    """V transposed, keys in the order of `tk.byte_operand`, zeros after the last. Grid: parts of 128 keys, key heads, batch.
+
+    V: (B, H_kv, keys, DIM) with these strides. out: (B, H_kv, DIM, parts · 128), contiguous.
+    """
     place, width = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.num_programs(0) * KEYS
     key = tk.byte_operand_column(place)
     head = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)

@@ -1,7 +1,8 @@
-"""The attention kernels on sequences of different lengths, packed end to end along the rows. The hooks are those of sequences of one length: a sequence is the
-first coordinate of a tile, and the copy engine ends a tile where its sequence ends, so that no kernel reads or writes a neighbour's rows.
+"""The attention kernels on sequences of different lengths, packed end to end along the rows.
 
-What lies behind the last sequence counts as one more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
+The hooks are those of sequences of one length. A sequence is the first coordinate of a tile, and TMA ends a tile where its sequence
+ends, so that no kernel reads or writes a neighbour's rows. The rows after the last sequence count as one more, whose queries see no
+key and whose keys no query sees: outputs and gradients are zero there.
 """
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_que
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(7)  # of an entry of the list of tiles
-ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
+ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # of a program of `list_tiles`: entries, and sequences that it reads at a time
 
 
 @triton.jit
 def _bounds(starts, sequence, sequences, total):
-    """(begin, rows) of sequences; number `sequences` is what lies behind them, later ones are empty. All of them lie inside, whatever `starts` holds."""
+    """(begin, rows) of sequences; number `sequences` is the rest of the rows, later ones are empty. All lie inside, whatever `starts` holds."""
     begin = tl.load(starts + sequence, mask=sequence <= sequences, other=total)
     end = tl.load(starts + sequence + 1, mask=sequence < sequences, other=total)
     begin = tl.minimum(tl.maximum(begin, 0), total)
@@ -40,11 +41,13 @@ def _bounds(starts, sequence, sequences, total):
 @plain_kernel
 @triton.jit
 def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
-    """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
-    −1 where there are no more; first query and number of queries of the sequence, first key and number of keys; first block of NUMBERS of the sequence's
-    queries, and first of its tiles, where every sequence has whole ones of its own. Grid: parts of ENTRIES entries.
+    """List the tiles of HEIGHT queries (or of keys) of all sequences. Grid: parts of ENTRIES entries.
 
-    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask that is the longest work first.
+    An entry of `entries`, int32, contiguous, is: the tile in its sequence, −1 after the last one; the sequence's first query and
+    number of queries, first key and number of keys; the first block of NUMBERS of its queries, and its first tile, if every sequence
+    has whole ones.
+
+    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask the longest work comes first.
     """
     slot = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     count, of, first = 0, tl.zeros((ENTRIES,), tl.int32), tl.zeros((ENTRIES,), tl.int32)
@@ -88,7 +91,7 @@ def _entry(entries, slot, inside):
 
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers, first tile) of this task, of so many heads; the tile is −1 where there is none."""
+    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is none."""
     slot, head = tk.unravel(ctx.task_id, heads)
     row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
     return head, row, queries, keys, numbers, first
@@ -100,9 +103,12 @@ def packed_preprocess(
     O, dO, L, dL, entries, LSE_log2, dPsum, o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,  # noqa: E741
     DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
-    """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
-    (H, total) fp32, contiguous; LSE_log2 and dPsum: (1, H, tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` has them for
-    `AttentionBackward`, each sequence in whole blocks of TILES tiles, zeros behind its end."""
+    """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads.
+
+    O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H, tiles · 64)
+    fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole blocks of TILES tiles,
+    with zeros after its end.
+    """
     tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
@@ -128,9 +134,12 @@ def packed_preprocess(
 @triton.jit
 def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
                   OF_KEYS: tl.constexpr):  # fmt: skip
-    """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads. sums: (…, H, blocks, …) as `PackedBackward` leaves them, of SUMMED columns,
-    TILES tiles of 64 rows a block, with their `words`; home: dQ, whose list has tiles of 64 queries, or `OF_KEYS` dK or dV, whose list has blocks, (total, H,
-    WIDTH) with these strides, the last 1."""
+    """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads.
+
+    accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their `words`. home: dQ,
+    whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H, WIDTH) with these strides, the
+    last 1.
+    """
     tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     rows, first = (keys, first) if OF_KEYS else (queries, block)
@@ -146,13 +155,16 @@ def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, 
 
 @triton.jit
 def _packed_numbers(ctx, head, block):
-    """Coordinates of the numbers of a block of queries."""
+    """Coordinates of a block of queries in LSE_log2 and dPsum."""
     return 0, head, ctx.numbers + block
 
 
 class Packed(QueryTiles):
-    """What replaces a batch of sequences of one length: Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the
-    list of tiles. Tasks, which blocks draw, are the heads of the first tile, then those of the second, …: longest first in each sequence."""
+    """What replaces a batch of sequences of one length.
+
+    Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the list of tiles. CTAs fetch
+    tasks: the heads of the first tile, then those of the second, and so on.
+    """
 
     schedule: tk.Schedule = tk.Dynamic()
 
@@ -188,11 +200,11 @@ class PackedForward(PackedQueries, AttentionForward):
 
 
 class PackedBackwardQueries(PackedQueries, AttentionBackwardQueries):
-    """`AttentionBackwardQueries` of packed sequences; LSE_log2 and dPsum as `packed_preprocess` leaves them."""
+    """`AttentionBackwardQueries` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
 
 
 class PackedBackwardKeys(Packed, AttentionBackwardKeys):
-    """`AttentionBackwardKeys` of packed sequences; LSE_log2 and dPsum as `packed_preprocess` leaves them."""
+    """`AttentionBackwardKeys` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
 
     @triton.jit
     def _results(ctx):
@@ -208,8 +220,10 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; LSE_log2 and dPsum as `packed_preprocess` leaves them for it. Where there are `parts`, dK and dV: (H_kv, tiles,
-    64 · summed), every sequence in whole tasks of its own."""
+    """`AttentionBackward` of packed sequences; LSE_log2 and dPsum from `packed_preprocess` with ADDENDS.
+
+    With `parts` dK and dV are (H_kv, tiles, 64 · summed), every sequence in whole tasks.
+    """
 
     def tasks(self, *shapes: Any) -> int:
         return shapes[-1][0] * shapes[self.tensors.index("K")][0] * self.parts
