@@ -58,7 +58,7 @@ def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     return call
 
 
-def peers_of(p: Attention, options: argparse.Namespace) -> dict[str, Callable]:
+def peers_of(p: Attention, options: argparse.Namespace) -> dict[str, Callable[..., Any]]:
     return peers("attention" if p.grad is None else "attention backward", p, options.slow)
 
 
@@ -77,17 +77,18 @@ def ours_fp8(p: Attention) -> Callable[[], torch.Tensor]:
 def cases(options: argparse.Namespace, backward: bool = False, fp8: bool = False) -> list[Case]:
     """`fp8`: operands of e4m3, which peers get in bf16: torch has no attention of bytes. Else each of `options.knobs` is one more of ours."""
 
-    def variants(p: Attention) -> dict[str, Callable]:
+    def variants(p: Attention) -> dict[str, Callable[..., Any]]:
         return with_knobs(OURS, options.knobs, lambda knobs: functools.partial(ours_with, p, knobs))
 
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool) -> Trial:
         q, k, v, grad = (randn(batch, heads, length, dim) for _ in range(4))
         if backward:
-            p = Attention(*(x.requires_grad_() for x in (q, k, v)), causal, grad)
+            p = Attention(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), causal, grad)
             both = {OURS: functools.partial(ours, p), f"{OURS}, deterministic": functools.partial(ours, p, deterministic=True)}
             return Trial(both | variants(p), peers_of(p, options), p.gradient_error(), GRADIENT_BOUND)
         if fp8:
-            p = Attention(*(x.to(torch.float8_e4m3fn).to(x.dtype) for x in (q, k, v)), causal)
+            q, k, v = (x.to(torch.float8_e4m3fn).to(x.dtype) for x in (q, k, v))
+            p = Attention(q, k, v, causal)
             both = {OURS: functools.partial(ours_fp8, p), f"{OURS}, bf16": functools.partial(ours, p)}
             return Trial(both, peers_of(p, options), p.error(), FP8_BOUND)
         p = Attention(q, k, v, causal)
@@ -130,7 +131,8 @@ def ours_packed(p: Packed) -> Callable[[], torch.Tensor]:
 
 def packed_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(lengths: tuple[int, ...], heads: int, dim: int, causal: bool) -> Trial:
-        p = Packed(*(randn(sum(lengths), heads, dim) for _ in range(3)), lengths, causal)
+        q, k, v = (randn(sum(lengths), heads, dim) for _ in range(3))
+        p = Packed(q, k, v, lengths, causal)
         return Trial({OURS: functools.partial(ours_packed, p)}, peers("attention of packed sequences", p, options.slow), p.error(), BOUND)
 
     out = []
@@ -156,9 +158,9 @@ OUTLIER_BOUND = 5e-2  # of a gradient: where the softmax has one probability nea
 
 def outlier_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(batch: int, heads: int, length: int, dim: int, causal: bool, backward: bool) -> Trial:
-        q, k, v = (with_outliers(batch, heads, length, dim) for _ in range(3))
-        p = Attention(*(x.requires_grad_(backward) for x in (q, k, v)), causal, with_outliers(batch, heads, length, dim) if backward else None)
-        error = p.gradient_error(heads=16) if backward else p.error(heads=16, tile_m=256)  # of few heads a single row may be most of it
+        q, k, v = (with_outliers(batch, heads, length, dim).requires_grad_(backward) for _ in range(3))
+        p = Attention(q, k, v, causal, with_outliers(batch, heads, length, dim) if backward else None)
+        error = p.gradient_error(heads=16) if backward else p.error(heads=16, rows=256)  # of few heads a single row may be most of it
         return Trial({OURS: functools.partial(ours, p)}, peers_of(p, options), error, OUTLIER_BOUND)
 
     out = []
@@ -170,7 +172,7 @@ def outlier_cases(options: argparse.Namespace) -> list[Case]:
     return out
 
 
-def add_error_ratio(row: dict) -> None:
+def add_error_ratio(row: dict[str, Any]) -> None:
     """The error of each of ours to the least of cuDNN's and, where it is installed, FlashAttention-3's: their weights are never above one."""
     cells = row["contenders"]
     least = min((cells[name]["error"] for name in ("cudnn", "flash-attention 3") if cells.get(name, {}).get("error")), default=None)

@@ -49,7 +49,8 @@ def attend(p: Attention, order: str | None) -> Callable[[], torch.Tensor]:
 def attention_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(length: int, causal: bool) -> Trial:
         shape = (max(1, attention.TOKENS // length), attention.WIDTH // HEAD_DIM, length, HEAD_DIM)
-        p = Attention(*(gemm.randn(*shape) for _ in range(3)), causal)
+        q, k, v = (gemm.randn(*shape) for _ in range(3))
+        p = Attention(q, k, v, causal)
         orders = ATTENTION_ORDERS[causal]
         return Trial({name: functools.partial(attend, p, order) for name, order in orders.items()}, peers("attention", p, False), p.error(), attention.BOUND)
 

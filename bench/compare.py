@@ -63,7 +63,7 @@ class Bench:
         """Compile and check ours and the first peer that runs; {contender: its relative error}."""
         import torch
 
-        from bench.harness import KINDS
+        from bench.timing import KINDS
 
         self.timers.clear()
         torch.cuda.empty_cache()

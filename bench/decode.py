@@ -7,7 +7,7 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -101,7 +101,7 @@ class Shape(NamedTuple):
 
 
 # What shapes are drawn from: as often as it is there
-DRAWN = dict(heads=((8, 4), (8, 8), (32, 1), (1, 8), (4, 7), (2, 16)), dims=(64, 64, 96, 128, 128, 128, 256), queries=(1, 1, 1, 1, 4, 16),
+DRAWN: dict[str, Any] = dict(heads=((8, 4), (8, 8), (32, 1), (1, 8), (4, 7), (2, 16)), dims=(64, 64, 96, 128, 128, 128, 256), queries=(1, 1, 1, 1, 4, 16),
              batches=(1, 128), keys=(128, 1 << 15), bytes=(1 << 20, 900 << 20))  # fmt: skip
 SDPA = ("cudnn", "flash-attention 2 (torch)")
 SHAPES = 48
@@ -116,8 +116,8 @@ def drawn_shapes(seed: int) -> Iterator[Shape]:
         return 1 << n.bit_length() - 1 if draw.random() < 0.5 else n
 
     while True:
-        heads, dim, queries = draw.choice(DRAWN["heads"]), draw.choice(DRAWN["dims"]), draw.choice(DRAWN["queries"])
-        shape = Shape(dim, None, extent(*DRAWN["batches"]), extent(*DRAWN["keys"]), *heads, queries)
+        (kv_heads, group), dim, queries = draw.choice(DRAWN["heads"]), draw.choice(DRAWN["dims"]), draw.choice(DRAWN["queries"])
+        shape = Shape(dim, None, extent(*DRAWN["batches"]), extent(*DRAWN["keys"]), kv_heads, group, queries)
         if DRAWN["bytes"][0] <= shape.bytes <= DRAWN["bytes"][1]:
             yield shape
 

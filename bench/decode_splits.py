@@ -19,6 +19,7 @@ import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,6 +29,7 @@ from bench.decode import Shape, in_pages
 from bench.gemm import randn
 from bench.harness import in_parts, interleaved
 from bench.machine import machine
+from bench.timing import Round
 from tritonkittens.kernels.attention import attention_decode, decode_plan
 from tritonkittens.kernels.attention.num_splits import DecodeSplit, Ring, candidate_splits, kernel_for, predicted_time, rings_of
 from tritonkittens.tune import Device
@@ -69,7 +71,7 @@ def calls_of(shape: Shape) -> tuple[Callable[[DecodeSplit], Callable[[], object]
         cache = tuple(in_pages(x, table, shape.page_size) for x in (k, v))
 
     def ours(split: DecodeSplit) -> Callable[[], object]:
-        plans: dict = {}
+        plans: dict[str, Any] = {}
 
         def call() -> object:
             with unittest.mock.patch.multiple(decode_plan, choose_split=lambda *_: split, _plans=plans):
@@ -87,9 +89,9 @@ def calls_of(shape: Shape) -> tuple[Callable[[DecodeSplit], Callable[[], object]
     return ours, {name: peer(backend) for name, backend in PEERS.items()}
 
 
-def measure(shape: Shape, gpu: Device) -> dict:
+def measure(shape: Shape, gpu: Device) -> dict[str, Any]:
     ours, peers = calls_of(shape)
-    rounds = {split: timing.reading(ours(split)) for split in splits_of(shape, gpu)}
+    rounds: dict[str | DecodeSplit, Round] = {split: timing.reading(ours(split)) for split in splits_of(shape, gpu)}
     for name, call in peers.items():
         with contextlib.suppress(RuntimeError):  # it does not take the shape
             rounds[name] = timing.reading(call)
@@ -98,7 +100,7 @@ def measure(shape: Shape, gpu: Device) -> dict:
     return dict(shape=list(shape), peers={name: taken[name] for name in peers if name in taken}, splits=splits)
 
 
-def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, DecodeSplit, float]]:
+def regrets(rows: Sequence[dict[str, Any]], gpu: str) -> Iterator[tuple[Shape, DecodeSplit, float]]:
     """For each row of this GPU: (shape, the split chosen among the measured ones, its time over that of the fastest, less one)."""
     device = GPUS[gpu]
     for row in rows:
@@ -109,7 +111,7 @@ def regrets(rows: Sequence[dict], gpu: str) -> Iterator[tuple[Shape, DecodeSplit
         yield shape, chosen, taken[chosen] / min(taken.values()) - 1
 
 
-def report(results: dict) -> None:
+def report(results: dict[str, Any]) -> None:
     for gpu, rows in results["rows"].items():
         found = sorted(regrets(rows, gpu), key=lambda regret: regret[2])
         measured = sum(len(row["splits"]) for row in rows)
@@ -119,7 +121,8 @@ def report(results: dict) -> None:
 
 
 def compile_part(part: int, parts: int) -> None:
-    kernels, gpu = {}, Device.of()
+    kernels: dict[Any, tuple[Shape, DecodeSplit]] = {}
+    gpu = Device.of()
     for shape in SHAPES:
         for split in splits_of(shape, gpu):
             kernels.setdefault(kernel_for(shape.kind, split, shape.tasks, gpu.multiprocessors), (shape, split))
@@ -153,7 +156,7 @@ def main() -> None:
     report({"rows": {gpu: rows}})
 
 
-def write(results: dict, file: pathlib.Path) -> None:
+def write(results: dict[str, Any], file: pathlib.Path) -> None:
     """A row a line."""
     lines = {gpu: ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) for gpu, rows in results["rows"].items()}
     of_gpus = ",\n".join(f'"{gpu}": [\n{text}\n]' for gpu, text in lines.items())

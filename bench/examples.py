@@ -91,7 +91,7 @@ def case(
     return Case(name, amount, {"work": amount, "rate": "TFLOP/s" if kind == "flop" else "TB/s"}, prepare)
 
 
-def add_rate(row: dict) -> None:
+def add_rate(row: dict[str, Any]) -> None:
     """TFLOP/s or TB/s of each contender."""
     rate, work = row["facts"]["rate"], row["facts"]["work"]
     for cell in row["contenders"].values():
@@ -104,10 +104,15 @@ def registered_as(operation: str, name: str, kind: type, **fields: Any) -> Peers
     return {name: lambda *operands: registered.peers(operation, kind(*operands, **fields))[name]()}
 
 
+def operands(shape: tuple[int, ...], number: int) -> list[torch.Tensor]:
+    """So many random tensors of a shape."""
+    return [randn(*shape) for _ in range(number)]
+
+
 def matrix_cases() -> list[Case]:
     """The rungs without a product, at shapes that are bound by memory."""
     rows, cols = MATRIX
-    size, x = 2 * rows * cols, lambda: [randn(rows, cols)]
+    size, x = 2 * rows * cols, functools.partial(operands, MATRIX, 1)
     name = f"{rows}x{cols}"
     return [
         case(f"tile_math silu {name}", tile_math.silu, x, error_to(tile_math.silu_torch), {"torch": calling(torch.nn.functional.silu)}, nbytes=2 * size),
@@ -171,7 +176,7 @@ def product_cases() -> list[Case]:
 
     cublas = registered_as("gemm", "cublas", registered.Product)
     return [
-        case(f"{program.__name__.split('.')[-1]} {n}x{n}x{n}", program.gemm, lambda n=n: [randn(n, n), randn(n, n)], error, cublas, shipped, flop=2 * n**3)
+        case(f"{program.__name__.split('.')[-1]} {n}x{n}x{n}", program.gemm, functools.partial(operands, (n, n), 2), error, cublas, shipped, flop=2 * n**3)
         for program in (pipelined_gemm, gemm) for n in SIDES
     ]  # fmt: skip
 
@@ -187,12 +192,12 @@ def attention_cases() -> list[Case]:
 
             return shipped_attention(q, k, v, causal=causal)
 
-        def error(*qkv: torch.Tensor, causal: bool = causal) -> Callable[[torch.Tensor], float]:
-            return registered.Attention(*qkv, causal=causal).error()
+        def error(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal) -> Callable[[torch.Tensor], float]:
+            return registered.Attention(q, k, v, causal=causal).error()
 
         name = f"{program.__name__.split('.')[-1]} {'causal ' * causal}D {dim} S {length} B {batch} H {heads}"
         cudnn = registered_as("attention", "cudnn", registered.Attention, causal=causal)
-        found.append(case(name, functools.partial(program.attention, **masked), lambda: [randn(*HEADS) for _ in range(3)], error, cudnn, shipped,
+        found.append(case(name, functools.partial(program.attention, **masked), functools.partial(operands, HEADS, 3), error, cudnn, shipped,
                           flop=flop(batch, heads, length, dim, causal, False)))  # fmt: skip
     return found
 
@@ -227,7 +232,7 @@ def fla_linear(*qkv: torch.Tensor) -> Callable[[], torch.Tensor]:
 def linear_cases() -> list[Case]:
     return [
         case(f"linear_attention heads {shape[0]} S {shape[1]} D {shape[2]}", linear_attention.linear_attention,
-             lambda shape=shape: [randn(*shape) for _ in range(3)], linear_error, {"fla": fla_linear}, nbytes=8 * shape[0] * shape[1] * shape[2])
+             functools.partial(operands, shape, 3), linear_error, {"fla": fla_linear}, nbytes=8 * shape[0] * shape[1] * shape[2])
         for shape in LINEAR
     ]  # fmt: skip
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 from bench.harness import RESULTS
 
@@ -27,7 +28,7 @@ SUITES = {  # file of results: what it measures, and the peers
 }
 
 
-def result(folder: pathlib.Path, suite: str) -> dict:
+def result(folder: pathlib.Path, suite: str) -> dict[str, Any]:
     return json.loads((folder / f"{suite}.json").read_text())
 
 

@@ -64,7 +64,7 @@ def ours(p: Product, new_result: bool = False, **config: Any) -> Callable[[], to
     """Our GEMM, with the configuration that it chooses or with these fields of it."""
     from tritonkittens.kernels.gemm import Config, gemm
 
-    settings = {"config": Config(**config)} if config else {}
+    settings: dict[str, Any] = {"config": Config(**config)} if config else {}
     return functools.partial(gemm, p.a, p.b, **p.options(), **settings, **({} if new_result else {"out": p.out()}))
 
 
@@ -125,7 +125,7 @@ def fp8(m: int, n: int, k: int, scaling: str) -> Product:
     """e4m3 operands; B is (N, K) stored, as the tensor core and `torch._scaled_mm` want it. Scales as `torch._scaled_mm` wants their memory."""
     a, b = randn(m, k, dtype=torch.float8_e4m3fn), randn(n, k, dtype=torch.float8_e4m3fn).T
     if scaling == "tensor":
-        shapes: tuple = ((), ())
+        shapes: tuple[Any, ...] = ((), ())
     elif scaling == "row":
         shapes = ((m, 1), (1, n))
     else:
@@ -178,7 +178,7 @@ def epilogue_cases(options: argparse.Namespace) -> list[Case]:
     ]  # fmt: skip
 
 
-def over_bare(row: dict) -> None:
+def over_bare(row: dict[str, Any]) -> None:
     """What the epilogue costs: time over that of our bare product in the same rounds."""
     mine, bare = row["contenders"][OURS], row["contenders"].get(BARE, {})
     if "ms" in mine and "ms" in bare:
@@ -206,7 +206,10 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
             calls = itertools.cycle([make(p) for p in products])
             return lambda: next(calls)()
 
-        against = {name: functools.partial(in_turn, lambda p, name=name: peers("gemm", p)[name]()) for name in peers("gemm", products[0])}
+        def peer(name: str, p: Product) -> Callable[[], Any]:
+            return peers("gemm", p)[name]()
+
+        against = {name: functools.partial(in_turn, functools.partial(peer, name)) for name in peers("gemm", products[0])}
         return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
 
     def prepare_linear(side: int, backward: bool) -> Trial:

@@ -18,9 +18,9 @@ import pathlib
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -30,7 +30,9 @@ from bench.timing import KINDS, SHARING_A_CLOCK, Call, Round, rounds_of, settle
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
-UNITS = {"TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3, "MiB": lambda work, mib: mib}
+UNITS: dict[str, Callable[[float, float], float]] = {
+    "TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3, "MiB": lambda work, mib: mib,
+}  # fmt: skip
 SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
 DIGITS = 5  # significant ones of what is written: contenders are never told apart by less than 1e-3
 
@@ -84,10 +86,11 @@ class Suite:
     cases: Callable[[argparse.Namespace], Sequence[Case]]
     unit: str = "TFLOP/s"
     plot: Mapping[str, Any] = field(default_factory=dict)
-    extend: Callable[[dict], None] | None = None
+    extend: Callable[[dict[str, Any]], None] | None = None
 
 
 P = ParamSpec("P")
+Name = TypeVar("Name", bound=Hashable)
 
 
 def deferred(prepare: Callable[P, Callable[[Any], float]]) -> Callable[P, Callable[[Any], float]]:
@@ -114,12 +117,12 @@ def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) ->
     return error
 
 
-def interleaved(contenders: Mapping[str, Round], rounds: int) -> dict[str, list[float]]:
+def interleaved(contenders: Mapping[Name, Round], rounds: int) -> dict[Name, list[float]]:
     """Milliseconds of every contender in every round. Two rounds are an order and its reverse, the next two another order, the same in every run.
 
     A card at its power limit is slower behind a burst that has drawn much (H200: 4 % of a GEMM of 4096³): nobody should always follow the same contender.
     """
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[Name, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for i in range(rounds):
         if i % 2 == 0:
@@ -185,7 +188,7 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
             "contenders": cells}  # fmt: skip
 
 
-def without_rounds(row: dict) -> dict:
+def without_rounds(row: dict[str, Any]) -> dict[str, Any]:
     """The row as it is printed and written: medians, ranges, ratios and errors to `DIGITS` digits, without the milliseconds of each round."""
     cells = {name: {key: _rounded(x) for key, x in cell.items() if key != "ms"} for name, cell in row["contenders"].items()}
     return {**row, "contenders": cells}
@@ -195,7 +198,7 @@ def _rounded(x: Any) -> Any:
     return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
-def faults(rows: Sequence[dict]) -> list[str]:
+def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Why this run has failed: results that are wrong, and ours that did not run."""
     return [
         f"{row['case']}: {name}: {cell.get('wrong') or cell['missing']}"
@@ -203,7 +206,7 @@ def faults(rows: Sequence[dict]) -> list[str]:
     ]  # fmt: skip
 
 
-def summary(rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Geometric mean of the ratios of each of ours to its best peer, the lowest and its case."""
     found: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
@@ -219,7 +222,7 @@ def summary(rows: Sequence[dict]) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def format_row(row: dict, unit: str) -> str:
+def format_row(row: dict[str, Any], unit: str) -> str:
     """A row of the table: one line for every contender."""
     lines = [f"{row['case']}   [{row['kind']}]" + (f"   {row['note']}" if row["note"] else "")]
     for name, cell in row["contenders"].items():
@@ -235,7 +238,7 @@ def format_row(row: dict, unit: str) -> str:
     return "\n".join(lines)
 
 
-def format_summary(rows: Sequence[dict]) -> str:
+def format_summary(rows: Sequence[dict[str, Any]]) -> str:
     """The last lines: a geometric mean for each of ours."""
     return "\n".join(
         f"{name}: geometric mean of the ratios to the best peer {s['geometric_mean']:.3f} over {s['rows']} rows, lowest {s['lowest']:.3f} ({s['lowest_case']})"
@@ -243,7 +246,7 @@ def format_summary(rows: Sequence[dict]) -> str:
     )
 
 
-def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
+def save(suite: Suite, report: dict[str, Any], folder: pathlib.Path) -> pathlib.Path:
     """Write a suite's result file."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{suite.name}.json"
@@ -251,7 +254,7 @@ def save(suite: Suite, report: dict, folder: pathlib.Path) -> pathlib.Path:
     return target
 
 
-def as_json(report: dict) -> str:
+def as_json(report: dict[str, Any]) -> str:
     """A report as JSON in which each contender of a row has a line of its own."""
     dumps = functools.partial(json.dumps, ensure_ascii=False)
     head = dumps({key: value for key, value in report.items() if key != "rows"}, indent=1).removesuffix("\n}")
@@ -301,7 +304,7 @@ def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[
     """Measure a suite, print its table, write JSON and plot; returns the process's exit status. The file is written after every case, so that an interrupted
     run keeps what it has."""
     folder = pathlib.Path(options.out) if options.out else RESULTS
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     report = {"suite": suite.name, "title": suite.title, "unit": suite.unit, "plot": dict(suite.plot), "info": machine(),
               "clocks_before": clocks(), "clocks_after": None, "summary": {}, "rows": rows}  # fmt: skip
     print(f"{suite.name}: {suite.title}\n{report['clocks_before']}", flush=True)

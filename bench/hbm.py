@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -59,12 +60,12 @@ def read_bytes(text: str, errors: str) -> list[int] | str:
         return f"unknown: ncu did not count {' and '.join(METRICS)} ({error})"
 
 
-def add_bytes(module: str, suite: str, row: dict) -> None:
+def add_bytes(module: str, suite: str, row: dict[str, Any]) -> None:
     """Bytes of HBM, or why they are not known, for every contender that ran."""
     ran = [name for name, cell in row["contenders"].items() if "ms" in cell]
     together = hbm_bytes(module, suite, row["case"], ran) if ran else []
     if isinstance(together, str):
-        found: list = [together] * len(ran)
+        found: list[Any] = [together] * len(ran)
     elif len(together) == len(ran):
         found = together
     else:  # one of them takes several launches
@@ -74,7 +75,7 @@ def add_bytes(module: str, suite: str, row: dict) -> None:
         row["contenders"][name]["extra"] = {COLUMN: figure if isinstance(figure, str) else round(figure / 1e9, 4)}
 
 
-def adding_bytes(module: str, suite: str) -> Callable[[dict], None]:
+def adding_bytes(module: str, suite: str) -> Callable[[dict[str, Any]], None]:
     """What a suite of a module takes as `extend`."""
     return functools.partial(add_bytes, module, suite)
 

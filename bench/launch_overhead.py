@@ -14,11 +14,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -26,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tritonkittens.launch import GlobalArg, Launcher, TensorMapSpec, device_facts
+from tritonkittens.launch.arguments import Types
 
 ROWS, COLUMNS = 64, 64
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
@@ -49,7 +52,7 @@ def layout() -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-def compile_touch(key, types, device, target=None):
+def compile_touch(key: Hashable, types: Types, device: int, target: GPUTarget | None = None) -> CompiledKernel:
     signature = {name: f"tensordesc<bf16[{ROWS}, {COLUMNS}],{layout()!r}>" for name in touch.arg_names}
     return triton.compile(GluonASTSource(touch, signature), target=target, options=OPTIONS)
 
@@ -78,14 +81,14 @@ def contenders() -> dict[str, Callable[[], object]]:
         maps += [utils.fill_tma_descriptor_tiled(tensor.data_ptr(), swizzle, 2, 9, box, tensor.shape, tensor.stride(), 0)]
         maps += [*tensor.shape, *tensor.stride()]
 
-    def driver_launch():
+    def driver_launch() -> None:
         stream = torch._C._cuda_getCurrentRawStream(0)
         utils.launch(
             1, 1, 1, stream, compiled.function, False, False, compiled.packed_metadata, None, None, None, None, None,
             run.arg_annotations, run.kernel_signature, maps,
         )  # fmt: skip
 
-    def rebuilt():
+    def rebuilt() -> None:
         touch[grid](*[TensorDescriptor.from_tensor(tensor, [ROWS, COLUMNS], layout()) for tensor in (a, b, c)], **OPTIONS)
 
     return {

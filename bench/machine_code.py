@@ -105,8 +105,8 @@ def serve(root: pathlib.Path) -> None:
         assert pathlib.Path(tritonkittens.__file__).resolve().is_relative_to(root.resolve()), f"{tritonkittens.__file__} is not in {root}"
         kernels = registry()
         for line in sys.stdin:
-            name, *arch = line.split()
-            print(json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, *arch, root)), file=out, flush=True)
+            name, *arch = line.split()  # an architecture of a kernel, none of NAMES
+            print(json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, arch[0], root)), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ def _in_tenths(svg: str) -> str:
     return re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", tag[0]), svg)
 
 
-def split(report: dict) -> list[dict[str, Any]]:
+def split(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The panels of a report: title, axis labels, whether x is logarithmic, and the points (x, y, low, high) of every series."""
     if "suite" not in report:
         return _standalone(report)
     plot = report["plot"]
     x, part, series = plot.get("x"), plot.get("panel"), plot.get("series")
     quantities = plot.get("y", ["value"])
-    panels: dict[tuple, dict[str, Any]] = {}
+    panels: dict[tuple[Any, ...], dict[str, Any]] = {}
     for quantity in [quantities] if isinstance(quantities, str) else quantities:
         for row in report["rows"]:
             name = row["facts"].get(part) if part else None
@@ -75,9 +75,9 @@ def split(report: dict) -> list[dict[str, Any]]:
     return list(panels.values())
 
 
-def _standalone(report: dict) -> list[dict[str, Any]]:
+def _standalone(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The files of `launch_overhead` and `template_host` (microseconds of every way to launch or construct) and `simulator` (seconds of every case)."""
-    found: dict[str, list] = {"µs": [], "s": []}
+    found: dict[str, list[Any]] = {"µs": [], "s": []}
     for name, cell in report.get("results", {}).items():
         found["µs"].append((name, cell["median_us"], cell["min_us"], cell["max_us"]))
     for row in report.get("rows", []):

@@ -316,7 +316,8 @@ def compare(there: Revision, here: Revision, options: argparse.Namespace) -> int
     for (name, arch), line in result.differing.items():
         print(f"{arch} {name}: {line}")
         if options.show:
-            print("\n".join(shown(*(found[name, arch] for found in kernels), arch)))
+            before, now = (found[name, arch] for found in kernels)
+            print("\n".join(shown(before, now, arch)))
     for title, found in (("here", result.only_here), ("there", result.only_there)):
         if found:
             print(f"only {title}: {', '.join(found)}")

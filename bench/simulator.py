@@ -14,6 +14,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -25,16 +27,16 @@ from tritonkittens.kernels.gemm import gemm
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
-def _attention(batch: int, heads: int, length: int, width: int) -> tuple:
+def _attention(batch: int, heads: int, length: int, width: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(batch, heads, length, width, dtype=torch.float32, device="cpu").bfloat16() for _ in range(3))
 
 
-def _square(n: int) -> tuple:
+def _square(n: int) -> tuple[torch.Tensor, ...]:
     return torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16(), torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16()
 
 
 # name → (operator, its operands, work in multiply-adds, schedules: 0 is one run by modelled time)
-CASES = {
+CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], tuple[torch.Tensor, ...]], int, int]] = {
     "attention B1 H2 S512 D64": (attention, lambda: _attention(1, 2, 512, 64), 2 * 2 * 512 * 512 * 64, 0),
     "attention B1 H2 S1024 D64": (attention, lambda: _attention(1, 2, 1024, 64), 2 * 2 * 1024 * 1024 * 64, 0),
     "attention B1 H2 S2048 D64": (attention, lambda: _attention(1, 2, 2048, 64), 2 * 2 * 2048 * 2048 * 64, 0),
@@ -47,7 +49,7 @@ CASES = {
 LIMITS = {"attention B1 H2 S512 D64": 10.0, "GEMM 512": 5.0, "GEMM 256, 50 schedules": 60.0}  # seconds, of issue 3
 
 
-def measure(name: str) -> dict:
+def measure(name: str) -> dict[str, Any]:
     """One case, in this process."""
     torch.set_num_threads(2)
     operator, operands, work, schedules = CASES[name]
@@ -61,6 +63,7 @@ def measure(name: str) -> dict:
         with sim.device("sm_90a") as device:
             operator(*tensors)
         (launch,) = device.launches
+        assert launch.simulation is not None
         seconds, steps = launch.seconds, launch.simulation.steps
     whole = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -16,7 +16,8 @@ from bench.peers import Product
 
 SIDE = 4096
 STAGES = (1, 2, 3, 4)
-TILES = ({}, {"cols": 192}, {"cols": 128}, {"cols": 128, "consumers": 1})  # from the default down: what a stage count refuses or has no shared memory for
+# From the default down: what a stage count refuses or has no shared memory for.
+TILES: tuple[dict[str, Any], ...] = ({}, {"cols": 192}, {"cols": 128}, {"cols": 128, "consumers": 1})
 
 
 class OneStage(tk.lcf):
@@ -26,11 +27,11 @@ class OneStage(tk.lcf):
     consumers = 2
     stages = 1
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         a, b, c = tk.st(tk.bf16, 128, 64), tk.st(tk.bf16, 64, 256), tk.st(tk.bf16, 64, 256)
         return tk.layout(globals=dict(A=a, B=b, C=c), input=dict(A=a, B=b), epilogue=dict(C=c))
 
-    def tasks(self, A, B, C):
+    def tasks(self, A: torch.Size, B: torch.Size, C: torch.Size) -> int:
         return -(-C[0] // 128) * -(-C[1] // 256)
 
     @triton.jit
@@ -71,7 +72,7 @@ def one_stage(p: Product) -> Callable[[], torch.Tensor]:
 
 def accepted(p: Product, configs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """The first configuration that the GEMM runs, and what it says of those before. Without one, the first: the row then shows its error."""
-    refused = []
+    refused: list[tuple[dict[str, Any], str]] = []
     for config in configs:
         try:
             ours(p, **config)()

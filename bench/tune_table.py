@@ -7,18 +7,20 @@ Kernels are compiled first, by several processes at once; measuring is left to o
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-from bench.gemm import EPILOGUES, LAYOUTS, RAGGED, SCALE_BLOCK, SIDE, TOKENS, WEIGHTS, bf16, fp8, randn, sweep
+from bench.gemm import EPILOGUES, LAYOUTS, RAGGED, SIDE, TOKENS, WEIGHTS, bf16, fp8, randn, sweep
 from bench.harness import in_parts
-from bench.peers import Product
+from bench.peers import SCALE_BLOCK, Product
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, tune_gemm
 from tritonkittens.kernels.gemm.call_plan import described
@@ -32,23 +34,23 @@ def products() -> Iterator[tuple[str, Callable[[], Product]]]:
     """(name, operands) of every problem of the table."""
     for layout in LAYOUTS:
         for _, shape, _ in sweep():
-            yield f"bf16 {shape} {layout}", lambda shape=shape, layout=layout: bf16(*shape, layout)
+            yield f"bf16 {shape} {layout}", functools.partial(bf16, *shape, layout)
     for n, k in dict.fromkeys(shape for weights in WEIGHTS.values() for shape in weights.values()):
         for m in TOKENS:
-            yield f"bf16 {(m, n, k)} NT", lambda m=m, n=n, k=k: bf16(m, n, k, "NT")
+            yield f"bf16 {(m, n, k)} NT", functools.partial(bf16, m, n, k, "NT")
     for layout in LAYOUTS:
         for shape in RAGGED:
-            yield f"bf16 {shape} {layout}", lambda shape=shape, layout=layout: bf16(*shape, layout)
+            yield f"bf16 {shape} {layout}", functools.partial(bf16, *shape, layout)
     for scaling in ("tensor", "row", "block"):
         for _, shape, _ in sweep():
             if scaling != "block" or shape[2] % SCALE_BLOCK == 0:
-                yield f"e4m3 {shape} {scaling}", lambda shape=shape, scaling=scaling: fp8(*shape, scaling)
+                yield f"e4m3 {shape} {scaling}", functools.partial(fp8, *shape, scaling)
     for name, epilogue in EPILOGUES.items():
         if epilogue:
-            yield f"bf16 {SIDE}³ {name}", lambda epilogue=epilogue: with_epilogue(epilogue)
+            yield f"bf16 {SIDE}³ {name}", functools.partial(with_epilogue, epilogue)
 
 
-def with_epilogue(epilogue: dict) -> Product:
+def with_epilogue(epilogue: Mapping[str, Any]) -> Product:
     bare, shapes = bf16(SIDE, SIDE, SIDE), {"bias": (SIDE,), "gate": (SIDE,), "residual": (SIDE, SIDE)}
     return Product(bare.a, bare.b, **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()})
 

@@ -20,7 +20,7 @@ import tritonkittens.lang as tk
 
 
 class Attention(tk.lcf):
-    """A task is a tile of queries of a head, `rows` for each consumer; an iteration is a block of `cols` keys.
+    """A task is a tile of queries of a head, `tile_m` for each consumer; an iteration is a block of `tile_n` keys.
 
     Blocks go from the last to the first, and only the first iteration masks: with a causal mask the block of a task's
     last key has all of its diagonal. Q, K, V and O are (batch, heads, sequence, dim).
@@ -29,18 +29,18 @@ class Attention(tk.lcf):
     warp_scheduler_barrier = True
     stages = 2
     dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = 128
+    tile_m: int = 64
+    tile_n: int = 128
     dim: int = 128
     causal: bool = False
 
     def layout(self):
-        height = self.consumers * self.rows
-        if self.causal and self.cols % height:
+        height = self.consumers * self.tile_m
+        if self.causal and self.tile_n % height:
             raise tk.TileError(
-                f"Attention(causal=True, cols={self.cols}): must be a multiple of {height} queries a task"
+                f"Attention(causal=True, tile_n={self.tile_n}): must be a multiple of {height} queries a task"
             )
-        q, kv = tk.st(self.dtype, self.rows, self.dim), tk.st(self.dtype, self.cols, self.dim)
+        q, kv = tk.st(self.dtype, self.tile_m, self.dim), tk.st(self.dtype, self.tile_n, self.dim)
         return tk.layout(
             globals=dict(Q=q, K=kv, V=kv, O=q),
             task=dict(Q=q),
@@ -51,17 +51,17 @@ class Attention(tk.lcf):
         )
 
     def tasks(self, Q: torch.Size, *others: torch.Size) -> int:
-        return triton.cdiv(Q[2], self.consumers * self.rows) * Q[0] * Q[1]
+        return triton.cdiv(Q[2], self.consumers * self.tile_m) * Q[0] * Q[1]
 
     @triton.jit
     def setup(ctx):
-        HEIGHT: tl.constexpr = ctx.config.consumers * ctx.config.rows
+        HEIGHT: tl.constexpr = ctx.config.consumers * ctx.config.tile_m
         heads, keys = tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 2)
         tiles, sequences = tk.ceil_div(tk.extent(ctx.globals.Q, 2), HEIGHT), tk.extent(ctx.globals.Q, 0) * heads
         row, sequence = tk.tile_at(ctx.config.order, ctx.task_id, tiles, sequences)
         batch, head = tk.unravel(sequence, heads)
         seen = tl.minimum(keys, (row + 1) * HEIGHT) if ctx.config.causal else keys
-        blocks = tk.ceil_div(seen, ctx.config.cols)
+        blocks = tk.ceil_div(seen, ctx.config.tile_n)
         more = ctx.task_id < tiles * sequences
         return tk.task(blocks, when=more, edges=1, batch=batch, head=head, row=row, last=blocks - 1, keys=keys)
 
@@ -81,16 +81,16 @@ class Attention(tk.lcf):
     @triton.jit
     def start(ctx):
         """Output, weights of the block before, largest scores, and sums of weights, four for each row."""
-        scores = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols))
-        o, p = tk.zero(tk.rt(tk.fp32, ctx.config.rows, ctx.config.dim)), tk.cast_pairs(scores, ctx.config.dtype)
-        m = tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
+        scores = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
+        o, p = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.dim)), tk.cast_pairs(scores, ctx.config.dtype)
+        m = tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))
         return tk.struct(o=o, p=p, m=m, sums=tk.row_sum_by_quad(scores))
 
     @triton.jit
     def _masked(ctx, s):
         """A block's scores, −∞ where a query does not see a key."""
-        row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.rows
-        col = (ctx.last - ctx.iter) * ctx.config.cols
+        row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m
+        col = (ctx.last - ctx.iter) * ctx.config.tile_n
         if ctx.config.causal:
             return tk.make_causal(s, row=row, col=col)
         else:

@@ -16,34 +16,34 @@ import tritonkittens.lang as tk
 
 
 class Gemm(tk.lcf):
-    """A task is a tile of C, of which each consumer computes `rows` rows; an iteration multiplies `depth` of K."""
+    """A task is a tile of C, of which each consumer computes `tile_m` rows; an iteration multiplies `tile_k` of K."""
 
     staggered_epilogue = True
     order = tk.Supergroup(8)  # tiles that are computed at the same time share rows of A and columns of B in L2
     dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = 256
-    depth: int = 64
-    panel: int = 64  # columns of C that a consumer stages at a time
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
+    epilogue_n: int = 64  # columns of C that a consumer stages at a time
 
     def layout(self):
-        a, b = tk.st(self.dtype, self.consumers * self.rows, self.depth), tk.st(self.dtype, self.depth, self.cols)
+        a, b = tk.st(self.dtype, self.consumers * self.tile_m, self.tile_k), tk.st(self.dtype, self.tile_k, self.tile_n)
         return tk.layout(
-            globals=dict(A=a, B=b, C=tk.st(self.dtype, self.rows, self.panel)),
+            globals=dict(A=a, B=b, C=tk.st(self.dtype, self.tile_m, self.epilogue_n)),
             input=dict(A=a, B=b),
-            epilogue=dict(C=tk.st(self.dtype, 2 * self.rows, self.panel)),
-            accumulators=dict(acc=tk.rt(tk.fp32, self.rows, self.cols)),
+            epilogue=dict(C=tk.st(self.dtype, 2 * self.tile_m, self.epilogue_n)),
+            accumulators=dict(acc=tk.rt(tk.fp32, self.tile_m, self.tile_n)),
         )
 
     def tasks(self, A: torch.Size, B: torch.Size, C: torch.Size) -> int:
-        return triton.cdiv(C[0], self.consumers * self.rows) * triton.cdiv(C[1], self.cols)
+        return triton.cdiv(C[0], self.consumers * self.tile_m) * triton.cdiv(C[1], self.tile_n)
 
     @triton.jit
     def setup(ctx):
-        rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.consumers * ctx.config.rows)
-        cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.cols)
+        rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.consumers * ctx.config.tile_m)
+        cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.tile_n)
         row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
-        iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), ctx.config.depth)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), ctx.config.tile_k)
         return tk.task(iterations, when=ctx.task_id < rows * cols, row=row, col=col)
 
     @triton.jit
@@ -57,7 +57,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        a = tk.subtile(input.A, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+        a = tk.subtile(input.A, ctx.config.tile_m, ctx.config.tile_k, ctx.consumer, 0)
         acc = tk.mma_AB(a, input.B, state.acc, wait=False)
         return state.replace(acc=tk.mma_retire(acc))  # waits for the product before this one
 
@@ -68,9 +68,9 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, epilogue):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        panels = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.panel)
+        panels = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.epilogue_n)
         for i in tl.static_range(len(panels)):
-            half = tk.subtile(epilogue.C, ctx.config.rows, ctx.config.panel, i % 2, 0)
+            half = tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.epilogue_n, i % 2, 0)
             tk.store_read_wait(1)  # the panel before the last has left
             tk.store(half, panels[i])
             tk.fence_async()  # TMA sees what registers wrote

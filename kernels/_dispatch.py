@@ -155,7 +155,7 @@ def register(operator: Any, rule: Rule, backward: Callable[..., Any] | None = No
     _transformed[name] = type(f"Transformed_{name}", (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
 
 
-def _nothing_saved(ctx: Any, inputs: tuple, output: Any) -> None:
+def _nothing_saved(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """The context of a backward that refuses."""
 
 

@@ -58,7 +58,7 @@ def signature(*tensors: torch.Tensor) -> Hashable:
     # A transform's tensor (`torch.func`) is one by its type, but has no memory.
     if tensors[0].is_cuda and not torch._C._are_functorch_transforms_active() and (found := signature_reader()(*tensors)) is not None:
         return found
-    out: list = [simulated_facts()]
+    out: list[Hashable] = [simulated_facts()]
     for x in tensors:
         out += (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % TMA_BYTES)
     return tuple(out)

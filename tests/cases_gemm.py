@@ -34,12 +34,12 @@ KINDS = {
     "wide": Config(consumers=1, tile_n=48),
     "panels": Config(consumers=1, tile_n=128, epilogue_n=32),
     "panels in turns": Config(tile_n=64, pingpong=True, epilogue_n=32),
-    "packed": Config(tile_n=64, epilogue_n=16, deferred_epilogue=True),
-    "packed, split_tail": Config(tile_n=64, epilogue_n=32, cluster=2, schedule="split_tail", deferred_epilogue=True),
+    "deferred": Config(tile_n=64, epilogue_n=16, deferred_epilogue=True),
+    "deferred, split_tail": Config(tile_n=64, epilogue_n=32, cluster=2, schedule="split_tail", deferred_epilogue=True),
     "streamed": Config(tile_n=64, pingpong=True, epilogue_n=32, streamed=True),
     "streamed, cluster": Config(consumers=1, tile_n=64, cluster=2, streamed=True),
     "streamed, wide": Config(consumers=1, tile_n=48, streamed=True),
-    "swapped": Config(consumers=1, tile_n=32, swap_ab=True),
+    "swap_ab": Config(consumers=1, tile_n=32, swap_ab=True),
     "split_k": Config(consumers=1, tile_n=64, schedule="split_k", splits=2),
     "cluster_split_k": Config(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2),
     "split_tail": Config(consumers=1, tile_n=64, schedule="split_tail"),
@@ -70,7 +70,7 @@ def problem(**fields):
 
 
 def rounded_before(sums, bias=None, activation=None, gate=None, residual=None):
-    """Magnitudes of packed results when they are rounded: before a residual is added, or, times its slope, before an activation with nothing else behind it; 0
+    """Magnitudes of deferred results when they are rounded: before a residual is added, or, times its slope, before an activation that nothing else follows; 0
     where there is neither."""
     if residual is not None:
         return epilogue(sums, bias, activation, gate).abs()
@@ -80,8 +80,8 @@ def rounded_before(sums, bias=None, activation=None, gate=None, residual=None):
 
 
 def check(out, a, b, what="", deferred_epilogue=False, **operands):
-    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `deferred_epilogue`: may results have been rounded before a
-    residual was added or, where there is nothing else behind it, the activation applied, as in torch's own sequence of operations?"""
+    """Every element of `gemm(a, b, **operands)` within its own bound of float64; operands as of `gemm_torch`. `deferred_epilogue`: may results have been
+    rounded before a residual was added or, where nothing else follows, the activation applied, as in torch's own sequence of operations?"""
     host = {k: v.detach().cpu() if isinstance(v, torch.Tensor) else v for k, v in operands.items() if v is not None}
     a, b, out = a.detach().cpu(), b.detach().cpu(), out.detach().cpu()
     scaling = {k: v for k, v in host.items() if k.startswith("scale")}

@@ -1,11 +1,11 @@
-"""Small templates that stream tiles, so that a wrong slot, phase or overlap changes a number. All arithmetic is exact: small integers.
+"""Small templates that stream tiles, so that a wrong stage, phase or overlap changes a number. All arithmetic is exact: small integers.
 
-Task t of `lengths[t]` iterations gives for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
+Task t of `lengths[t]` iterations stores for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
 
     Y[p] = Σ_i X[t, i] · S[p] + E[t, i, r] + X[t, i] · X[t, i−1]  + R[p]
 
 with S where the layout has weights, E the part of the second input tile that consumer c reads, where the layout has one, the last product only where pipelined,
-for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) gives the sum after every iteration.
+for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) stores the sum after every iteration.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import tritonkittens.lang as tk
 
 
 class Stream(tk.lcf):
-    """Sums weighted tiles; the weights are scratch, read in every iteration. `extra` rows in a second input tile make the ring large."""
+    """Sums weighted tiles; the weights are task tiles, read in every iteration. `extra` rows in a second input tile make the ring large."""
 
     dtype: tl.dtype = tk.fp32
     out: tl.dtype = tk.fp32
@@ -35,7 +35,8 @@ class Stream(tk.lcf):
         r, sums = dict(R=y) if self.residual else {}, dict(acc=tk.rt(tk.fp32, self.rows, self.cols)) if self.splits else {}
         return tk.layout(
             globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r), input=dict(X=x, **e), task=dict(S=x) if self.weighted else {},
-            epilogue=dict(Y=y), args=("tasks",), multicast=("X",) if self.cluster > 1 else (), epilogue_loads=("Y",) if self.residual else (), accumulators=sums)
+            epilogue=dict(Y=y), epilogue_loads=("Y",) if self.residual else (), args=("tasks",), multicast=("X",) if self.cluster > 1 else (),
+            accumulators=sums)
 
     @triton.jit
     def setup(ctx):
@@ -124,7 +125,7 @@ class SparseStream(Stream):
 
 
 class PipelinedStream(Stream):
-    """The same sum one iteration late, from the slot before, plus the product of neighbouring tiles. `first` only starts."""
+    """The same sum one iteration late, from the previous stage, plus the product of neighbouring tiles. `compute_first` adds nothing."""
 
     @triton.jit
     def start(ctx):
@@ -149,7 +150,7 @@ class PipelinedStream(Stream):
 
 
 class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
-    """The same, whose halves wait in registers and leave, one behind the other through one tile, under the iterations of the next task."""
+    """The same, whose halves wait in registers and leave, one after the other through one tile, during the iterations of the next task."""
 
     def layout(self):
         plan, tensors = super().layout(), {}
@@ -181,8 +182,8 @@ class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
 
 
 class SteppedStream(DeferredStream):
-    """The same, whose halves are finished a part an iteration where they are staged: they come there too small, by a number of the half. The residual comes to
-    where they are staged, too, the second half's behind the first."""
+    """The same, whose halves are finished in the epilogue tile, a part an iteration: they are staged too small, by a number of the half. The residual is loaded
+    into that tile before, the second half's after the first half has left."""
 
     def layout(self):
         plan = super().layout()
@@ -242,18 +243,18 @@ class WatchedStream(PipelinedStream):
         acc = _add_tile(ctx, state.acc, previous, state.weights)
         before = tk.load(previous.X, like=acc).to(tl.float32)
         acc += before * tk.load(input.X, like=acc).to(tl.float32)
-        said = ctx.globals.W.pointer + ctx.task_id
+        written = ctx.globals.W.pointer + ctx.task_id
         if ctx.consumer == 0:
             if ctx.iter == ctx.iterations - 1:
-                tl.store(said, 1)
+                tl.store(written, 1)
         else:
             if (ctx.iter == ctx.iterations - (ctx.config.stages - 1)) and (ctx.task_id + 1 < ctx.args.tasks):
-                acc += tl.load(said).to(tl.float32)
+                acc += tl.load(written).to(tl.float32)
         return state.replace(acc=acc)
 
 
 class LaggedStream(Stream):
-    """The same with E as lagged tiles (`extra` rows), used one iteration later; X is given back `early`, once it is in registers, or at the end."""
+    """The same with E as lagged tiles (`extra` rows), used one iteration later; X is released `early`, once it is in registers, or at the end."""
 
     extra: int = 64
     early: bool = True
@@ -310,28 +311,28 @@ class LaggedStream(Stream):
 
 
 class IndexedStream(tk.IndexPrefetch, LaggedStream):
-    """The same where the tiles of iteration i are the number of the task's that `entries` numbers in P add up to."""
+    """The same where the tiles of iteration i are the number of the task's that `page_indices` numbers in P add up to."""
 
-    entries: int = 1
+    page_indices: int = 1
 
     def layout(self):
         plan = super().layout()
-        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, page_indices=self.entries)
+        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, page_indices=self.page_indices)
 
     @triton.jit
     def page_index(ctx, n):
-        return tk.pointer_to(ctx.globals.P, (ctx.task_id, tl.minimum(ctx.iter * ctx.config.entries + n, tk.extent(ctx.globals.P, 1) - 1)))
+        return tk.pointer_to(ctx.globals.P, (ctx.task_id, tl.minimum(ctx.iter * ctx.config.page_indices + n, tk.extent(ctx.globals.P, 1) - 1)))
 
     @triton.jit
     def _number(ctx):
-        ENTRIES: tl.constexpr = ctx.config.entries
+        INDICES: tl.constexpr = ctx.config.page_indices
         total = ctx.page_indices[0]
-        for k in tl.static_range(1, ENTRIES):
+        for k in tl.static_range(1, INDICES):
             total += ctx.page_indices[k]
         return total
 
 
-def add_listed(template, x, e, s, lengths, blocks):
+def add_listed(template, x, e, s, lengths, blocks, *more):
     """Y of a `IndexedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
     tasks, steps = len(lengths), x.shape[1] // template.rows
     places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
@@ -340,22 +341,23 @@ def add_listed(template, x, e, s, lengths, blocks):
         in_order = tiles.unflatten(1, (steps, -1))
         return torch.empty_like(in_order).index_put_((torch.arange(tasks, device=x.device)[:, None], places), in_order).flatten(1, 2)
 
-    numbers = torch.randint(-99, 99, (tasks, steps, template.entries), device=x.device)
+    numbers = torch.randint(-99, 99, (tasks, steps, template.page_indices), device=x.device)
     numbers[..., -1] += places - numbers.sum(-1)
     y = torch.full((tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device)
-    template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), tasks=tasks, blocks=blocks)
+    template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), *more, tasks=tasks, blocks=blocks)
     return y
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one task tile of the block, and what a consumer adds of E passed to it by its neighbour."""
+    """The same with all consumers' weights in one task tile of the block. A consumer gets what it adds of E from its neighbour, and keeps the sum in a scratch
+    tile meanwhile."""
 
     extra: int = 128
 
     def layout(self):
-        plan = super().layout()
+        plan, sums = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
         weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights),
+        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights), scratch=dict(W=sums),
                                    exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
 
     @triton.jit
@@ -371,10 +373,12 @@ class SharingStream(PipelinedStream):
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
         acc += tk.load(tiles.X, like=acc).to(tl.float32) * _part_of(ctx, ctx.task.S, ctx.consumer, acc)
         part = _part_of(ctx, tiles.E, NEXT % (ctx.config.extra // ctx.config.rows), acc)
-        return acc + ctx.config._swapped(ctx, part, number)
+        tk.store(ctx.scratch.W, acc)
+        part = ctx.config._exchanged(ctx, part, number)
+        return tk.load(ctx.scratch.W, like=acc) + part
 
     @triton.jit
-    def _swapped(ctx, part, number):
+    def _exchanged(ctx, part, number):
         ROWS: tl.constexpr = ctx.config.rows
         COLS: tl.constexpr = ctx.config.cols
         NEXT: tl.constexpr = (ctx.consumer + 1) % ctx.config.team
@@ -395,7 +399,7 @@ class SharingStream(PipelinedStream):
 
 class LateTaskStream(PipelinedStream):
     """The same with all consumers' weights in a task tile, and again in a late one, which `compute_first` waits for where it `waits`, and which is for the last
-    iteration. `compute_last` gives both back where it is `early`, the template where it is not."""
+    iteration. `compute_last` releases both where it is `early`, the template where it is not."""
 
     waits: bool = True
     early: bool = True
@@ -446,11 +450,11 @@ class LateTaskStream(PipelinedStream):
         return state.replace(acc=_add_tile(ctx, state.acc, input, weights))
 
 
-class HandingStream(SharingStream):
-    """The same for two consumers that hand their parts over and do not meet."""
+class ExchangingStream(SharingStream):
+    """The same for two consumers that exchange their parts as a pipeline and do not meet."""
 
     @triton.jit
-    def _swapped(ctx, part, number):
+    def _exchanged(ctx, part, number):
         ROWS: tl.constexpr = ctx.config.rows
         COLS: tl.constexpr = ctx.config.cols
         if number > 0:
@@ -467,31 +471,31 @@ class HandingStream(SharingStream):
 
 
 class ReducingStream(tk.ReduceStoreWarp, PipelinedStream):
-    """The same, and senders add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
+    """The same, and reduce-store warps add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
 
     def layout(self):
-        return _sending(super().layout(), self)
+        return _with_scratch(super().layout(), self)
 
     @triton.jit
     def compute(ctx, state, input, previous):
         acc = _add_tile(ctx, state.acc, previous, state.weights)
         before = tk.load(previous.X, like=acc).to(tl.float32)
         tk.reduce_acquire(ctx)
-        _give(ctx, before)
+        _fill_buffer(ctx, before)
         tk.reduce_commit(ctx)
         return state.replace(acc=acc + before * tk.load(input.X, like=acc).to(tl.float32))
 
     @triton.jit
     def compute_last(ctx, state, input):
         tk.reduce_acquire(ctx)
-        _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
+        _fill_buffer(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
         tk.reduce_commit(ctx)
         return state.replace(acc=_add_tile(ctx, state.acc, input, state.weights))
 
     @triton.jit
-    def reduce_store(ctx, reduce_buffer):
+    def reduce_store(ctx, scratch):
         tk.reduce_wait(ctx)
-        tk.store_add_async(ctx.globals.Z, reduce_buffer.W, (ctx.consumer, 0))
+        tk.store_add_async(ctx.globals.Z, scratch.W, (ctx.consumer, 0))
         return ctx.globals.counts.pointer + ctx.consumer
 
     @triton.jit
@@ -500,15 +504,15 @@ class ReducingStream(tk.ReduceStoreWarp, PipelinedStream):
         tl.atomic_add(value, 1, sem="relaxed", scope="gpu")
 
 
-def _sending(plan, template):
-    """The layout of a stream that sends."""
+def _with_scratch(plan, template):
+    """The layout of a stream with reduce-store warps."""
     tile = tk.st(tk.fp32, template.rows, template.cols)
-    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), reduce_buffer=dict(W=tile))
+    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), scratch=dict(W=tile))
 
 
 @triton.jit
-def _give(ctx, x):
-    tk.store(ctx.reduce_buffer.W, x)
+def _fill_buffer(ctx, x):
+    tk.store(ctx.scratch.W, x)
     tk.fence_async()
 
 
@@ -520,15 +524,15 @@ class CountedStream(Stream):
 
 
 class PlainReducingStream(tk.ReduceStoreWarp, CountedStream):
-    """A `ReducingStream` without `compute_last`, which sends a tile in its own iteration."""
+    """A `ReducingStream` without `compute_last`, which commits a tile in its own iteration."""
 
     def layout(self):
-        return _sending(super().layout(), self)
+        return _with_scratch(super().layout(), self)
 
     @triton.jit
     def compute(ctx, state, input):
         tk.reduce_acquire(ctx)
-        _give(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
+        _fill_buffer(ctx, tk.load(input.X, like=state.acc).to(tl.float32))
         tk.reduce_commit(ctx)
         return state.replace(acc=_add_tile(ctx, state.acc, input, _weights(ctx, state.acc)))
 
@@ -536,7 +540,7 @@ class PlainReducingStream(tk.ReduceStoreWarp, CountedStream):
     reduce_store_done = ReducingStream.reduce_store_done
 
 
-def add_sent(template, x, e, s, lengths, blocks):
+def add_reduced(template, x, e, s, lengths, blocks):
     """(Y, Z, counts) of a `ReducingStream`."""
     y = torch.full((len(lengths) * template.team * template.rows, template.cols), float("nan"), device=x.device)
     z = torch.zeros(template.team * template.rows, template.cols, device=x.device)
@@ -545,7 +549,7 @@ def add_sent(template, x, e, s, lengths, blocks):
     return y, z, counts
 
 
-def all_sent(template, x, lengths):
+def all_reduced(template, x, lengths):
     """What Z of a `ReducingStream` must be: the sum of the X of all iterations, for each consumer."""
     steps = x.view(len(lengths), -1, template.rows, template.cols).double()
     there = torch.arange(steps.shape[1], device=x.device) < lengths[:, None]
@@ -623,7 +627,7 @@ def operands(template, lengths, rng, device):
 
 
 def prefixes(template, x, e, s, lengths):
-    """The sums after 0, 1, … iterations in float64: (tasks, iterations + 1, cluster, team, rows, cols); behind a task's length the last stays."""
+    """The sums after 0, 1, … iterations in float64: (tasks, iterations + 1, cluster, team, rows, cols); after a task's length the last stays."""
     rows, cols, cluster, team = template.rows, template.cols, template.cluster, template.team
     steps = x.shape[1] // rows
     x = x.double().cpu().reshape(len(lengths), steps, rows, cols)

@@ -28,7 +28,7 @@ class Copy(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def compute(ctx, state, input):

@@ -114,15 +114,15 @@ def test_parts_of_groups():
     """As few as fill the multiprocessors, or nearly."""
     assert parts_of_group(64, 4, 132) == 2 and parts_of_group(1, 8, 132) == 8 and parts_of_group(1, 7, 132) == 7
     assert parts_of_group(128, 4, 132) == 1 and parts_of_group(1000, 8, 132) == 1 and parts_of_group(5, 1, 132) == 1
-    for units in range(1, 400, 7):
+    for tiles in range(1, 400, 7):
         for group in (1, 2, 4, 6, 8):
-            parts = parts_of_group(units, group, 132)
-            rounds = {p: -(-units * p // 132) / p for p in range(1, group + 1) if group % p == 0}
+            parts = parts_of_group(tiles, group, 132)
+            rounds = {p: -(-tiles * p // 132) / p for p in range(1, group + 1) if group % p == 0}
             assert group % parts == 0 and rounds[parts] <= 1.15 * min(rounds.values())
             assert all(rounds[p] > 1.15 * min(rounds.values()) for p in rounds if p < parts)
 
 
-def test_parts_of_groups_whose_tasks_are_drawn():
+def test_parts_of_groups_whose_tasks_are_fetched():
     """Which make no whole rounds."""
     assert parts_of_group(140, 4, 132) == 4 and parts_of_group(140, 4, 132, True) == 1 and parts_of_group(64, 4, 132, True) == 2
 
@@ -149,7 +149,7 @@ def test_configurations_at_dimension_64():
     assert chosen == [(1, 3, 64)] * 3 + [(3, 1, 128)]
     chosen = [(c.consumers, c.blocks_per_sm, c.tile_n) for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))]
     assert chosen == [(1, 3, 64), (2, 1, 128), (2, 1, 256)]
-    assert best(8192, dim=48, causal=True, itemsize=1).cols == 128, "K does not come in lines"
+    assert best(8192, dim=48, causal=True, itemsize=1).tile_n == 128, "K does not come in lines"
     few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, False, False), 132)[0].consumers for causal in (False, True)]
     assert few == [2, 2], "tiles of 192 for 128 queries"
 
@@ -162,15 +162,16 @@ def test_configurations_of_packed_sequences():
 
     assert [packed(*n).consumers for n in ((1024, 1024), (500, 8192), (128, 1024), (1000, 1000))] == [3, 3, 2, 2]
     assert [packed(100, n, causal=True).consumers for n in (8191, 16384)] == [1, 2]
-    assert packed(9000, 9000, causal=True).cols == packed(9000, 9000, head_dim=128, value_dim=128).cols == 128
+    assert packed(9000, 9000, causal=True).tile_n == packed(9000, 9000, head_dim=128, value_dim=128).tile_n == 128
 
 
 def test_configurations_at_larger_dimensions():
-    assert best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True) and best(16384, dim=112).cols == 128
-    assert [(c.tile_n, c.epilogue_n) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))] == [(128, 64), (128, 32), (64, 64)]
-    assert [best(n, dim=128, itemsize=1).cols for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
-    assert [best(n, dim=256, itemsize=1).cols for n in (512, 4096)] == [64, 96] and best(512, dim=160, itemsize=1).cols == 64
-    assert [best(n, itemsize=1).cols for n in (512, 1024)] == [128, 256] and best(4096, dim=128, itemsize=1, causal=True).long_turns
+    assert best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True) and best(16384, dim=112).tile_n == 128
+    panels = [(c.tile_n, c.epilogue_n) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))]
+    assert panels == [(128, 64), (128, 32), (64, 64)]
+    assert [best(n, dim=128, itemsize=1).tile_n for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
+    assert [best(n, dim=256, itemsize=1).tile_n for n in (512, 4096)] == [64, 96] and best(512, dim=160, itemsize=1).tile_n == 64
+    assert [best(n, itemsize=1).tile_n for n in (512, 1024)] == [128, 256] and best(4096, dim=128, itemsize=1, causal=True).long_turns
 
 
 def test_whether_blocks_draw_tasks():

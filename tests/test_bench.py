@@ -45,7 +45,7 @@ def fake_gemm(monkeypatch):
 
     def multiply(a, b, *, out=None, config=None, **options):
         configs.append(config)
-        if config is not None and config.get("stages") == 2 and config.get("cols", 256) > 128:
+        if config is not None and config.get("stages") == 2 and config.get("tile_n", 256) > 128:
             raise ValueError("2 stages do not pipeline 256 columns")
         p = peers.Product(a, b, **options)
         product = peers.scaled(a, p.scale_a).float() @ peers.scaled(b, p.scale_b).float()
@@ -470,7 +470,7 @@ def test_a_row_of_bursts_settles_first(monkeypatch):
 
 def test_knobs_are_literals_or_words():
     found = harness.with_knobs("mine", ["stages=2;epilogue_n=None;schedule=split_tail"], lambda knobs: knobs)
-    assert found == {"mine, stages=2;epilogue_n=None;schedule=split_tail": {"stages": 2, "panel": None, "schedule": "split_tail"}}
+    assert found == {"mine, stages=2;epilogue_n=None;schedule=split_tail": {"stages": 2, "epilogue_n": None, "schedule": "split_tail"}}
 
 
 def test_bursts_are_neither_short_nor_endless():
@@ -521,7 +521,7 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
     monkeypatch.setattr(block_order, "SIZES", (64,))
     monkeypatch.setattr(hbm, "hbm_bytes", lambda module, suite, case, names: [1000 * i for i in range(len(names))])
     monkeypatch.setitem(peers._PEERS["gemm with epilogue"], "torch.compile", (peers.eager_epilogue, False))
-    knobs = ["cols=128;group=4"] if suite in ("gemm", "gemm_models", "gemm_fp8", "gemm_sustained") else []
+    knobs = ["tile_n=128;group=4"] if suite in ("gemm", "gemm_models", "gemm_fp8", "gemm_sustained") else []
     options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": only, "knobs": knobs})
     kind = fake_kind()
     assert harness.run(cli.suites()[suite], options, dict.fromkeys(timing.KINDS, kind)) == 0, capsys.readouterr().out
@@ -624,7 +624,7 @@ def test_attention_suites(suite, monkeypatch):
     for module, values in small.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
-    knobs = {"attention": ["cols=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
+    knobs = {"attention": ["tile_n=64;consumers=1", "stages=2"], "attention_backward": ["stages=2"]}.get(suite.name, [])
     for case in suite.cases(argparse.Namespace(**{**vars(OPTIONS), "knobs": knobs})):
         with sim.device():
             row = harness.measure(case, suite.unit, 2, dict.fromkeys(timing.KINDS, fake_kind()))

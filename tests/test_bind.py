@@ -45,17 +45,17 @@ def product(config):
     return described(a, b)._template(config, a.device), [a, b, torch.empty(130, 136, dtype=BF16)], {}, 2
 
 
-def drawn_attention():
-    """Whose log-sum-exp no TMA moves, and whose blocks draw their tasks."""
+def dynamic_attention():
+    """Whose log-sum-exp no TMA moves, and whose blocks fetch their tasks."""
     q, k, v = (torch.randn(1, 2, 300, 64).to(BF16) for _ in range(3))
-    kernel = forward(BF16, 64, 64, True, False, False, True, True, AttentionConfig(consumers=2, cols=64))
+    kernel = forward(BF16, 64, 64, True, False, False, True, True, AttentionConfig(consumers=2, tile_n=64))
     assert kernel.dynamic
     return kernel, [q, k, v, torch.empty_like(q), torch.empty(1, 2, 300)], {"scale": 0.18}, 3
 
 
 CASES = {
-    "tiles": lambda: product(Config(cols=128, consumers=1)), "split": lambda: product(Config(cols=128, consumers=1, schedule="split_k", splits=2)),
-    "stream-K": lambda: product(Config(cols=128, consumers=1, schedule="stream_k")), "drawn": drawn_attention,
+    "tiles": lambda: product(Config(tile_n=128, consumers=1)), "split": lambda: product(Config(tile_n=128, consumers=1, schedule="split_k", splits=2)),
+    "stream-K": lambda: product(Config(tile_n=128, consumers=1, schedule="stream_k")), "dynamic": dynamic_attention,
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_every_tensor_stands_where_that_of_the_example_did(case, bound):
             assert example is tensors[owner]
         else:  # of the workspace
             assert given[owner].dtype == example.dtype and example is not tensors[owner - len(tensors)]
-    assert set(owners) == set(range(len(given))) and len(given) == len(tensors) + {"tiles": 0, "drawn": 1}.get(case, 2)
+    assert set(owners) == set(range(len(given))) and len(given) == len(tensors) + {"tiles": 0, "dynamic": 1}.get(case, 2)
 
 
 def test_views_of_other_dimensions(bound):
@@ -96,7 +96,7 @@ def test_views_of_other_dimensions(bound):
 
 
 def test_numbers_are_checked_when_they_are_bound(bound):
-    kernel, tensors, _, _ = drawn_attention()
+    kernel, tensors, _, _ = dynamic_attention()
     with pytest.raises(TypeError, match=r"AttentionForward: arguments \['factor'\]; it takes \['scale'\]"):
         kernel.call(*tensors).bind(*tensors, factor=1.0)
 

@@ -47,7 +47,7 @@ def test_attention_masks_whatever_the_number_of_consumers(rng, kernel_device, co
 
 
 def test_attention_refuses_a_diagonal_of_several_blocks():
-    with refused("Attention(causal=True, cols=128): must be a multiple of 192 queries a task"):
+    with refused("Attention(causal=True, tile_n=128): must be a multiple of 192 queries a task"):
         Attention(causal=True, consumers=3)
 
 

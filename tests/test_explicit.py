@@ -365,7 +365,7 @@ def test_triton_keeps_a_plain_kernel_and_explicit_ones_of_the_same_function_apar
 def test_every_process_compiles_the_same_code(tmp_path):
     """They share a cache's folder: of two that compile a kernel at once each may read what the other has written, piece by piece."""
     program = ("import hashlib, torch; from tritonkittens.kernels.gemm import Gemm; x = torch.empty(512, 512, dtype=torch.bfloat16, device='meta'); "
-               "print(hashlib.sha256(Gemm(panel=64, packed=True).compile(x, x, x).asm['cubin']).hexdigest())")  # fmt: skip
+               "print(hashlib.sha256(Gemm(epilogue_n=64, deferred_epilogue=True).compile(x, x, x).asm['cubin']).hexdigest())")  # fmt: skip
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "TRITON_CACHE_DIR": str(tmp_path / seed)},
                          stdout=subprocess.PIPE, text=True) for seed in ("1", "2")

@@ -80,7 +80,7 @@ ERRORS = [
      f"gemm: scale_a is (8, 1), scale_b is (2, 1); {BLOCKS}"),
     (dict(a=A8.to(BF16), b=B8.to(BF16), scale_a=empty(8, 2, dtype=FP32), scale_b=empty(2, 1, dtype=FP32)), ValueError, BLOCKS),
     (dict(config="fastest"), TypeError, "gemm(config='fastest'): must be a Config"),
-    (dict(config=dict(tile_m=64)), TypeError, "gemm(config={'rows': 64}): must be a Config"),
+    (dict(config=dict(tile_m=64)), TypeError, "gemm(config={'tile_m': 64}): must be a Config"),
 ]  # fmt: skip
 
 
@@ -119,14 +119,16 @@ def test_tensors_that_no_kernel_reaches():
     (dict(schedule="split_k"), "Config(schedule='split_k', splits=1): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
     (dict(schedule="split_k", splits=17), "Config(schedule='split_k', splits=17): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
     *((dict(schedule="cluster_split_k", splits=splits, **knobs),
-       f"Config(schedule='cluster_split_k', splits={splits}, tile_n={knobs.get('cols', 256)}, cluster={knobs.get('cluster', 1)}, "
-       f"pingpong={knobs.get('independent', False)}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and ")
+       f"Config(schedule='cluster_split_k', splits={splits}, tile_n={knobs.get('tile_n', 256)}, cluster={knobs.get('cluster', 1)}, "
+       f"pingpong={knobs.get('pingpong', False)}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that needs cluster=1 and ")
       for splits, knobs in ((3, {}), (16, {}), (4, dict(tile_n=32)), (2, dict(cluster=2)), (2, dict(pingpong=True)))),
     (dict(schedule="cluster_split_k", splits=4, epilogue_n=48), "Config(epilogue_n=48, tile_n=64): panels must divide the columns"),
     (dict(epilogue_n=48), "Config(epilogue_n=48, tile_n=256): panels must divide the columns"),
     (dict(epilogue_n=0), "Config(epilogue_n=0, tile_n=256): panels must divide the columns"),
-    (dict(deferred_epilogue=True), "Config(deferred_epilogue=True, epilogue_n=None, schedule='persistent'): results that wait in registers leave in panels, of tasks that a block "),
-    (dict(deferred_epilogue=True, epilogue_n=16, schedule="cluster_split_k", splits=2), "Config(deferred_epilogue=True, epilogue_n=16, schedule='cluster_split_k'): results that wait"),
+    (dict(deferred_epilogue=True),
+     "Config(deferred_epilogue=True, epilogue_n=None, schedule='persistent'): results that wait in registers leave in panels, of tasks that a block "),
+    (dict(deferred_epilogue=True, epilogue_n=16, schedule="cluster_split_k", splits=2),
+     "Config(deferred_epilogue=True, epilogue_n=16, schedule='cluster_split_k'): results that wait"),
     (dict(splits=0), "Config(schedule='persistent', splits=0): schedules 'split_k' and 'cluster_split_k' take 2 to 16 splits, the others 1"),
 ])  # fmt: skip
 def test_configurations_that_are_none(given, message):
@@ -157,7 +159,8 @@ def test_tiles_that_run_all_at_once_have_no_order():
     """What a kernel computes before its first copy takes as long as some of its products."""
     small, large = problem(m=1024, n=1024, k=1024), problem(m=4096, n=4096, k=1024)
     assert Config(tile_n=64).ordering(small, 50 << 20) == tk.RowMajor() and Config(tile_n=64, group=2).ordering(small, 50 << 20) == tk.Supergroup(2)
-    assert Config(tile_n=64).ordering(large, 50 << 20) == tk.Supergroup(8) and Config(tile_n=64, order="column_major").ordering(small, 50 << 20) == tk.ColumnMajor()
+    assert Config(tile_n=64).ordering(large, 50 << 20) == tk.Supergroup(8)
+    assert Config(tile_n=64, order="column_major").ordering(small, 50 << 20) == tk.ColumnMajor()
 
 
 @pytest.mark.parametrize("template", [Gemm, BlockwiseGemm])
@@ -170,13 +173,14 @@ def test_panels_that_there_cannot_be(template):
 
 def test_results_that_cannot_wait_in_registers():
     why = "results that wait in registers leave in panels, and a residual is added to those of tasks that a block computes alone"
-    for knobs, said in ((dict(), "panel=None, schedule=Persistent()"),
-                        (dict(epilogue_n=64, epilogue=Epilogue(residual=True), schedule=tk.SplitTail()), "panel=64, schedule=SplitTail()")):
-        with pytest.raises(tk.TileError, match=re.escape(f"Gemm(deferred_epilogue=True, {said}): {why}")):
+    for knobs, shown in ((dict(), "epilogue_n=None, schedule=Persistent()"),
+                         (dict(epilogue_n=64, epilogue=Epilogue(residual=True), schedule=tk.SplitTail()), "epilogue_n=64, schedule=SplitTail()")):
+        with pytest.raises(tk.TileError, match=re.escape(f"Gemm(deferred_epilogue=True, {shown}): {why}")):
             Gemm(deferred_epilogue=True, **knobs)
     config = Config(epilogue_n=64, deferred_epilogue=True)
     assert [config.packs(False, size) for size in (1, 2, 4)] == [True, True, False] and [config.packs(True, size) for size in (1, 2, 4)] == [False, True, False]
-    assert not Config(epilogue_n=64).packs(False, 2) and not replace(config, tile_n=192).packs(True, 2) and not replace(config, schedule="split_tail").packs(True, 2)
+    assert not Config(epilogue_n=64).packs(False, 2)
+    assert not replace(config, tile_n=192).packs(True, 2) and not replace(config, schedule="split_tail").packs(True, 2)
 
 
 @pytest.mark.parametrize("epilogue, out, steps", [
@@ -184,10 +188,11 @@ def test_results_that_cannot_wait_in_registers():
     (Epilogue(activation="gelu"), tk.fp16, 0), (Epilogue(activation="silu", gate=Operand("col", "bf16")), tk.bf16, 0),
     (Epilogue(activation="silu", residual=True), tk.bf16, 0),
 ])  # fmt: skip
-def test_where_the_activation_is_applied_to_packed_results(epilogue, out, steps):
+def test_where_the_activation_is_applied_to_deferred_results(epilogue, out, steps):
     assert Gemm(epilogue=epilogue, out_dtype=out, epilogue_n=64, deferred_epilogue=True).activation_steps == steps
     assert Gemm(epilogue=epilogue, out_dtype=out, epilogue_n=16, tile_m=64, tile_n=64, deferred_epilogue=True).activation_steps == bool(steps)
-    assert Gemm(epilogue=epilogue, out_dtype=out, tile_n=192, epilogue_n=48, deferred_epilogue=not epilogue.residual).activation_steps == 0  # whose tiles are no single piece
+    uneven = Gemm(epilogue=epilogue, out_dtype=out, tile_n=192, epilogue_n=48, deferred_epilogue=not epilogue.residual)
+    assert uneven.activation_steps == 0, "its tiles are no single piece"
     assert Gemm(epilogue=epilogue, out_dtype=out, epilogue_n=64).activation_steps == 0
     assert Gemm(epilogue=epilogue, out_dtype=out, epilogue_n=128, deferred_epilogue=True).activation_steps == 0  # whose rows are two swizzle lines
 
@@ -197,11 +202,12 @@ def test_where_the_activation_is_applied_to_packed_results(epilogue, out, steps)
     (False, Operand("col", "bf16"), dict(out_dtype=tk.fp16)), (False, Operand("col", "bf16"), dict(c_stored_nm=True)),
     (False, Operand("col", "bf16"), dict(tile_n=192, epilogue_n=48)), (False, Operand("col", "bf16"), dict(deferred_epilogue=False)),
 ])  # fmt: skip
-def test_where_packed_results_are_multiplied_by_a_gate(late, gate, more):
-    """A gate that comes with the residual is not among what the producer loads for `pack`."""
+def test_where_deferred_results_are_multiplied_by_a_gate(late, gate, more):
+    """A gate that comes with the residual is not among what the producer loads for `defer_results`."""
     gemm = Gemm(**{**dict(epilogue=Epilogue(bias=Operand("col", "bf16"), gate=gate, residual=True), epilogue_n=64, deferred_epilogue=True), **more})
-    assert gemm.gates_late == late and ("gate" in gemm._plan.refill) == late
-    assert ("gate" in gemm._plan.preload) == (not late and gate is not None and gate.place == "col") and "bias" in gemm._plan.preload
+    assert gemm.gates_late == late and ("gate" in gemm._plan.epilogue_reloads) == late
+    loads = gemm._plan.epilogue_loads
+    assert ("gate" in loads) == (not late and gate is not None and gate.place == "col") and "bias" in loads
 
 
 def test_rows_of_a_consumer_that_are_no_power_of_two():
@@ -218,14 +224,15 @@ def test_four_consumers_whose_columns_are_no_power_of_two(stored_nk, cols):
 
 @pytest.mark.parametrize("arch, copies", [("sm_90a", 4), ("sm_100a", 3)])
 def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
-    """176 rows lie one behind the other on Hopper: one block loads 64 + 16 of them, the other 64 + 32. Elsewhere 128, 32 and 16 lie for themselves: both load
+    """176 rows lie one after the other on Hopper: one block loads 64 + 16 of them, the other 64 + 32. Elsewhere 128, 32 and 16 lie for themselves: both load
     64 and 16 of the first two, and one the last."""
     x = torch.empty(512, 512, dtype=BF16, device="meta")
     ptx = Gemm(consumers=1, tile_n=176, cluster=2, b_stored_nk=True).compile(x, x, x, arch=arch).asm["ptx"]
     assert ptx.count("multicast::cluster") == copies
 
 
-@pytest.mark.parametrize(("knobs", "of_a", "of_b"), [(dict(cluster=2), 2, 3), (dict(tile_n=192), 2, 6), (dict(consumers=3, tile_n=192, cluster=2, epilogue_n=32), 6, 5)])
+@pytest.mark.parametrize(("knobs", "of_a", "of_b"), [(dict(cluster=2), 2, 3), (dict(tile_n=192), 2, 6),
+                                                     (dict(consumers=3, tile_n=192, cluster=2, epilogue_n=32), 6, 5)])  # fmt: skip
 def test_all_copies_of_b_are_streamed(knobs, of_a, of_b):
     """Also those that blocks make together, and those of columns that are no power of two."""
     x = torch.empty(512, 512, dtype=BF16, device="meta")
@@ -308,7 +315,7 @@ def test_three_consumers_have_no_room_for_their_sums_in_tensor_memory():
 @settings(max_examples=200, deadline=None)
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, more=st.integers(1, 5000), epilogue=EPILOGUES, dtype=st.sampled_from(["bf16", "fp8e4nv"]))
 def test_more_work_costs_no_less(m, n, k, more, epilogue, dtype):
-    """Of one configuration. Not so for more rows or columns where the last tasks are split or dealt out: fewer of them have more parts, which are summed up."""
+    """Of one configuration. Not so for more rows or columns where the last tasks are split: fewer of them have more parts."""
     m, n, k, more = (128 * -(-x // 128) for x in (m, n, k, more))  # rows that begin inside a cache line cost more than a few elements
     before = problem(m=m, n=n, k=k, b="nk", epilogue=epilogue, dtype=dtype)
     for config in (*candidates(before), Config(schedule="stream_k")):
@@ -368,7 +375,7 @@ def test_the_choice_explains_itself():
     report = family.explain(it, H200)
     chosen = family.choose(it, device=H200)
     assert report.config == chosen.__dict__ and report.rows[0].config == report.config and len(report.rows) == len(candidates(it))
-    assert f"cols={chosen.tile_n}" in str(report) and f"schedule={chosen.schedule}" in str(report) and "m=4096 n=4096 k=4096" in str(report)
+    assert f"tile_n={chosen.tile_n}" in str(report) and f"schedule={chosen.schedule}" in str(report) and "m=4096 n=4096 k=4096" in str(report)
 
 
 def test_a_product_is_computed_like_one_that_was_measured():

@@ -78,7 +78,7 @@ def test_every_schedule_and_order_of_products_occurs(products):
 
 
 def test_every_schedule_class_of_attention_occurs(templates):
-    """Persistent, drawn, shared by a cluster, and split where tasks do not divide evenly."""
+    """Persistent, dynamic, shared by a cluster, and split where tasks do not divide evenly."""
     used = {type(template.schedule) for template in templates if not isinstance(template, (Gemm, BlockwiseGemm))}
     assert {tk.Persistent, tk.Dynamic, tk.ClusterSplitK, tk.SplitRest} <= used
 
@@ -102,8 +102,8 @@ def test_every_kind_of_operands_of_products_occurs(products, templates):
     assert {t.accumulate for t in products} == {tk.fp32, tk.fp16} and {t.batched for t in products} == {False, True}
     assert {t.consumers for t in products} == {1, 2, 3, 4} and {t.cluster for t in products} == {1, 2, 4}
     assert {t.pingpong for t in products} == {t.c_stored_nm for t in products} == {False, True}
-    assert {t.passing for t in products} == {None, "evict_first"}
-    assert {t.cols for t in templates if isinstance(t, BlockwiseGemm)} == {128, 256}
+    assert {t.cache_hint for t in products} == {None, "evict_first"}
+    assert {t.tile_n for t in templates if isinstance(t, BlockwiseGemm)} == {128, 256}
 
 
 def test_a_launch_that_has_no_name_is_found():

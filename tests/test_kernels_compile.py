@@ -104,7 +104,7 @@ def test_contract_on_hopper(name):
     assert not report.roles[-1].mma and report.roles[-1].warps == 1
     looping, loops = sorted(role for loop in report.loops for role in loop.roles), 2 if name in WITH_EDGE_LOOP else 1
     assert looping == sorted([r.name for r in report.roles[:-1]] * loops), "one main loop a consumer, and one for blocks that mask"
-    assert report.buffer("arrived").slots == template.placement(90).stages
+    assert report.buffer("input.full").slots == template.placement(90).stages
 
 
 @pytest.mark.parametrize("name, at_once, registers", [("attention_decode_d64", 2, [128, 128]), ("attention_decode_d64_3_at_once", 3, [136, 24]),

@@ -88,7 +88,7 @@ class Copy(tk.{kind}):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def {name}(ctx, state, input{argument}):

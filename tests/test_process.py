@@ -34,7 +34,7 @@ class Scale(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def compute(ctx, state, input):
@@ -71,7 +71,7 @@ class Größe(tk.lcf):  # a name, and bytes of the source, beyond ASCII
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (0, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
 
     @triton.jit
     def compute(ctx, state, input):

@@ -195,7 +195,7 @@ def walk(schedule, lengths, slots):
     count, finished = torch.zeros(len(lengths), most, dtype=torch.int32), torch.zeros(len(lengths), dtype=torch.int32)
     block = poison(torch.empty(len(lengths), most, dtype=torch.int32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tritonkittens.lang.template.template.multiprocessor_count", lambda device: slots)
+        patch.setattr("tritonkittens.lang.template.call.multiprocessor_count", lambda device: slots)
         template = Walk(schedule=schedule)
         template._calls.clear()  # what was planned for other numbers of multiprocessors
         template(x, count, block, finished, lengths, tasks=len(lengths), most=most)
@@ -237,7 +237,7 @@ def test_split_k_makes_equal_parts(simulated, lengths, slots, parts):
 
 
 def check_split_last(schedule, lengths, slots, most):
-    """Whole tasks for all slots, and each of the others in as many equal parts as there is room for, up to a limit, each by another block."""
+    """Whole tasks for all slots, and each of the others in as many equal parts as fit, up to a limit, each by another block."""
     whole = len(lengths) // slots * slots
     for task, blocks in enumerate(walk(schedule, lengths, slots)):
         if task < whole:
@@ -252,7 +252,7 @@ def check_split_last(schedule, lengths, slots, most):
 @few
 @given(lengths=LENGTHS, slots=SLOTS)
 def test_split_tail_splits_only_the_last_round(simulated, lengths, slots):
-    """Up to a limit behind whole rounds only."""
+    """Up to a limit, and only after whole rounds."""
     check_split_last(tk.SplitTail(), lengths, slots, MOST_TAIL_PARTS if len(lengths) >= slots else slots)
 
 
@@ -264,7 +264,7 @@ def test_split_rest_leaves_equally_many_tasks_whole(simulated, lengths, slots):
 
 @few
 @given(tasks=st.integers(1, 16), length=st.integers(1, 9), slots=SLOTS)
-def test_stream_k_deals_iterations_evenly(simulated, tasks, length, slots):
+def test_stream_k_splits_iterations_evenly(simulated, tasks, length, slots):
     done = walk(tk.StreamK(), [length] * tasks, slots)
     each = [sum(blocks.count(block) for blocks in done) for block in range(slots)]
     assert max(each) - min(each) <= 1 or (tasks % slots == 0 and set(each) == {tasks // slots * length}), each

@@ -14,12 +14,13 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tests.streaming import (
     CountedStream,
-    HandingStream,
+    ExchangingStream,
     IndexedStream,
     LaggedStream,
     LateTaskStream,
     PipelinedStream,
     Prefix,
+    ReducingStream,
     SharingStream,
     Stream,
 )
@@ -87,11 +88,11 @@ def test_layout_is_missing_or_no_layout():
 def test_a_misspelt_hook():
     class Misspelt(Copy):
         @triton.jit
-        def load_sratch(ctx, task):
+        def load_taks(ctx, task):
             pass
 
-    hooks = "setup, load_task, load_task, load_late_task, entry, load, load_lagged, load_epilogue, fetch, start, first, compute, compute_last, send, sent, part"
-    with refused(f"Misspelt: unknown hook 'load_sratch'; hooks are {hooks}"):
+    hooks = "setup, load_task, load_late_task, load, load_lagged, load_epilogue, load_params, start, compute_first, compute, compute_last, finish"
+    with refused(f"Misspelt: unknown hook 'load_taks'; hooks are {hooks} (start a helper's name with an underscore)"):
         Misspelt()
 
 
@@ -137,12 +138,12 @@ def test_a_hook_with_wrong_parameters(name, hook, message):
         type("Odd", (Copy,), {name: hook})()
 
 
-def test_a_pipelined_compute_takes_the_slot_before():
+def test_a_pipelined_compute_takes_the_stage_before():
     with refused("Late.compute(ctx, state, input): must take (ctx, state, input, previous)"):
         type("Late", (Copy,), {"compute_last": vars(Copy)["compute"]})()
 
 
-def test_first_without_drain():
+def test_compute_first_without_compute_last():
     with refused("First: hook 'compute_first' is for a pipelined computation, which needs hook 'compute_last' too"):
         type("First", (Copy,), {"compute_first": vars(Copy)["compute"]})()
 
@@ -151,9 +152,9 @@ def test_first_without_drain():
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, order, " \
-            "producer_registers, schedule"
-    with refused(f"Copy(consumer=2): no such knob; it has {known}, single, stages"):
+    known = "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, order, pingpong, " \
+            "producer_registers, schedule, stages, staggered_epilogue, warp_scheduler_barrier"
+    with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
         with refused(f"Copy({name}=None): no such knob"):
@@ -173,38 +174,43 @@ def test_impossible_blocks_per_sm(blocks):
 
 
 @pytest.mark.parametrize("knobs", [dict(lagged_producer=1), dict(lagged_producer=None), dict(lagged_producer=True, cluster=2)])
-def test_impossible_trailing_producers(knobs):
+def test_impossible_lagged_producers(knobs):
     shown = f"lagged_producer={knobs['lagged_producer']!r}, cluster={knobs.get('cluster', 1)}"
     with refused(f"LaggedStream({shown}): must be False, or True where blocks load alone"):
         LaggedStream(**knobs)
 
 
-def test_a_trailing_producer_without_trailing_tiles():
+def test_a_lagged_producer_without_lagged_tiles():
     with refused("Copy(lagged_producer=True): its layout has no lagged tiles"):
         Copy(lagged_producer=True)
 
 
-def test_a_trailing_producer_is_explained():
-    told = "a warp of its own loads lagged tiles"
-    assert told in LaggedStream(lagged_producer=True).explain() and told not in LaggedStream().explain()
+def test_a_lagged_producer_is_explained():
+    line = "a warp of its own loads lagged tiles"
+    assert line in LaggedStream(lagged_producer=True).explain() and line not in LaggedStream().explain()
 
 
-@pytest.mark.parametrize("entries", [-1, 17, 2.0, None])
-def test_impossible_entries(entries):
-    with refused(f"IndexedStream: its layout has page_indices={entries!r}; an iteration has 0 to 16"):
-        type("IndexedStream", (IndexedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=entries)})()
+@pytest.mark.parametrize("number", [-1, 17, 2.0])
+def test_impossible_numbers_of_page_indices(number):
+    with refused(f"IndexedStream: its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to 16"):
+        IndexedStream(page_indices=number)
 
 
-def test_entries_and_their_hook_go_together():
-    with refused("IndexedStream: hook 'page_index' is for a layout with entries"):
-        IndexedStream(page_indices=0)
-    with refused("LaggedStream: its layout has page_indices=…, but hook 'page_index' is missing"):
-        type("LaggedStream", (LaggedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=1)})()
+@pytest.mark.parametrize("number", [0, None])
+def test_index_prefetch_needs_page_indices(number):
+    with refused("IndexedStream: tk.IndexPrefetch needs page_indices=… in its layout"):
+        type("IndexedStream", (IndexedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=number)})()
 
 
-def test_entries_are_explained():
-    assert "  5 entries of tables an iteration, read ahead, 32 at a time" in IndexedStream(page_indices=5).explain()
-    assert "entries" not in LaggedStream().explain()
+def test_page_indices_need_their_hook():
+    hooks = {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=1)}
+    with refused("Indexed: its layout has page_indices=…, but hook 'page_index' is missing"):
+        type("Indexed", (tk.IndexPrefetch, LaggedStream), hooks)()
+
+
+def test_page_indices_are_explained():
+    assert "  5 indices an iteration, read ahead, 32 at a time" in IndexedStream(page_indices=5).explain().splitlines()
+    assert "indices" not in LaggedStream().explain()
 
 
 @triton.jit
@@ -218,10 +224,11 @@ def _one_pointer(ctx, n):
 
 
 @pytest.mark.parametrize("hook", [_no_pointers, _one_pointer])
-def test_an_entry_that_is_no_pointer_for_each_number(hook):
+def test_a_page_index_that_is_no_pointer_for_each_number(hook):
     x, e, s, y = (meta(*shape, dtype=torch.float32) for shape in ((2, 192, 64), (2, 192, 64), (128, 64), (128, 64)))
-    with refused("Wrong.entry must return pointers to int32, one for each of its numbers, got "):
-        type("Wrong", (IndexedStream,), {"entry": hook})(consumers=1).compile(x, e, s, y, meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32), tasks=2)
+    with refused("Wrong.page_index must return pointers to int32, one for each of its numbers, got "):
+        lengths, indices = meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32)
+        type("Wrong", (IndexedStream,), {"page_index": hook})(consumers=1).compile(x, e, s, y, lengths, indices, tasks=2)
 
 
 @pytest.mark.parametrize("cluster", [0, 3, 16, "2", None])
@@ -255,13 +262,13 @@ def test_impossible_supergroups(rows):
         tk.Supergroup(rows)
 
 
-def test_which_consumers_end_one_behind_the_other():
-    said = "  each lets the one ahead end a long task first, 2 iterations before its own end; those hide its results"
-    assert said in PipelinedStream(staggered_epilogue=True, stages=3).explain().splitlines()
+def test_which_consumers_end_one_after_the_other():
+    line = "  each consumer lets the one ahead end a long task first, 2 iterations before its own end; those hide its results"
+    assert line in PipelinedStream(staggered_epilogue=True, stages=3).explain().splitlines()
     apart = dict(stages=3, staggered_epilogue=True)
     for template in (PipelinedStream(stages=3), Stream(**apart), PipelinedStream(**apart, consumers=1), PipelinedStream(**apart, schedule=tk.Dynamic()),
                      PipelinedStream(**apart, pingpong=True, weighted=False), PipelinedStream(**apart, consumers=3, cols=128)):  # fmt: skip
-        assert said not in template.explain() and not template.staggers(90), template.explain()
+        assert line not in template.explain() and not template.staggers(90), template.explain()
 
 
 def test_schedules_are_plain_values():
@@ -273,26 +280,26 @@ def test_schedules_are_plain_values():
         tk.SplitK(3).parts = 4
 
 
-def test_consumers_with_tasks_of_their_own_have_no_turns_and_no_tiles_loaded_for_them():
-    with refused("Copy(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own have no turns"):
+def test_consumers_with_tasks_of_their_own_take_no_turns_and_have_no_task_tiles():
+    with refused("Copy(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own take no turns"):
         Copy(pingpong=True, warp_scheduler_barrier=True)
     for knobs in (dict(cluster=2), dict(pingpong=True)):
         both = {"cluster": 1, "pingpong": False, **knobs}
-        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, pingpong={both['independent']}): a block draws its tasks alone, one for all its "
+        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, pingpong={both['pingpong']}): a thread block fetches one task for all its "
                      "consumers; that needs cluster=1 and pingpong=False"):
             Copy(schedule=tk.Dynamic(), **knobs)
-    with refused("Prefix(schedule=Dynamic()): only an lcf template draws its tasks"):
+    with refused("Prefix(schedule=Dynamic()): only an lcf template fetches its tasks"):
         Prefix(schedule=tk.Dynamic())
     for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(pingpong=True)):
         wrong = {"schedule": tk.Persistent(), "pingpong": False, **knobs}
-        with refused(f"Copy(one_tile_per_block=True, schedule={wrong['schedule']!r}, pingpong={wrong['independent']}): a block of one task neither draws it nor enters "
-                     "it in the middle, and its consumers share it; that needs another schedule and pingpong=False"):
+        with refused(f"Copy(one_tile_per_block=True, schedule={wrong['schedule']!r}, pingpong={wrong['pingpong']}): a block with one work tile neither "
+                     "fetches it nor enters a task in the middle, and its consumers share it; that needs another schedule and pingpong=False"):
             Copy(one_tile_per_block=True, **knobs)
-    with refused("Copy(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that alternate end together"):
+    with refused("Copy(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that take turns end together"):
         Copy(staggered_epilogue=True, warp_scheduler_barrier=True)
     with refused("SharingStream(staggered_epilogue=True): consumers that write exchange tiles for each other end together"):
         SharingStream(staggered_epilogue=True)
-    message = "(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"
+    message = "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
         with refused(f"{cls.__name__}{message}"):
             cls(pingpong=True, **knobs)
@@ -340,7 +347,7 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'compute_last'; hooks are setup, load_task, load_task, entry, load, load_epilogue, fetch, start, compute, finish, store "):
+    with refused("Late: unknown hook 'compute_last'; hooks are setup, load_task, load, load_epilogue, load_params, start, compute, finish, store ("):
         type("Late", (Prefix,), {"compute_last": vars(Copy)["compute"]})()
 
 
@@ -373,7 +380,7 @@ def test_vectors_cannot_be_loaded_in_parts():
 
 
 def test_registers_beyond_what_the_block_starts_with():
-    """Otherwise the compiler drops the reallocation without a word, and the producer's registers are lost to the consumers."""
+    """Otherwise the compiler drops the reallocation silently, and the consumers do not get the producer's registers."""
     with refused("Copy: registers over budget: (240, 240, 240, 32) a thread of 4 warpgroups are 96256 of 65536"):
         Copy(consumers=3, consumer_registers=240)
     start = "what a block of 384 threads, 2 an SM, starts with"
@@ -395,7 +402,7 @@ def test_default_registers_fit_and_waste_little(consumers, blocks):
 # ---------------------------------------------------------------- at compilation
 
 
-BILL = "shared memory over budget: scratch 0 bytes, input 16384 bytes a stage, finish 8192"
+BILL = "shared memory over budget: task 0 bytes, input 16384 bytes a stage, epilogue 8192"
 
 
 @pytest.mark.parametrize("stages, message", [(0, "a ring has 1 to 32 stages"), (15, BILL)])
@@ -406,7 +413,7 @@ def test_impossible_stages(stages, message):
 
 def test_one_stage_of_a_pipelined_template():
     x, s = meta(2, 128, 64, dtype=torch.float32), meta(256, 64, dtype=torch.float32)
-    with refused("PipelinedStream(stages=1): a ring has 2 to 32 stages (pipelined: a slot is given back one iteration later)"):
+    with refused("PipelinedStream(stages=1): a ring has 2 to 32 stages (pipelined: a stage is released one iteration later)"):
         PipelinedStream(stages=1).compile(x, x, s, s, meta(2, dtype=torch.int32), tasks=2)
 
 
@@ -477,7 +484,7 @@ def _load_unknown(ctx, input):
     tk.load_async(input.C, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
 
 
-COPIES = "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly once, on its `arrived`"
+COPIES = "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly once, with its `full` as the barrier"
 MISTAKES = [
     ("setup", _nothing, "Wrong.setup must return tk.task(iterations, …)"),
     ("setup", _endless, "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"),
@@ -489,7 +496,7 @@ MISTAKES = [
     ("load", _load_one, f"hook 'load' copies 8192 {COPIES}"),
     ("load", _load_three, f"hook 'load' copies 24576 {COPIES}"),
     ("load", _load_nothing, f"hook 'load' copies 0 {COPIES}"),
-    ("load", _load_unknown, "'C': this record has 'A', 'B', 'arrived'"),
+    ("load", _load_unknown, "'C': this record has 'A', 'B', 'full'"),
 ]
 
 
@@ -558,13 +565,15 @@ def _release_last(ctx, state, input):
     return state
 
 
-TRAILING_MISTAKES = [
-    ("compute_first", _release_twice, "Wrong.first calls tk.release 2 times; 'compute_first' and 'compute' give their input back once, in the hook itself, 'compute_last' has none"),
-    ("compute_first", _no_wait, "Wrong.first calls tk.release 0 times"),
-    ("compute_first", _wait_first, "this record has 'X', 'finished'"),
-    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for their"),
+LAGGED_MISTAKES = [
+    ("compute_first", _release_twice, "Wrong.compute_first calls tk.release 2 times; 'compute_first' and 'compute' release their input once, in the hook "
+                                      "itself, 'compute_last' has none"),
+    ("compute_first", _no_wait, "Wrong.compute_first calls tk.release 0 times; "),
+    ("compute_first", _wait_first, "this record has 'X', 'empty'"),
+    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "
+                             "'compute_first' has none"),
     ("compute_last", _no_wait, "Wrong.compute_last calls tk.wait_for 0 times"),
-    ("compute_last", _release_last, "this record has 'E', 'arrived', 'phase'"),
+    ("compute_last", _release_last, "this record has 'E', 'full', 'phase'"),
 ]
 
 
@@ -581,20 +590,20 @@ def check_that_a_hook_is_refused(base, name, hook, message):
             compile_stream(template)
 
 
-@pytest.mark.parametrize("name, hook, message", TRAILING_MISTAKES, ids=[hook.__name__ for _, hook, _ in TRAILING_MISTAKES])
-def test_a_hook_that_does_something_wrong_with_trailing_tiles(name, hook, message):
+@pytest.mark.parametrize("name, hook, message", LAGGED_MISTAKES, ids=[hook.__name__ for _, hook, _ in LAGGED_MISTAKES])
+def test_a_hook_that_does_something_wrong_with_lagged_tiles(name, hook, message):
     check_that_a_hook_is_refused(LaggedStream, name, hook, message)
 
 
-def holding(kind, name, base, **hooks):
-    """A template whose layout also has tiles of a kind."""
+def holding(kind, name, base, fields=None, **hooks):
+    """A template whose layout also has tiles of a kind, and these fields."""
     def layout(self):
-        return dataclasses.replace(base.layout(self), globals=dict(X=tile), **{kind: dict(V=tile)})
+        return dataclasses.replace(base.layout(self), globals=dict(X=tile), **{kind: dict(V=tile)}, **(fields or {}))
 
     return type(name, (base,), dict(layout=layout, **hooks))
 
 
-def test_trailing_tiles_without_their_hooks():
+def test_lagged_tiles_without_their_hooks():
     with refused("Late: its layout has lagged=…, but hook 'load_lagged' is missing"):
         holding("lagged", "Late", PipelinedStream)()
     with refused("Early: its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"):
@@ -605,41 +614,45 @@ def test_trailing_tiles_without_their_hooks():
 
 
 @pytest.mark.parametrize("knobs", [dict(consumers=1, extra=64), dict(warp_scheduler_barrier=True)], ids=str)
-def test_handing_over_where_there_are_not_two(knobs):
-    with refused("in HandingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and take no turns"):
-        compile_stream(HandingStream(stages=2, **knobs))
+def test_an_exchange_where_there_are_not_two(knobs):
+    with refused("in ExchangingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and take no turns"):
+        compile_stream(ExchangingStream(stages=2, **knobs))
 
 
-def test_shared_tiles_without_their_hooks():
-    with refused("Late: its layout has task=…, but hook 'load_task' is missing"):
-        holding("common", "Late", PipelinedStream)()
-    with refused("SharingStream(pingpong=True): consumers with tasks of their own have neither scratch, common, deferred, exchange nor output tiles"):
+@pytest.mark.parametrize("per", ["consumer", "block"])
+def test_task_tiles_without_their_hook(per):
+    with refused("Bare: its layout has task=…, but hook 'load_task' is missing"):
+        holding("task", "Bare", Copy, dict(per=per))()
+
+
+def test_consumers_that_share_no_task_share_no_tiles():
+    with refused("SharingStream(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"):
         SharingStream(pingpong=True)
 
 
-def test_deferred_tiles_without_their_hooks():
+def test_late_task_tiles_without_their_hooks():
     with refused("Later: its layout has late_task=…, but hook 'load_late_task' is missing"):
-        holding("deferred", "Later", PipelinedStream)()
-    with refused("Plain: its layout has deferred tiles, which hook 'compute_first' of a pipelined computation waits for; hook 'compute_first' is missing"):
-        holding("deferred", "Plain", Copy, load_late_task=LateTaskStream.load_late_task)()
+        holding("late_task", "Later", PipelinedStream)()
+    with refused("Plain: its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook 'compute_first' is missing"):
+        holding("late_task", "Plain", Copy, load_late_task=LateTaskStream.load_late_task)()
 
 
 @triton.jit
-def _give_back_twice(ctx, state, input):
+def _release_task_twice(ctx, state, input):
     tk.release(ctx, ctx.task)
     tk.release(ctx, ctx.task)
     return state
 
 
 @triton.jit
-def _give_back_at_once(ctx, state, input):
+def _release_at_once(ctx, state, input):
     tk.wait_for(ctx.late_task)
     tk.release(ctx, ctx.late_task)
     return state
 
 
 @triton.jit
-def _wait_for_common(ctx, state, input):
+def _wait_for_task(ctx, state, input):
     tk.wait_for(ctx.task)
     return state
 
@@ -650,12 +663,13 @@ def _prefetch_another(ctx, input):
 
 
 @pytest.mark.parametrize(("hook", "value", "message"), [
-    ("compute_last", _give_back_twice, "Wrong.compute_last calls tk.release(ctx, ctx.task) 2 times; 'compute_last' may give common tiles back, once"),
-    ("compute_first", _give_back_at_once, "Wrong.first calls tk.release(ctx, ctx.late_task) 1 times; 'compute_last' may give deferred tiles back, once"),
-    ("compute_first", _wait_for_common, "wait_for(ctx.task): common tiles are there when a task begins; those that `compute_first` waits for itself are deferred tiles"),
+    ("compute_last", _release_task_twice, "Wrong.compute_last calls tk.release(ctx, ctx.task) 2 times; 'compute_last' may release them, once"),
+    ("compute_first", _release_at_once, "Wrong.compute_first calls tk.release(ctx, ctx.late_task) 1 times; 'compute_last' may release them, once"),
+    ("compute_first", _wait_for_task, "wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself are late_task "
+                                      "tiles"),
     ("load", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
 ])  # fmt: skip
-def test_kept_tiles_used_wrongly(hook, value, message):
+def test_task_tiles_used_wrongly(hook, value, message):
     check_that_a_hook_is_refused(LateTaskStream, hook, value, message)
 
 
@@ -666,10 +680,12 @@ def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests
     assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
 
-def test_results_over_what_consumers_worked_in():
-    placed = SharingStream(stages=2).placement(90)
-    assert placed.over_ring is None and placed.over_working == ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
-    assert "finish tiles over what the consumers worked in" in SharingStream(stages=2).explain()
+@pytest.mark.parametrize("cls", [SharingStream, ReducingStream])
+def test_epilogue_tiles_over_scratch_tiles(cls):
+    placed = cls(stages=2).placement(90)
+    assert placed.over_ring is None and placed.over_scratch == ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
+    assert "epilogue tiles over the scratch tiles: Y st(" in cls(stages=2).explain()
+    assert "scratch tiles" not in PipelinedStream(stages=2).explain()
 
 
 @triton.jit
@@ -713,13 +729,13 @@ def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
                          + [dict(one_tile_per_block=True, schedule=tk.Persistent())], ids=str)  # fmt: skip
 def test_schedules_that_must_know_how_many_tasks_there_are(knobs):
     template = Stream(**knobs)
-    said = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
-    with refused(f"Stream({said}): write method 'tasks', which says how many tasks tensors of given shapes make"):
+    given = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
+    with refused(f"Stream({given}): write method 'tasks', which says how many tasks tensors of given shapes make"):
         template.compile(*stream_tensors(template), tasks=2)
 
 
 def test_the_state_of_split_tasks_is_their_accumulators():
-    """`PipelinedStream` keeps its weights in the state: what is not summed up would be lost."""
+    """`PipelinedStream` has weights in its state, which no sum over the parts contains."""
 
     class Forgetful(PipelinedStream):
         def tasks(self, X, *_):
@@ -749,7 +765,7 @@ def test_explain_says_what_was_chosen(cls, knobs):
     assert text.splitlines()[0] == f"{cls.__name__} on sm_90"
     given = "given" if "stages" in knobs else "as many as fit"
     assert f"stages {placed.stages} ({given}" in text and "X st(" in text
-    assert (f"over the ring behind slot {placed.safe_stages}" in text) == (placed.over_ring is not None)
+    assert (f"over the ring from stage {placed.safe_stages} on" in text) == (placed.over_ring is not None)
     assert ("beside the ring" in text) == (placed.over_ring is None)
     mine, *_, others = template.registers()
     why = "given" if "consumer_registers" in knobs else "what the block's share"
@@ -761,25 +777,20 @@ def test_explain_says_what_was_chosen(cls, knobs):
     assert template.explain(100).splitlines()[0] == f"{cls.__name__} on sm_100"
 
 
-class Scratched(Copy):
+class Weighted(Copy):
     def layout(self):
         return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), task=dict(S=tile), epilogue=dict(Y=tile))
 
 
-def test_scratch_tiles_without_their_hook():
-    with refused("Scratched: its layout has task=…, but hook 'load_task' is missing"):
-        Scratched().compile(*tensors())
-
-
-def test_preloaded_tiles_without_their_hook():
-    class Preloaded(Copy):
+def test_epilogue_loads_without_their_hook():
+    class Added(Copy):
         def layout(self):
             return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), epilogue=dict(Y=tile), epilogue_loads=("Y",))
 
-    with refused("Preloaded: its layout has epilogue_loads=…, but hook 'load_epilogue' is missing"):
-        Preloaded()
+    with refused("Added: its layout has epilogue_loads=…, but hook 'load_epilogue' is missing"):
+        Added()
 
-    class Forgetful(Preloaded):
+    class Forgetful(Added):
         @triton.jit
         def load_epilogue(ctx, epilogue):
             pass
@@ -788,8 +799,8 @@ def test_preloaded_tiles_without_their_hook():
         Forgetful().compile(*tensors())
 
 
-def test_scratch_bytes_are_checked_for_every_consumer():
-    class Uneven(Scratched):
+def test_bytes_of_task_tiles_are_checked_for_every_consumer():
+    class Uneven(Weighted):
         consumers: int = 2
 
         @triton.jit

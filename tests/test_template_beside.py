@@ -1,4 +1,4 @@
-"""Roles of a template beside its producer and consumers, senders, used wrongly: every mistake is refused. No GPU needed."""
+"""Reduce-store warps used wrongly: every mistake is refused. No GPU needed."""
 
 import dataclasses
 
@@ -13,33 +13,33 @@ from tests.util import meta, refused
 tile = tk.st(tk.bf16, 64, 64)
 
 
-def test_senders_are_explained():
-    said = "  working tiles leave by a warp of their own for each consumer"
-    assert said in ReducingStream().explain().splitlines() and said not in CountedStream().explain()
+def test_reduce_store_warps_are_explained():
+    line = "  the scratch tiles leave by a warp of its own for each consumer"
+    assert line in ReducingStream().explain().splitlines() and line not in CountedStream().explain()
 
 
-def test_senders_are_for_whole_tasks_that_consumers_share():
+def test_reduce_store_warps_are_for_whole_tasks_that_consumers_share():
     for knobs in (dict(cluster=2), dict(pingpong=True, weighted=False), dict(schedule=tk.SplitK(2)), dict(schedule=tk.ClusterSplitK(2))):
-        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, pingpong={'independent' in knobs}"
+        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, pingpong={'pingpong' in knobs}"
         with refused(f"PlainReducingStream({given}): hook 'reduce_store' is for whole tasks that the consumers of a block share; that needs cluster=1, "
                      "pingpong=False and a schedule that splits none"):
             PlainReducingStream(**knobs)
 
     class Idle(ReducingStream):
         def layout(self):
-            return dataclasses.replace(super().layout(), globals=dict(X=tile), reduce_buffer={})
+            return dataclasses.replace(super().layout(), globals=dict(X=tile), scratch={})
 
-    with refused("Idle: hook 'reduce_store' sends working tiles; its layout has none"):
+    with refused("Idle: hook 'reduce_store' reads scratch tiles; its layout has none"):
         Idle()
 
     class Unopened(PlainReducingStream):
         compute_last, compute = ReducingStream.compute_last, ReducingStream.compute
 
-    with refused("Unopened: hook 'reduce_store' of a pipelined computation needs hook 'compute_first': what an iteration gives is sent one later"):
+    with refused("Unopened: hook 'reduce_store' of a pipelined computation needs hook 'compute_first': an iteration's tiles are committed one later"):
         Unopened()
 
 
-class Unsent(CountedStream):
+class Unmixed(CountedStream):
     @triton.jit
     def compute(ctx, state, input):
         tk.reduce_commit(ctx)
@@ -64,8 +64,8 @@ class Twice(PlainReducingStream):
 
 class Hasty(PlainReducingStream):
     @triton.jit
-    def reduce_store(ctx, reduce_buffer):
-        tk.store_add_async(ctx.globals.Z, reduce_buffer.W, (ctx.consumer, 0))
+    def reduce_store(ctx, scratch):
+        tk.store_add_async(ctx.globals.Z, scratch.W, (ctx.consumer, 0))
         return ctx.globals.counts.pointer
 
 
@@ -79,16 +79,16 @@ class Waiting(PlainReducingStream):
 
 
 @pytest.mark.parametrize("cls, message", [
-    (Unsent, "reduce_commit in Unsent: it is for consumers of templates with hook 'reduce_store', in 'compute' and 'compute_last'"),
-    (Early, "reduce_acquire in Early: it is for consumers of templates with hook 'reduce_store', in 'compute' and 'compute_last'"),
-    (Twice, "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' 'compute' and 'compute_last' call each once, in the hook "
-            "itself, 'compute_first' neither"),
-    (Hasty, "Hasty.send calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads working tiles"),
+    (Unmixed, "reduce_commit in Unmixed: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'"),
+    (Early, "reduce_acquire in Early: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'"),
+    (Twice, "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' 'compute' and 'compute_last' call each once, "
+            "in the hook itself, 'compute_first' neither"),
+    (Hasty, "Hasty.reduce_store calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads the scratch tiles"),
     (Waiting, "reduce_wait in Waiting: it is for hook 'reduce_store'"),
 ])  # fmt: skip
-def test_senders_and_consumers_that_do_not_wait_for_each_other(cls, message):
+def test_reduce_store_warps_and_consumers_that_do_not_wait_for_each_other(cls, message):
     template = cls()
     x, z, counts = meta(4, 128, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32), meta(2, dtype=torch.int32)
-    more = () if cls is Unsent else (z, counts)
+    more = () if cls is Unmixed else (z, counts)
     with refused(message):
         template.compile(x, x, x.flatten(0, 1), x.flatten(0, 1), meta(4, dtype=torch.int32), *more, tasks=4)

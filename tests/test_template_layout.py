@@ -15,8 +15,8 @@ LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 tile = tk.st(tk.bf16, 64, 64)  # 8 KiB
 
 
-def plan(input=None, task=None, finish=None):
-    return tk.layout(globals={}, input=input or dict(X=tile), task=scratch or {}, epilogue=finish or {})
+def plan(input=None, task=None, epilogue=None):
+    return tk.layout(globals={}, input=input or dict(X=tile), task=task or {}, epilogue=epilogue or {})
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,23 @@ def plan(input=None, task=None, finish=None):
         (dict(globals={}, input=dict(X=tile), task=dict(S=64)), "layout(task={'S': 64}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), epilogue=dict(F=None)), "layout(epilogue={'F': None}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)), "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt"),
-        (dict(globals={}, input=dict(arrived=tile)), "layout(input={'arrived': …}): the name is taken"),
-        (dict(globals={}, input=dict(X=tile), task=dict(arrived=tile)), "layout(task={'arrived': …}): the name is taken"),
-        (dict(globals={}, input=dict(finished=tile)), "layout(input={'finished': …}): the name is taken by the semaphore that gives them back"),
-        (dict(globals={}, input=dict(X=tile), lagged=dict(phase=tile)), "layout(lagged={'phase': …}): the name is taken by the phase"),
+        (dict(globals={}, input=dict(full=tile)), "layout(input={'full': …}): the name is taken by the full barrier of the tiles"),
+        (dict(globals={}, input=dict(X=tile), task=dict(group=tile)), "layout(task={'group': …}): the name is taken by what they are tiles of"),
+        (dict(globals={}, input=dict(empty=tile)), "layout(input={'empty': …}): the name is taken by the empty barrier of the tiles"),
+        (dict(globals={}, input=dict(X=tile), lagged=dict(phase=tile)), "layout(lagged={'phase': …}): the name is taken by the phase of their barriers"),
         (dict(globals={}, input=dict(X=tile), lagged=dict(X=tile)), "layout: 'X' is an input and a lagged tile; names of ring tiles are different"),
-        (dict(globals={}, input=dict(X=tile), reduce_buffer=dict(W=tile), exchange=dict(W=tile)), "layout: 'W' is a working and an exchange tile; their names"),
+        (dict(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(W=tile)),
+         "layout: 'W' is a scratch and an exchange tile; their names are different"),
+        (dict(globals={}, input=dict(X=tile), per="warp"), "layout(per='warp'): must be one of 'consumer', 'block'"),
         (dict(globals={}), "layout(input={}): a template streams at least one tile"),
         (dict(globals={}, input=dict(X=tile), output=dict(Y=3)), "layout(output={'Y': 3}): must be st or sv"),
-        (dict(globals={}, input=dict(X=tile), output=dict(arrived=tile)), "layout(output={'arrived': …}): the name is taken"),
+        (dict(globals={}, input=dict(X=tile), output=dict(full=tile)), "layout(output={'full': …}): the name is taken"),
         (dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")), "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y"),
-        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_loads=("X",)), "layout(epilogue_loads=('X',)): 'X' is no finish tile; there are Y"),
-        (dict(globals={}, input=dict(X=tile), epilogue_loads=("Y",)), "layout(epilogue_loads=('Y',)): 'Y' is no finish tile; there are none"),
-        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_reloads=("X",)), "layout(epilogue_reloads=('X',)): 'X' is no finish tile; there are Y"),
+        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_loads=("X",)),
+         "layout(epilogue_loads=('X',)): 'X' is no epilogue tile; there are Y"),
+        (dict(globals={}, input=dict(X=tile), epilogue_loads=("Y",)), "layout(epilogue_loads=('Y',)): 'Y' is no epilogue tile; there are none"),
+        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_reloads=("X",)),
+         "layout(epilogue_reloads=('X',)): 'X' is no epilogue tile; there are Y"),
     ],
 )
 def test_layout_refuses(arguments, message):
@@ -62,25 +66,25 @@ def test_automatic_stages():
     assert place(tk.layout(globals={}, input=dict(X=tile), spare=130 << 10), 2, 1, None, 90, "T") == Placement(12, 12, None), "96 KiB are left"
     big = tk.st(tk.bf16, 128, 256)  # 64 KiB
     assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
-    # 2 stages beside 64 KiB of results, or 3 under them: the results go over the last slot
+    # 2 stages beside 64 KiB of epilogue tiles, or 3 under them: these go over the last stage
     over = place(plan(dict(X=big), epilogue=dict(F=big)), 1, 1, None, 90, "T")
     assert over == Placement(3, 2, ((("X", 2, 0, 1),),))
-    # sm_120 has 99 KiB: one stage, and no room for results but over it
+    # sm_120 has 99 KiB: one stage, and epilogue tiles fit only over it
     assert place(plan(dict(X=big)), 1, 1, None, 120, "T") == Placement(1, 1, None)
     assert place(plan(dict(X=big), epilogue=dict(F=big)), 1, 1, None, 120, "T") == Placement(1, 0, ((("X", 0, 0, 1),),))
-    # results that are no single piece cannot lie over the ring
+    # epilogue tiles that are no single piece cannot lie over the ring
     odd = tk.st(tk.bf16, 96, 256)
     assert place(plan(dict(X=big), epilogue=dict(F=odd)), 1, 1, None, 90, "T") == Placement(2, 2, None)
 
 
-def test_working_tiles():
-    """Two of an exchange tile, one working tile a consumer; results lie over the second where they fit."""
+def test_scratch_tiles():
+    """Two of an exchange tile, one scratch tile for each consumer; epilogue tiles lie over the second where they fit."""
     def plan(**more):
-        return tk.layout(globals={}, input=dict(X=tile), reduce_buffer=dict(W=tile), exchange=dict(E=tile), **more)
+        return tk.layout(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(E=tile), **more)
 
     assert place(plan(), 2, 1, 24, 90, "T") == Placement(24, 24, None), "226 KiB hold 28 tiles"
-    with pytest.raises(tk.TileError, match="shared memory over budget: scratch 8192 bytes"):
-        place(plan(task=dict(C=tile)), 2, 1, 24, 90, "T")
+    with pytest.raises(tk.TileError, match="shared memory over budget: task 8192 bytes"):
+        place(plan(task=dict(C=tile), per="block"), 2, 1, 24, 90, "T")
     over = ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
     assert place(plan(epilogue=dict(F=tile)), 2, 1, 24, 90, "T") == Placement(24, 24, None, over)
     assert place(plan(epilogue=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), "two do not fit over one"
@@ -90,8 +94,8 @@ def test_given_stages():
     big, half = tk.st(tk.bf16, 128, 256), tk.st(tk.bf16, 64, 256)
     two = plan(dict(X=big), epilogue=dict(F=half))
     assert place(two, 2, 1, 2, 90, "T") == Placement(2, 2, None)
-    assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), "two halves in one slot"
-    assert place(plan(), 1, 1, 28, 90, "T") == Placement(28, 28, None), "226 KiB hold 28 slots of 8"
+    assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), "two halves in one stage"
+    assert place(plan(), 1, 1, 28, 90, "T") == Placement(28, 28, None), "226 KiB hold 28 stages of 8"
     tiny = plan(dict(X=tk.st(tk.bf16, 16, 16)))
     assert place(tiny, 1, 1, MAX_STAGES, 90, "T").stages == MAX_STAGES
 
@@ -103,8 +107,8 @@ def test_impossible_stages(stages):
 
 
 def test_a_pipelined_ring_has_two_stages():
-    """With one, the consumers wait for iteration 1 while they still hold the slot of iteration 0."""
-    message = r"T\(stages=1\): a ring has 2 to 32 stages \(pipelined: a slot is given back one iteration later\)"
+    """With one, the consumers wait for iteration 1 while they still hold the stage of iteration 0."""
+    message = r"T\(stages=1\): a ring has 2 to 32 stages \(pipelined: a stage is released one iteration later\)"
     with pytest.raises(tk.TileError, match=message):
         place(plan(), 1, 1, 1, 90, "T", True)
     assert place(plan(), 1, 1, 2, 90, "T", True).stages == 2
@@ -116,10 +120,10 @@ def test_a_pipelined_ring_has_two_stages():
 
 def test_errors_show_the_bill():
     big = tk.st(tk.bf16, 128, 256)
-    bill = "scratch 16384 bytes, input 65536 bytes a stage, finish 131072 bytes, of 231424 for one of 1 blocks an SM on sm_90"
+    bill = "task 16384 bytes, input 65536 bytes a stage, epilogue 131072 bytes, of 231424 for one of 1 blocks an SM on sm_90"
     with pytest.raises(tk.TileError, match=re.escape(f"T(stages=4): shared memory over budget: {bill}")):
         place(plan(dict(X=big), task=dict(S=tile), epilogue=dict(F=big)), 2, 1, 4, 90, "T")
-    message = "T: shared memory over budget: scratch 0 bytes, input 65536 bytes a stage.* of 2 blocks an SM on sm_120"
+    message = "T: shared memory over budget: task 0 bytes, input 65536 bytes a stage.* of 2 blocks an SM on sm_120"
     with pytest.raises(tk.TileError, match=message):
         place(plan(dict(X=big)), 1, 2, None, 120, "T")
 
@@ -136,10 +140,10 @@ def tiles(extents):
 
 @settings(max_examples=400, deadline=None)
 @given(input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)), task=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
-       finish=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)), consumers=hyp.integers(1, 4), blocks=hyp.integers(1, 3),
+       epilogue=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)), consumers=hyp.integers(1, 4), blocks=hyp.integers(1, 3),
        stages=hyp.one_of(hyp.none(), hyp.integers(1, 8)), arch=hyp.sampled_from([90, 100, 120]), pipelined=hyp.booleans())
-def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blocks, stages, arch, pipelined):
-    layout = plan(input, scratch, finish)
+def test_placements_fit_and_never_overlap(input, task, epilogue, consumers, blocks, stages, arch, pipelined):
+    layout = plan(input, task, epilogue)
     try:
         placed = place(layout, consumers, blocks, stages, arch, "T", pipelined)
     except tk.TileError:
@@ -149,23 +153,23 @@ def test_placements_fit_and_never_overlap(input, scratch, finish, consumers, blo
     def padded(group):
         return sum(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in group.values())
 
-    apart = placed.stages * padded(input) + consumers * padded(scratch)
-    apart += consumers * padded(finish) if placed.over_ring is None else 0
+    apart = placed.stages * padded(input) + consumers * padded(task)
+    apart += consumers * padded(epilogue) if placed.over_ring is None else 0
     beside = 2 * KIB  # semaphores, and what the system takes of every block
     assert blocks * (apart + beside) <= LIMIT[arch] + KIB, "all blocks fit a multiprocessor"
     if placed.over_ring is None:
         assert placed.safe_stages == placed.stages
         return
-    assert finish, "without results nothing lies over the ring"
+    assert epilogue, "without epilogue tiles nothing lies over the ring"
     taken, lowest = {}, placed.stages
-    for result, places in zip(finish.values(), placed.over_ring, strict=True):
+    for result, places in zip(epilogue.values(), placed.over_ring, strict=True):
         assert len(places) == consumers
         for name, stage, part, parts in places:
             assert 0 <= stage < placed.stages and 0 <= part < parts
-            assert parts * result.nbytes == input[name].nbytes, "the slot is cut into whole parts"
+            assert parts * result.nbytes == input[name].nbytes, "the stage is cut into whole parts"
             span = range(part * result.nbytes, (part + 1) * result.nbytes)
             for other in taken.setdefault((name, stage), []):
-                assert span.stop <= other.start or other.stop <= span.start, f"{name} slot {stage}: {span} overlaps {other}"
+                assert span.stop <= other.start or other.stop <= span.start, f"{name} stage {stage}: {span} overlaps {other}"
             taken[name, stage].append(span)
             lowest = min(lowest, stage)
     assert placed.safe_stages == lowest
@@ -180,7 +184,7 @@ def test_output_tiles_take_their_share():
         place(one, 1, 1, 3, 90, "T", output_stages=8)
 
 
-def test_results_stay_beside_the_ring_where_consumers_end_apart():
+def test_epilogue_tiles_stay_beside_the_ring_where_consumers_end_apart():
     """Over the ring they need every consumer of the block at the end of a task."""
     big = tk.st(tk.bf16, 128, 256)
     two = plan(dict(X=big), epilogue=dict(F=big))

@@ -1,4 +1,4 @@
-"""Tasks that blocks share, used wrongly, and what is said and compiled of them. No GPU needed."""
+"""Tasks that blocks share: mistakes, `explain()`, and the compiled code. No GPU needed."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ def test_split_tasks_need_accumulators_to_sum_up():
 
 @pytest.mark.parametrize("knobs", [dict(cluster=2), dict(pingpong=True, consumers=2)], ids=str)
 def test_a_cluster_that_shares_iterations_shares_nothing_else(knobs):
-    given = f"cluster={knobs.get('cluster', 1)}, pingpong={knobs.get('independent', False)}"
+    given = f"cluster={knobs.get('cluster', 1)}, pingpong={knobs.get('pingpong', False)}"
     with refused(f"Product(schedule=ClusterSplitK(parts=2), {given}): the blocks of a cluster share a task's iterations and all their consumers its rows; "
                  "that needs cluster=1 and pingpong=False"):
         Product(schedule=tk.ClusterSplitK(2), **knobs)
@@ -33,13 +33,13 @@ def test_columns_that_no_cluster_can_share():
             return tk.layout(globals=dict(A=tile, B=tile), input=dict(A=tile, B=tile), accumulators=dict(acc=tk.rt(tk.fp32, 64, 32)))
 
     Narrow(schedule=tk.ClusterSplitK(4))
-    with refused("Narrow(schedule=ClusterSplitK(parts=8)): accumulator 'acc', rt(fp32, 64, 32): its columns are dealt to 8 blocks and must be a multiple of "
-                 "64"):
+    with refused("Narrow(schedule=ClusterSplitK(parts=8)): accumulator 'acc', rt(fp32, 64, 32): its columns are split between 8 blocks and must be a "
+                 "multiple of 64"):
         Narrow(schedule=tk.ClusterSplitK(8))
 
 
 def test_what_is_merged_is_declared():
-    class Merging(Copy):
+    class Merging(tk.SplitTask, Copy):
         merged: tuple = ()
 
         def layout(self):
@@ -66,15 +66,15 @@ def test_what_is_merged_is_declared():
         whole(merged=(("other", acc[1]),), schedule=tk.ClusterSplitK(2)).compile(a, a, a)
 
 
-def test_what_is_said_of_a_cluster_that_shares_iterations():
-    said = Product(schedule=tk.ClusterSplitK(4), consumers=2).explain()
-    assert "clusters of 4 blocks share a task's iterations; 24576 bytes for the sums that they send each other" in said
+def test_a_cluster_that_shares_iterations_is_explained():
+    text = Product(schedule=tk.ClusterSplitK(4), consumers=2).explain()
+    assert "clusters of 4 blocks share a task's iterations; 24576 bytes for the sums that they send each other" in text
 
 
 def test_sums_for_the_other_blocks_of_a_cluster_go_in_whole_lines():
     a, b, c = (torch.empty(64, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
     ptx = Product(schedule=tk.ClusterSplitK(2), consumers=1).compile(a, b, c).asm["ptx"]
-    assert len(re.findall(r"st\.async\S*\.v4\.f32", ptx)) == 2 * 64 * 32 // (4 * 128), "each of two blocks may be the one that sends"
+    assert len(re.findall(r"st\.async\S*\.v4\.f32", ptx)) == 2 * 64 * 32 // (4 * 128), "each of two blocks may be the one that stores its sums in the other"
     assert not re.findall(r"(ld|st)\.global\.v4", ptx), "no sums go through global memory"
 
 

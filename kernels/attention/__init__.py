@@ -10,3 +10,9 @@ from tritonkittens.kernels.attention.fp8_plan import forward_fp8
 from tritonkittens.kernels.attention.interface import attention, attention_decode, attention_fp8, attention_ranges, attention_varlen
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen_plan import packed_forward
+
+__all__ = [
+    "AttentionBackward", "AttentionDecode", "AttentionDecodePaged", "AttentionForward", "AttentionForwardFp8",
+    "Config", "attention", "attention_decode", "attention_fp8", "attention_operator", "attention_ranges",
+    "attention_torch", "attention_varlen", "forward", "forward_fp8", "packed_forward", "varlen_operator",
+]  # fmt: skip

@@ -96,7 +96,9 @@ def attention_operator(
 
 
 @attention_operator.register_fake
-def _(q, k, v, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, deterministic: bool
+) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -110,8 +112,21 @@ def backward_operator(
 
 
 @backward_operator.register_fake
-def _(grad, grad_lse, q, k, v, out, lse, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
-    return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
+def _(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
 
 register(backward_operator, vmap_by_batch, second_derivative_of("attention"))
 
@@ -122,7 +137,7 @@ def _save(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tenso
     ctx.set_materialize_grads(False)
 
 
-def _save_of_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, scale, softcap, left, right, deterministic = inputs
     _save(ctx, q, k, v, output, Scores(scale, softcap, left, right), deterministic)
 
@@ -138,7 +153,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
     return call("attention_backward", grad, grad_lse, q, k, v, out, lse, *numbers)
 
 
-def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     return *_gradients(ctx, grad, grad_lse), None, None, None, None, None
 
 register(attention_operator, vmap_by_batch, _backward_of_operator, _save_of_operator)
@@ -154,7 +169,7 @@ class AttentionFunction(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
         dq, dk, dv = _gradients(ctx, grad, grad_lse)
         return None, dq, dk, dv, None
 
@@ -213,7 +228,10 @@ def varlen_operator(
 
 
 @varlen_operator.register_fake
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, softcap, left, right, deterministic):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
+    softcap: float | None, left: int, right: int, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
@@ -230,18 +248,20 @@ varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_var
 
 
 @varlen_backward_operator.register_fake
-def _(grad, grad_lse, q, k, v, out, lse, *rest):  # type: ignore[no-untyped-def]
+def _(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save_varlen(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, starts_q, starts_k, *rest = inputs
     ctx.save_for_backward(q, k, v, *output, starts_q, starts_k)
     ctx.rest = rest
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_varlen(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple:
+def _backward_of_varlen(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     check_no_tangent("attention_varlen")
     q, k, v, out, lse, starts_q, starts_k = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
@@ -277,7 +297,7 @@ def decode_operator(
     softcap: float | None, num_splits: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_decode`."""
-    return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)  # type: ignore[return-value]
+    return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
 
 
 @decode_operator.register_fake
@@ -291,11 +311,24 @@ def fp8_operator(
     right: int | None, scale: float | None, softcap: float | None, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, log-sum-exp) of `attention_fp8`; `left` and `right` are its window."""
-    return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)  # type: ignore[return-value]
+    return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)
 
 
 @fp8_operator.register_fake
-def _(q, k, v, q_scale, k_scale, v_scale, causal, left, right, scale, softcap, out_dtype):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    softcap: float | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -320,18 +353,20 @@ def ranges_operator(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: floa
 
 
 @ranges_operator.register_fake
-def _(q, k, v, ranges, scale, softcap):  # type: ignore[no-untyped-def]
+def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 ranges_backward_operator = torch.library.custom_op("tritonkittens::attention_ranges_backward", compute_ranges_backward, mutates_args=())
 
 
 @ranges_backward_operator.register_fake
-def _(grad, q, k, v, ranges, out, lse, scale, softcap):  # type: ignore[no-untyped-def]
-    return tuple(empty_like(x, x.shape[3]) for x in (q, k, v))
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
 
 
-def _save_ranges(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save_ranges(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ranges, *scores = inputs
     ctx.save_for_backward(q, k, v, ranges, *output)
     ctx.scores = scores
@@ -339,7 +374,7 @@ def _save_ranges(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_ranges(ctx: Any, grad: Tensor | None, _: None) -> tuple:
+def _backward_of_ranges(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     check_no_tangent("attention_ranges")
     gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
     return *gradients, *(None,) * 3

@@ -105,7 +105,7 @@ def fused_backward(
                         softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=schedule_knobs(causal)["order"], **dict(more))
 
 
-_plans: dict[tuple, BackwardPlan] = {}
+_plans: dict[tuple[Any, ...], BackwardPlan] = {}
 
 
 def run_backward(

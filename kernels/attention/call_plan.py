@@ -108,7 +108,7 @@ def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: CallPlan, c
     return out, lse
 
 
-_plans: dict[tuple, CallPlan] = {}
+_plans: dict[tuple[Any, ...], CallPlan] = {}
 
 
 def find_plan(

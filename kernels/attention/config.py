@@ -49,7 +49,7 @@ class Config:
     dynamic: bool = True
     order: tk.Order | None = None
 
-    def __new__(cls, *values: Any, **fields: Any) -> Config:
+    def __new__(cls, *values: object, **fields: object) -> Config:
         refuse_old("Config", "configuration", fields)
         return super().__new__(cls)
 

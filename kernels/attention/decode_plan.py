@@ -27,7 +27,7 @@ def run_decode(
     if out is not None and (requires_grad(out) or overlaps(out, q, k, v, lengths, starts, pages)):
         check(q, k, v, out, paged=pages is not None)
         found = run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits, debug=debug)
-        return write_results(found, out, return_lse)  # type: ignore[arg-type]
+        return write_results(found, out, return_lse)
     if out is not None:
         announce_write(out)
     operands = (q, k, v, out, lengths, starts, pages)
@@ -45,7 +45,7 @@ def run_decode(
     if row_tiles * heads > group:
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
-        return _unpad_groups(found, q, v, out, return_lse)  # type: ignore[arg-type]
+        return _unpad_groups(found, q, v, out, return_lse)
     plan = DecodePlan(*operands, scores=scores, causal=causal, return_lse=return_lse, row_tiles=row_tiles, page_size=page_size, keys=keys,
                       num_splits=num_splits)  # fmt: skip
     return (plan if key is None else remember(_plans, key, plan))(*operands)
@@ -137,10 +137,10 @@ class DecodePlan:
         return result if lse is None else (result, lse)
 
 
-_plans: dict[tuple, DecodePlan] = {}
+_plans: dict[tuple[Any, ...], DecodePlan] = {}
 
 
-def _find_plan(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple | None, DecodePlan | None]:
+def _find_plan(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
     """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones."""
     try:
         given = [x is not None for x in operands]

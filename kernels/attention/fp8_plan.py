@@ -35,7 +35,7 @@ def run_fp8(
     scores = scores_of(q, scale, softcap, *sides, "attention_fp8")
     if out is not None and (requires_grad(out) or overlaps(out, q, k, v, *scales.values())):
         found = run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config)
-        return write_results(found, out, return_lse)  # type: ignore[arg-type]
+        return write_results(found, out, return_lse)
     if out is not None:
         announce_write(out)
     result = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype) if out is None else out

@@ -36,7 +36,7 @@ from tritonkittens.kernels.attention.device.varlen import (
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
-_plans: dict[tuple, PackedBackwardPlan] = {}
+_plans: dict[tuple[Any, ...], PackedBackwardPlan] = {}
 
 
 @functools.lru_cache

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def run_varlen_forward(
     run(q, k, v, starts_q, starts_k, out, lse)
 
 
-_plans: dict[tuple, Callable[..., None]] = {}
+_plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 
 
 def _plan(

@@ -6,3 +6,8 @@ from tritonkittens.kernels.gemm.device.epilogue import Epilogue
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.interface import gemm, tune_gemm
 from tritonkittens.kernels.gemm.reference import gemm_torch
+
+__all__ = [
+    "BlockwiseGemm", "Config", "Epilogue", "Gemm", "Problem", "family", "gemm", "gemm_operator", "gemm_torch",
+    "tune_gemm",
+]  # fmt: skip

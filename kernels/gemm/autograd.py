@@ -27,11 +27,23 @@ def gemm_operator(
 
 
 @gemm_operator.register_fake
-def _(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate="fp32"):  # type: ignore[no-untyped-def]
+def _(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: str | None,
+    accumulate: str = "fp32",
+) -> Tensor:
     return a.new_empty(result_shape(a, b), dtype=result_dtype(a, out_dtype))
 
 
-def _save(ctx: Any, inputs: tuple, output: Tensor | None) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
@@ -66,7 +78,7 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
     return (x if x.dtype == dtype else x.float()).sum_to_size(shape).to(dtype)  # torch sums in fp32 and rounds once
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
     needs = ctx.needs_input_grad

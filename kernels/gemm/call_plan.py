@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import torch
@@ -68,7 +68,7 @@ def computed(
     bias, gate, residual, scale_a, scale_b = operands
     try:
         if bias is None and gate is None and residual is None and scale_a is None and scale_b is None:
-            key: tuple = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
+            key: tuple[Hashable, ...] = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
         else:
             given = [t for t in (*operands, out) if t is not None]
             key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
@@ -92,7 +92,7 @@ def computed(
 
 
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
-_plans: dict[tuple, tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
+_plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
 EXTRAS = (3, 4, 0, 1)  # numbers of scale_a, scale_b, bias and gate, as kernels take them
 
 
@@ -233,7 +233,7 @@ class CallPlan:
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         return lambda config: seconds(lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device)
 
-    def compilation(self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None) -> tuple[tk.lcf, tuple] | None:
+    def compilation(self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None) -> tuple[tk.lcf, tuple[Tensor, ...]] | None:
         """(template, tensors) of a configuration, to compile it ahead of time; None where it cannot be."""
         get = options.get
         operands = (get("bias"), get("gate"), get("residual"), get("scale_a"), get("scale_b"))

@@ -86,7 +86,7 @@ def places_of(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
     (m, k), n = a.shape[-2:], b.shape[-1]
     blocks = -(-k // BLOCK)
     rows, cols = ((m, 1),), ((n,), (1, n))
-    allowed: dict[str, tuple[Tensor | None, dict[str, tuple]]] = {
+    allowed: dict[str, tuple[Tensor | None, dict[str, tuple[tuple[int, ...], ...]]]] = {
         "bias": (bias, {"col": cols}),
         "gate": (gate, {"col": cols, "row": rows, "tile": (shape,)}),
         "scale_a": (scale_a, {"row": ((m,), *rows), "block": ((m, blocks),)}),

@@ -105,7 +105,7 @@ class Config:
     streamed: bool = False
     deferred_epilogue: bool = False
 
-    def __new__(cls, *values: Any, **fields: Any) -> Config:
+    def __new__(cls, *values: object, **fields: object) -> Config:
         refuse_old("Config", "configuration", fields)
         return super().__new__(cls)
 

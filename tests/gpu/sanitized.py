@@ -23,7 +23,8 @@ ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; 
 ]  # fmt: skip
 PARTS = 6  # of `ATTENTIONS`, which compile for long
 PANELS = [Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32), Config(epilogue_n=64), Config(tile_n=128, epilogue_n=16, schedule="split_tail"),
-          Config(epilogue_n=64, cluster=2, schedule="split_tail", deferred_epilogue=True), Config(epilogue_n=64, cluster=4, deferred_epilogue=True)]  # fmt: skip
+          Config(epilogue_n=64, cluster=2, schedule="split_tail", deferred_epilogue=True),
+          Config(epilogue_n=64, cluster=4, deferred_epilogue=True)]  # fmt: skip
 
 
 def products():

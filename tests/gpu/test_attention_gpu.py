@@ -115,7 +115,8 @@ def test_configurations(config, rng):
             check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
 
 
-@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(tile_n=176, epilogue_n=64)), slow(128, 64, Config(tile_n=112)), (32, 96, Config(tile_n=144)),
+@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(tile_n=176, epilogue_n=64)), slow(128, 64, Config(tile_n=112)),
+                                                    (32, 96, Config(tile_n=144)),
                                                     slow(96, 96, Config(tile_n=96)), slow(256, 256, Config(tile_n=48, epilogue_n=128))], ids=str)  # fmt: skip
 def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
     """K in several lines, in one, and in none, where head dimensions are none: then several products make the scores."""

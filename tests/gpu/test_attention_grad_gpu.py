@@ -106,9 +106,9 @@ def test_gradients_of_many_heads(dim, causal, rng):
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("parts", [slow(1), 2, slow(4)])
 def test_gradients_of_many_blocks(parts, shape, given, expected, rng, monkeypatch):
-    """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than slots of the ring."""
+    """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than stages of the ring."""
     asked = []
-    monkeypatch.setattr(backward_plan, "parts_of_group", lambda units, group, slots, drawn, at_once: asked.append((group, drawn, at_once > 0)) or parts)
+    monkeypatch.setattr(backward_plan, "parts_of_group", lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts)
     check(*leaves(*shape), **given)
     assert asked == expected
 

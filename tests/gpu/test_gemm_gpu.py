@@ -66,22 +66,24 @@ SHARED = [Config(consumers=1, tile_n=128, cluster=4), slow(Config(consumers=1, t
 def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
     """Where what becomes B has its columns contiguous: each of its swizzle lines, and of its pieces of no power of two, is shared by the blocks."""
     a, b = matrix(200, 136, BF16, True), matrix(136, 400)
-    for swapped in (False, True):
-        multiply(a, b, replace(config, swap_ab=swapped))
+    for swap_ab in (False, True):
+        multiply(a, b, replace(config, swap_ab=swap_ab))
 
 
-PANELS = [Config(epilogue_n=64), Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2), Config(tile_n=192, epilogue_n=64), Config(tile_n=224, epilogue_n=32),
+PANELS = [Config(epilogue_n=64), Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2), Config(tile_n=192, epilogue_n=64),
+          Config(tile_n=224, epilogue_n=32),
           Config(consumers=1, tile_n=64, swap_ab=True, epilogue_n=16), Config(tile_n=128, epilogue_n=64, schedule="stream_k"),
-          Config(consumers=3, tile_n=192, epilogue_n=32), Config(tile_n=64, pingpong=True, swap_ab=True, epilogue_n=16), Config(epilogue_n=64, deferred_epilogue=True),
-          Config(epilogue_n=64, deferred_epilogue=True, cluster=2, schedule="split_tail"), Config(tile_n=192, epilogue_n=64, deferred_epilogue=True, swap_ab=True)]  # fmt: skip
+          Config(consumers=3, tile_n=192, epilogue_n=32), Config(tile_n=64, pingpong=True, swap_ab=True, epilogue_n=16),
+          Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, deferred_epilogue=True, cluster=2, schedule="split_tail"),
+          Config(tile_n=192, epilogue_n=64, deferred_epilogue=True, swap_ab=True)]  # fmt: skip
 
 
 OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))
-# One of clusters, of swapped operands, and of parts of tasks.
+# One of clusters, of C transposed, and of parts of tasks.
 OF_EACH = [case if case[0] in (PANELS[1], PANELS[4], PANELS[5]) else slow(*case) for case in OF_EACH]
 
 
-@pytest.mark.parametrize("config, dtype", OF_EACH, ids=lambda x: f"{x.rows}x{x.cols} {x.panel} {x.schedule}" if isinstance(x, Config) else str(x))
+@pytest.mark.parametrize("config, dtype", OF_EACH, ids=lambda x: f"{x.tile_m}x{x.tile_n} {x.epilogue_n} {x.schedule}" if isinstance(x, Config) else str(x))
 def test_results_in_panels(rng, config, dtype):
     """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)
@@ -89,19 +91,20 @@ def test_results_in_panels(rng, config, dtype):
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
 
 
-WAITING = [Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, cluster=2, deferred_epilogue=True), Config(epilogue_n=64, cluster=4, deferred_epilogue=True),
-           Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, swap_ab=True),
-           Config(epilogue_n=64, schedule="split_tail", deferred_epilogue=True), Config(tile_n=192, epilogue_n=32, consumers=1, deferred_epilogue=True)]  # fmt: skip
+DEFERRED = [Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, cluster=2, deferred_epilogue=True),
+           Config(epilogue_n=64, cluster=4, deferred_epilogue=True), Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, swap_ab=True),
+           Config(epilogue_n=64, schedule="split_tail", deferred_epilogue=True),
+           Config(tile_n=192, epilogue_n=32, consumers=1, deferred_epilogue=True)]  # fmt: skip
 
 
 DONE = [("gelu", None, False), ("gelu_tanh", None, False), ("silu", None, False), (None, "col", True), ("silu", "row", True)]
 
 
 def waiting(case):
-    return f"{case.rows}x{case.cols} {case.consumers} {case.cluster} {case.schedule}" if isinstance(case, Config) else str(case)
+    return f"{case.tile_m}x{case.tile_n} {case.consumers} {case.cluster} {case.schedule}" if isinstance(case, Config) else str(case)
 
 
-@pytest.mark.parametrize("config, done", crossed(WAITING, DONE), ids=waiting)
+@pytest.mark.parametrize("config, done", crossed(DEFERRED, DONE), ids=waiting)
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16], [BF16]), ids=str)
 @pytest.mark.parametrize("k", on_gpu_or_simulated([72, 1000, 2500], [72]))
 def test_what_is_done_with_results_that_waited(rng, config, done, dtype, k):
@@ -193,8 +196,8 @@ def test_results_among_other_batches(rng):
             check(out, a, b)
             poison(out)
             assert torch.isnan(whole).all()
-        swapped = empty(3, 2, 16, 40).transpose(0, 1)
-        check(gemm(a, b, out=swapped, config=CHOSEN), a, b)
+        transposed = empty(3, 2, 16, 40).transpose(0, 1)
+        check(gemm(a, b, out=transposed, config=CHOSEN), a, b)
 
 
 def test_a_residual_is_accumulated_in_place(rng):
@@ -260,7 +263,7 @@ def test_few_rows(rng, m):
     """As when a model generates token by token, with the configurations that are chosen by default and some of their alternatives."""
     a, b, bias = randn(m, 328), matrix(328, 200, transposed=True), randn(200)
     multiply(a, b, None)
-    multiply(a, b, KINDS["swapped"], bias=bias, activation="silu")
+    multiply(a, b, KINDS["swap_ab"], bias=bias, activation="silu")
 
 
 # ---------------------------------------------------------------- batches
@@ -287,7 +290,7 @@ def test_batches_of_views(rng):
     multiply(randn(3, 40, 73)[..., 1:], b)
     multiply(randn(2, 4, 40, 72)[:, ::2], randn(2, 72, 56))
     multiply(a, b, bias=randn(56), gate=randn(40, 1))
-    multiply(randn(3, 3, 72), randn(72, 56), KINDS["swapped"], gate=randn(3, 3, 56), residual=randn(3, 3, 56))
+    multiply(randn(3, 3, 72), randn(72, 56), KINDS["swap_ab"], gate=randn(3, 3, 56), residual=randn(3, 3, 56))
 
 
 # ---------------------------------------------------------------- epilogues
@@ -327,7 +330,7 @@ def test_activation(rng, activation):
     assert large.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "packed", "swapped", "split_k", "cluster_split_k"]))
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "deferred", "swap_ab", "split_k", "cluster_split_k"]))
 def test_all_of_an_epilogue(rng, kind):
     a, b = randn(70, 136), matrix(136, 88, transposed=True)
     everything = dict(bias=randn(88, dtype=FP32), activation="silu", gate=randn(70, 1), residual=randn(70, 88))
@@ -354,7 +357,7 @@ def test_fp8_scales(rng, a_shape, b_shape):
     a, b = matrix(70, 160, E4M3), matrix(160, 88, E4M3, True)
     scale_a, scale_b = (None if s is None else scales(*s) for s in (a_shape, b_shape))
     multiply(a, b, scale_a=scale_a, scale_b=scale_b)
-    multiply(a, b, KINDS["swapped"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
+    multiply(a, b, KINDS["swap_ab"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
 
 
 BLOCKWISE = [Config(consumers=consumers, tile_n=cols, tile_k=128, cluster=cluster, streamed=streamed)
@@ -418,7 +421,7 @@ def test_every_candidate_is_right(rng, name, share):
         check(out, a, b, str(config), **operands)
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "pingpong", "packed", "streamed", "cluster_split_k", "split_tail",
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "pingpong", "deferred", "streamed", "cluster_split_k", "split_tail",
                                                    "stream_k"]))  # fmt: skip
 def test_many_tasks(rng, kind):
     """More tasks than blocks, a number of them that divides by nothing."""
@@ -432,7 +435,7 @@ def test_many_tasks(rng, kind):
 # ---------------------------------------------------------------- what is no number
 
 
-@pytest.mark.parametrize("kind", on_gpu_or_simulated(list(KINDS), ["small", "swapped", "split_k"]))
+@pytest.mark.parametrize("kind", on_gpu_or_simulated(list(KINDS), ["small", "swap_ab", "split_k"]))
 def test_nan_and_infinity_spread_as_in_torch(rng, kind):
     a, b = randn(70, 136), randn(136, 88)
     b[5] = 0

@@ -24,10 +24,10 @@ SORTS = [
     (BF16, False, False, (), (), None, "cluster"),
     (BF16, True, False, (), ("residual",), None, "pingpong"),
     (BF16, True, True, (), (), None, "split_tail"),
-    (BF16, False, True, (), ("bias", "gate_col"), "silu", "swapped"),
-    (BF16, False, True, (), ("bias",), "silu", "packed"),
-    (BF16, False, True, (), ("bias", "gate_col", "residual"), None, "packed"),
-    (E4M3, False, True, (), (), None, "packed, split_tail"),
+    (BF16, False, True, (), ("bias", "gate_col"), "silu", "swap_ab"),
+    (BF16, False, True, (), ("bias",), "silu", "deferred"),
+    (BF16, False, True, (), ("bias", "gate_col", "residual"), None, "deferred"),
+    (E4M3, False, True, (), (), None, "deferred, split_tail"),
     (BF16, False, True, (), (), None, "split_k"),
     (BF16, False, True, (), ("bias", "residual"), None, "cluster_split_k"),
     (BF16, False, False, (3,), ("residual", "gate_tile"), None, "two consumers"),
@@ -37,7 +37,7 @@ SORTS = [
     (FP16, False, False, (2,), ("bias",), "gelu", "one_per_block"),
     (E4M3, False, True, (), (), None, "two consumers"),
     (E4M3, False, True, (), ("residual",), None, "panels in turns"),
-    (E4M3, False, True, (), ("bias",), None, "swapped"),
+    (E4M3, False, True, (), ("bias",), None, "swap_ab"),
     (E4M3, False, True, (), ("residual",), None, "streamed"),
 ]
 
@@ -95,7 +95,7 @@ def try_one(rng, sort, default_kernels):
     magnitude = epilogue(exact[0].abs() @ exact[1].abs(), None, None, *(x if x is None else x.abs() for x in (operands.get("gate"), None)))
     theirs, rounded = errors(by_torch(a, b, activation, operands).to(result), ref), errors(ref.to(result), ref)
     allowed = 1.5 * torch.maximum(theirs, rounded) + SLACK * torch.stack([magnitude.norm(), magnitude.max()])
-    if KINDS[kind].packed:
+    if KINDS[kind].deferred_epilogue:
         allowed += HALF_ULP[result] * errors(rounded_before(sums, activation=activation, **operands), 0)
     what = f"{dtype} {m}×{n}×{k} batch={batch} transposed={a_transposed, b_transposed} {names} {activation} {config}"
     return what, errors(out, ref), allowed

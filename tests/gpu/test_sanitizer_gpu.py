@@ -36,7 +36,7 @@ def reports(printed):
 
 def races(printed):
     """The accesses that racecheck reports, but two sorts of a template's: those by which Triton's `warp_specialize` tells warps their roles, which have no line
-    but the kernel's; and those to numbers of drawn tasks: one is overwritten when a lane of each warp has arrived behind `syncwarp`, which in PTX is order
+    but the kernel's; and those to numbers of fetched tasks: one is overwritten when a lane of each warp has arrived after `syncwarp`, which in PTX is order
     enough, and for racecheck only where the other lanes wait for the same barrier."""
 
     def known(kernel, file, line):

@@ -22,8 +22,8 @@ from tests.streaming import (
     SteppedStream,
     Stream,
     add_listed,
-    add_sent,
-    all_sent,
+    add_reduced,
+    all_reduced,
     integers,
     operands,
     prefixes,
@@ -37,7 +37,7 @@ MARGIN = 16  # elements around the output that nothing may write to
 CUT = (5, 8)  # rows and columns of the last tiles that lie outside the output; TMA stores end at multiples of 16 bytes
 LENGTHS = (0, 1, 2, 3, 17)
 
-# Knobs → (stages, safe stages): where the two are equal, the results have memory of their own.
+# Knobs → (stages, safe stages): where the two are equal, the epilogue tiles have memory of their own.
 PLAIN = [
     (dict(consumers=1, stages=1), (1, 1)),
     slow(dict(consumers=2, stages=1), (1, 1)),
@@ -76,15 +76,15 @@ PIPELINED = [
     slow(dict(consumers=4, weighted=False, extra=64, stages=2, staggered_epilogue=True), (2, 2)),
     slow(dict(consumers=2, cols=128, extra=64, staggered_epilogue=True), (2, 1)),
 ]
-PACKED = [
+DEFERRED = [
     (dict(consumers=1, stages=2), (2, 2)),
     (dict(consumers=2, stages=2, staggered_epilogue=True), (2, 2)),
     slow(dict(consumers=3, stages=5, weighted=False), (5, 5)),
     (dict(consumers=2, stages=3, out=tk.bf16, dtype=tk.bf16, blocks_per_sm=2), (3, 3)),
     slow(dict(consumers=2, cols=128, extra=64, staggered_epilogue=True, stages=2), (2, 2)),
 ]
-STEPPED = [PACKED[1], slow(*PACKED[0]), (dict(consumers=2, stages=3, weighted=False), (3, 3))]
-KINDS = {Stream: PLAIN, PipelinedStream: PIPELINED, DeferredStream: PACKED, SteppedStream: STEPPED}
+STEPPED = [DEFERRED[1], slow(*DEFERRED[0]), (dict(consumers=2, stages=3, weighted=False), (3, 3))]
+KINDS = {Stream: PLAIN, PipelinedStream: PIPELINED, DeferredStream: DEFERRED, SteppedStream: STEPPED}
 
 
 def of(cls, case):
@@ -143,7 +143,7 @@ def test_stream(cls, knobs, placement, rng):
 @pytest.mark.parametrize("cls", [Stream, PipelinedStream])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_tasks_of_one_length(cls, length, rng):
-    """Among them blocks that never see a slot, and a ring that never gets past its first slot. Without debug mode the code is another."""
+    """Among them blocks that never use a stage, and a ring that never gets past its first stage. Without debug mode the code is another."""
     template = cls(consumers=2, extra=128, stages=4)
     assert template.placement(90).over_ring
     for tasks in (1, 9):
@@ -191,7 +191,7 @@ def test_an_error_leaves_the_template_usable(rng):
     check(template, (x, e, s, lengths), expected, 2, None)
 
 
-# ---------------------------------------------------------------- clusters, tasks of one's own, preloaded tiles, output rings, schedules
+# ---------------------------------------------------------------- clusters, pingpong, epilogue loads, output rings, schedules
 
 ALONE = dict(pingpong=True, weighted=False)
 FEATURES = [
@@ -239,7 +239,7 @@ def slots(template):
 
 
 def check_stream(template, lengths, blocks, rng):
-    """Every number of every output against the reference: Y (plus the residual), and behind it what an `lcsf` stores in every iteration."""
+    """Every number of every output against the reference: Y (plus the residual), and then what an `lcsf` stores in every iteration."""
     tensors, tasks = operands(template, lengths, rng, DEVICE), len(lengths)
     sums = prefixes(template, *tensors)
     expected, out = sums[:, -1].reshape(-1, template.cols), tk.to_torch(template.out)
@@ -255,7 +255,7 @@ def check_stream(template, lengths, blocks, rng):
         stored = torch.arange(sums.shape[1] - 1) < torch.tensor(lengths)[:, None]
         wanted = torch.where(stored[..., None, None, None, None], sums[:, 1:], float("nan")).to(out)
         assert torch.equal(prefix.cpu().nan_to_num(1e9), wanted.reshape(prefix.shape).nan_to_num(1e9)), f"lengths={lengths}"
-        assert torch.isnan(around[[0, -1]]).all(), "stores hit tasks before the first or behind the last"
+        assert torch.isnan(around[[0, -1]]).all(), "stores hit tasks before the first or after the last"
 
 
 @pytest.mark.simulated(multiprocessors=6)
@@ -306,15 +306,15 @@ def test_one_task_a_block(cls, knobs, rng):
     (ReducingStream, dict()), (ReducingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), slow(ReducingStream, dict(consumers=3, stages=3)),
     slow(PlainReducingStream, dict(schedule=tk.Dynamic())), (PlainReducingStream, dict(consumers=1, stages=1, residual=False)),
 ], ids=str)  # fmt: skip
-def test_working_tiles_leave_by_senders(cls, knobs, rng):
+def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, rng):
     template = cls(**knobs)
     for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 11)):
         x, e, s, lengths = operands(template, rng.choice([0, 1, 2, 5], tasks).tolist(), rng, DEVICE)
         expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols)
         for blocks in (None, 1, 2):
-            y, z, counts = add_sent(template, x, e, s, lengths, blocks)
+            y, z, counts = add_reduced(template, x, e, s, lengths, blocks)
             assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
-            assert torch.equal(z, all_sent(template, x, lengths)) and (counts == lengths.sum()).all(), f"{tasks} tasks, {blocks} blocks"
+            assert torch.equal(z, all_reduced(template, x, lengths)) and (counts == lengths.sum()).all(), f"{tasks} tasks, {blocks} blocks"
 
 
 @pytest.mark.parametrize("knobs", [
@@ -364,7 +364,7 @@ def test_more_blocks_than_the_device_holds(rng):
                                    dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True),
                                    dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
                                    dict(consumers=1, cluster=2, stages=3, page_indices=5)], ids=str)  # fmt: skip
-def test_entries_of_tables(knobs, rng):
+def test_page_indices(knobs, rng):
     template = IndexedStream(**knobs)
     tensors = operands(template, [int(n) for n in rng.integers(0, 9, on_gpu_or_simulated(40, 16))], rng, DEVICE)
     expected = prefixes(template, *tensors)[:, -1].reshape(-1, template.cols).float()

@@ -14,7 +14,7 @@ from tritonkittens.testing import has_gpu
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=6)]
 
-GUARD = 64  # rows before and behind the result that nothing may write to
+GUARD = 64  # rows before and after the result that nothing may write to
 SPLITS = [tk.SplitK(3), tk.SplitTail(), tk.SplitRest(), tk.StreamK()]
 IN_CLUSTERS = [tk.ClusterSplitK(2), tk.ClusterSplitK(4)]
 CASES = [
@@ -101,7 +101,7 @@ def test_counters_are_zero_between_launches(schedule, rng, monkeypatch):
         seen.append(make_workspace(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr("tritonkittens.lang.template.template.workspace", watched)
+    monkeypatch.setattr("tritonkittens.lang.template.call.workspace", watched)
     template = Product(consumers=2, schedule=schedule)
     for rows, cols in ((512, 64), (128, 64), (896, 192)):
         a, b = problem(rng, rows, 520, cols)

@@ -30,7 +30,7 @@ def test_first_consumer_of_the_forward(dim, rng):
     for causal in (False, True):
         timeline = Timeline()
         with sim.device("sm_90a", recorder=timeline):
-            out = attention(q, k, v, causal=causal, config=Config(cols=128, consumers=2))
+            out = attention(q, k, v, causal=causal, config=Config(tile_n=128, consumers=2))
         assert relative_error(out, attention_torch(q.double(), k.double(), v.double(), causal=causal)[0]) < 1e-2
         taken[causal] = products(timeline)
     print(taken)

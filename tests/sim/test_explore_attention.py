@@ -16,15 +16,16 @@ from tritonkittens.kernels.attention import (
     backward_plan,
 )
 from tritonkittens.kernels.attention.num_splits import DecodeSplit
-from tritonkittens.lang.template import template
+from tritonkittens.lang.template import call
 
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(warp_scheduler_barrier=True), dict(causal=True), id="causal, in turns"),
     slow((400, 400, 64, 64), Config(tile_n=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
-    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True), id="tasks of no, one and two blocks"),
+    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True),
+                 id="tasks of no, one and two blocks"),
     pytest.param((130, 140, 64, 64), Config(tile_n=64, consumers=1, dynamic=False), dict(window=(40, 10)), id="window"),
-    pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="results over the ring"),
+    pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="epilogue tiles over the ring"),
     slow((150, 140, 192, 128), Config(tile_n=64, stages=2), dict(softcap=3.0), id="two stages"),
     slow((150, 300, 128, 128), Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True), {}, id="one wgmma, results in panels"),
 ]
@@ -63,7 +64,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
 ])  # fmt: skip
 def test_gradients(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)  # a single pass for few keys, too
-    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
     grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []
@@ -86,7 +87,7 @@ def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     """Blocks draw tasks of many heads, for groups of one or two query heads."""
     monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)
     monkeypatch.setattr(backward_plan, "multiprocessor_count", lambda *_: 2)
-    monkeypatch.setattr(template, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     heads, kv_heads, queries, keys, dim = shape
     q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
     grad, found = torch.randn(q.shape).bfloat16(), []
@@ -107,7 +108,10 @@ def test_bytes(cols, lengths, schedules, rng):
 
 
 @explored(4, 15)
-@pytest.mark.parametrize("split, page_size", crossed([DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 4), DecodeSplit(1, 2), DecodeSplit(split_rest=True)], [None, 16]), ids=str)
+SPLITS = [DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 4), DecodeSplit(1, 2), DecodeSplit(split_rest=True)]
+
+
+@pytest.mark.parametrize("split, page_size", crossed(SPLITS, [None, 16]), ids=str)
 def test_decode(split, page_size, schedules, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)

@@ -22,31 +22,32 @@ CASES = {
     "pingpong": (KINDS["pingpong"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
-    "packed": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "gate")),
-    "packed, split tail, cluster": (dict(KINDS["packed, split_tail"].__dict__, stages=2), ("bias",)),
-    "packed, residual": (dict(KINDS["packed"].__dict__, stages=2), ("bias", "residual")),
-    "packed, residual in two panels, swapped": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate", "residual")),
-    "packed, swapped": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate",)),
+    "deferred": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "gate")),
+    "deferred, split tail, cluster": (dict(KINDS["deferred, split_tail"].__dict__, stages=2), ("bias",)),
+    "deferred, residual": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "residual")),
+    "deferred, residual in two panels, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
+                                                 ("gate", "residual")),
+    "deferred, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate",)),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
-    "panels of a residual, swapped": (dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2), ("residual",)),
+    "panels of a residual, swap_ab": (dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2), ("residual",)),
     "panels of a residual, two parts": (dict(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2, epilogue_n=16, stages=2), ("bias", "residual")),
     "panels of a residual, cluster": (dict(tile_n=64, cluster=2, epilogue_n=16, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
     "cluster_split_k of 2 consumers, 4 parts": (dict(tile_n=128, schedule="cluster_split_k", splits=4, epilogue_n=16, stages=2), ("gate",)),
     "cluster_split_k of 8 parts, some empty": (dict(consumers=1, tile_n=128, schedule="cluster_split_k", splits=8, stages=2), ()),
-    "cluster_split_k, swapped": (dict(KINDS["swapped"].__dict__, schedule="cluster_split_k", splits=2), ("bias", "residual")),
+    "cluster_split_k, swap_ab": (dict(KINDS["swap_ab"].__dict__, schedule="cluster_split_k", splits=2), ("bias", "residual")),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),
-    "swapped": (KINDS["swapped"].__dict__, ("bias", "gate", "residual")),
+    "swap_ab": (KINDS["swap_ab"].__dict__, ("bias", "gate", "residual")),
     "residual": (dict(tile_n=64, stages=2), ("residual",)),
     "two blocks": (dict(tile_n=64, consumers=1, blocks_per_sm=2, stages=2), ("bias", "gate")),
 }
 
 
-QUICK = ["default", "cluster of 2 consumers", "wide", "pingpong", "packed, residual in two panels, swapped", "packed",
+QUICK = ["default", "cluster of 2 consumers", "wide", "pingpong", "deferred, residual in two panels, swap_ab", "deferred",
          "panels of a residual, two parts", "split_k", "cluster_split_k", "split_tail", "stream_k",
-         "swapped", "two blocks", "panels of a residual, swapped"]  # fmt: skip
+         "swap_ab", "two blocks", "panels of a residual, swap_ab"]  # fmt: skip
 
 
 @explored(*SCHEDULES)
@@ -60,12 +61,12 @@ def test_products(name, schedules, rng):
     out = poison(torch.empty(m, n, dtype=BF16))
     result = sim.explore(lambda: gemm(a, b, out=out, config=Config(**knobs), **operands), schedules=schedules)
     assert result.seeds == schedules
-    check(out, a, b, name, deferred_epilogue="packed" in name, **operands)
+    check(out, a, b, name, deferred_epilogue="deferred" in name, **operands)
 
 
 OPERANDS = {
     "A stored K × M": (BF16, True, False, {}, "two consumers"),
-    "both transposed, swapped": (BF16, True, True, dict(activation="silu"), "swapped"),
+    "both transposed, swap_ab": (BF16, True, True, dict(activation="silu"), "swap_ab"),
     "fp16 sums": (FP16, False, True, dict(accumulate="fp16"), "two consumers"),
     "a block a tile": (BF16, False, False, dict(activation="gelu"), "one_per_block"),
     "e4m3, a scale a tensor": (E4M3, False, True, dict(scale_a=(), scale_b=()), "small"),
@@ -103,14 +104,14 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
     check(out, a, b, str(knobs), residual=residual)
 
 
-PACKED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1), dict(schedule="stream_k"),
-          dict(swap_ab=True)]  # fmt: skip
+DEFERRED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1),
+            dict(schedule="stream_k"), dict(swap_ab=True)]  # fmt: skip
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("knobs, k", crossed(PACKED, [0, 64, 400]), ids=str)
-def test_packed_results_in_task_after_task(knobs, k, schedules, rng):
-    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one behind the other."""
+@pytest.mark.parametrize("knobs, k", crossed(DEFERRED, [0, 64, 400]), ids=str)
+def test_deferred_results_in_task_after_task(knobs, k, schedules, rng):
+    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one after the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))
@@ -124,7 +125,7 @@ DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activ
 
 
 @pytest.mark.parametrize("knobs, k", crossed(DONE, [0, 64, 900]), ids=str)
-def test_what_is_done_with_packed_results_in_task_after_task(knobs, k, rng):
+def test_what_is_added_to_deferred_results_in_task_after_task(knobs, k, rng):
     """Under the next task's products, which may be fewer than that takes."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
@@ -179,5 +180,5 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
 def test_a_decoding_batch(schedules, rng):
     a, b, residual = (x.cpu() for x in (randn(3, 5, 136), randn(3, 136, 72), randn(3, 5, 72)))
     out = poison(torch.empty(3, 5, 72, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=KINDS["swapped"]), schedules=schedules)
+    sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=KINDS["swap_ab"]), schedules=schedules)
     check(out, a, b, residual=residual)

@@ -9,7 +9,7 @@ from tests.streaming import (
     CountedStream,
     DeferredStream,
     EdgedStream,
-    HandingStream,
+    ExchangingStream,
     IndexedStream,
     LaggedStream,
     LateTaskStream,
@@ -22,8 +22,8 @@ from tests.streaming import (
     SteppedStream,
     WatchedStream,
     add_listed,
-    add_sent,
-    all_sent,
+    add_reduced,
+    all_reduced,
     integers,
     operands,
     prefixes,
@@ -34,8 +34,8 @@ from tritonkittens import sim
 
 @pytest.fixture(autouse=True)
 def two_multiprocessors(monkeypatch):
-    """What the schedules deal to; `explore` simulates a whole device."""
-    monkeypatch.setattr("tritonkittens.lang.template.template.multiprocessor_count", lambda device: 2)
+    """For which the schedules count blocks; `explore` simulates a whole device."""
+    monkeypatch.setattr("tritonkittens.lang.template.call.multiprocessor_count", lambda device: 2)
 
 
 LENGTHS = (2, 0, 3, 1, 4)
@@ -69,10 +69,10 @@ CASES = [
     slow(LaggedStream, dict(consumers=2, stages=2, early=False, warp_scheduler_barrier=True, extra=128), LENGTHS),
     slow(LaggedStream, dict(consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
     slow(LaggedStream, dict(consumers=1, stages=3, cluster=2), (2, 0, 1)),
-    slow(LaggedStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # results over the ring
-    slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # results over the working tiles
+    slow(LaggedStream, dict(consumers=2, cols=128, weighted=False), (4, 0, 3, 1, 5, 2)),  # epilogue tiles over the ring
+    slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # epilogue tiles over the scratch tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
-    (HandingStream, dict(consumers=2, stages=2), LENGTHS),
+    (ExchangingStream, dict(consumers=2, stages=2), LENGTHS),
     (LateTaskStream, dict(consumers=2, stages=2), LENGTHS),
     slow(LateTaskStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
     slow(LateTaskStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),
@@ -85,7 +85,7 @@ CASES = [
     (LaggedStream, dict(lagged_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
     slow(LaggedStream, dict(lagged_producer=True, consumers=2, stages=2, warp_scheduler_barrier=True, early=False, extra=128), LENGTHS),
     slow(LaggedStream, dict(lagged_producer=True, consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
-    slow(LaggedStream, dict(lagged_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # results over the ring
+    slow(LaggedStream, dict(lagged_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # epilogue tiles over the ring
     (LaggedStream, dict(consumers=2, stages=2, lagged_producer=True, one_tile_per_block=True), (4, 1)),
     slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, one_tile_per_block=True), (2, 5, 3)),
 ]
@@ -117,7 +117,7 @@ def test_streams(cls, knobs, lengths, schedules, rng):
                                    slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True)),
                                    dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16)],
                          ids=str)  # fmt: skip
-def test_entries_of_tables(knobs, schedules, rng):
+def test_page_indices(knobs, schedules, rng):
     template = IndexedStream(**knobs)
     x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
     found = []
@@ -126,7 +126,7 @@ def test_entries_of_tables(knobs, schedules, rng):
     assert all(torch.equal(y, expected) for y in found)
 
 
-def test_deferred_tiles_that_first_does_not_wait_for(rng):
+def test_late_task_tiles_that_compute_first_does_not_wait_for(rng):
     template = LateTaskStream(consumers=2, stages=2, waits=False)
     x, e, s, counts = operands(template, LENGTHS, rng, "cpu")
     y = poison(torch.empty(len(LENGTHS) * 2 * template.rows, template.cols))
@@ -135,18 +135,18 @@ def test_deferred_tiles_that_first_does_not_wait_for(rng):
 
 
 def watched(rng, schedules, **knobs):
-    """Explore a block whose second consumer reads what the first writes at the end of each task; returns what it gives, and what it should."""
+    """Explore a block whose second consumer reads what the first writes at the end of each task; returns its result, and what that should be."""
     template, lengths = WatchedStream(consumers=2, stages=2, **knobs), (16, 19, 17)
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     expected = prefixes(template, x, e, s, counts)[:, -1]
-    expected[:-1, :, 1] += 1  # behind the last task nothing follows: there nobody waits
-    y, said = poison(torch.empty(expected.reshape(-1, template.cols).shape)), torch.zeros(len(lengths), dtype=torch.int32)
-    sim.explore(lambda: template(x, e, s, y, counts, said, tasks=len(lengths), blocks=1), schedules=schedules)
+    expected[:-1, :, 1] += 1  # nothing follows the last task: there nobody waits
+    y, written = poison(torch.empty(expected.reshape(-1, template.cols).shape)), torch.zeros(len(lengths), dtype=torch.int32)
+    sim.explore(lambda: template(x, e, s, y, counts, written, tasks=len(lengths), blocks=1), schedules=schedules)
     return y, expected.reshape(-1, template.cols).float()
 
 
 @explored(8, 20)
-def test_consumers_that_end_one_behind_the_other(schedules, rng):
+def test_consumers_that_end_one_after_the_other(schedules, rng):
     assert torch.equal(*watched(rng, schedules))
     with pytest.raises(sim.SimulationError, match="gives another result than schedule 0"):
         watched(rng, 20, staggered_epilogue=False)
@@ -157,14 +157,14 @@ def test_consumers_that_end_one_behind_the_other(schedules, rng):
     slow(PlainReducingStream, dict(stages=1, schedule=tk.Dynamic())),
 ], ids=str)  # fmt: skip
 @explored(8, 20)
-def test_working_tiles_leave_by_senders(cls, knobs, schedules, rng):
+def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, schedules, rng):
     template = cls(**knobs)
     x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_sent(template, x, e, s, lengths, 2)), schedules=schedules)
+    sim.explore(lambda: found.append(add_reduced(template, x, e, s, lengths, 2)), schedules=schedules)
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
-    sent = all_sent(template, x, lengths)
-    assert all(torch.equal(y, expected) and torch.equal(z, sent) and (counts == 11).all() for y, z, counts in found)
+    reduced = all_reduced(template, x, lengths)
+    assert all(torch.equal(y, expected) and torch.equal(z, reduced) and (counts == 11).all() for y, z, counts in found)
 
 
 @pytest.mark.parametrize("cls, knobs", [
@@ -177,8 +177,8 @@ def test_edges(cls, knobs, rng):
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     y = poison(torch.empty(len(lengths) * template.rows, template.cols))
     sim.explore(lambda: template(x, e, s, y, counts, tasks=len(lengths)), schedules=10)
-    told = counts % 3 if cls is EdgedStream else (counts % 3).clamp(min=1)  # a pipelined computation's first iteration counts as one
-    marked = {None: 99, -1: told}.get(template.marked, template.marked)
+    edges = counts % 3 if cls is EdgedStream else (counts % 3).clamp(min=1)  # a pipelined computation's first iteration counts as one
+    marked = {None: 99, -1: edges}.get(template.marked, template.marked)
     steps = torch.arange(max(lengths))
     factors = torch.where(steps >= counts[:, None], 0, torch.where(steps < torch.as_tensor(marked).reshape(-1, 1), 2, 1))
     steps_of_x = x.view(len(lengths), max(lengths), template.rows, -1)
@@ -188,7 +188,7 @@ def test_edges(cls, knobs, rng):
 @pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, pingpong=True), dict(schedule=tk.ClusterSplitK(2)),
                                    slow(dict(schedule=tk.ClusterSplitK(4), consumers=2))], ids=str)
 def test_products_in_flight(knobs, rng):
-    """A block has several tasks: what others send for the next must not arrive before it has read what they sent for this one."""
+    """A block has several tasks: sums that others store for the next must not arrive before it has read theirs for this one."""
     a, b = integers(rng, "cpu", torch.bfloat16, 192, 256), integers(rng, "cpu", torch.bfloat16, 256, 64)
     template = Product(stages=2, **{"consumers": 1, **knobs})
     c = poison(torch.empty(192, 64))
@@ -204,7 +204,7 @@ def test_merged_parts(rng):
 
 
 @pytest.mark.parametrize("schedule", [tk.SplitK(3), tk.SplitRest()], ids=str)
-def test_parts_merged_by_who_comes_last(schedule, rng):
+def test_parts_merged_by_the_last_block(schedule, rng):
     x, largest, least = torch.randn(192, 320).bfloat16(), poison(torch.empty(192, 64)), poison(torch.empty(192))
     template = Extremes(schedule=schedule, consumers=1, stages=2, blocks_per_sm=2)
     sim.explore(lambda: template(x, largest, least), schedules=20, multiprocessors=2)

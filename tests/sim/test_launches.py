@@ -101,7 +101,7 @@ class Copy(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, 0), input.arrived)
+        tk.load_async(input.X, ctx.globals.X, (ctx.task_id, 0), input.full)
 
     @triton.jit
     def start(ctx):

@@ -85,23 +85,23 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
     tasks = launch.grid[0]
     assert sum(s.args["bytes"] for s in stores) == M * N * 2
     assert a_bytes == tasks * 128 * K * 2 and b_bytes == tasks * 256 * K * 2
-    # the first slots are asked for before the roles begin, by the warps that become the first consumer
-    assert {s.args["issued by"] for s in loads} == {"consumer0", "producer"} and {s.args["barrier"].split("[")[0] for s in loads} == {"arrived"}
+    # the first stages are loaded before the roles begin, by the warps that become the first consumer
+    assert {s.args["issued by"] for s in loads} == {"consumer0", "producer"} and {s.args["barrier"].split("[")[0] for s in loads} == {"input.full"}
     for stage in range(3):
-        phases = [s.args["phase"] for s in loads if s.args["barrier"] == f"arrived[{stage}]" and s.cta is timeline.ctas[0] and "input.A" in s.name]
+        phases = [s.args["phase"] for s in loads if s.args["barrier"] == f"input.full[{stage}]" and s.cta is timeline.ctas[0] and "input.A" in s.name]
         assert phases == list(range(len(phases)))
     busy = sum(s.busy[1] - s.busy[0] for s in products)
     assert busy == pytest.approx(M * N * K / 2048) and {s.args["issued by"] for s in products} == {"consumer0", "consumer1"}
     assert sum(s.busy[1] - s.busy[0] for s in loads) == pytest.approx((a_bytes + b_bytes) / costs.L2_BYTES)
     assert all(s.end - s.start == pytest.approx(s.busy[1] - s.busy[0] + costs.TMA_LATENCY) for s in loads)
     waits = [s for s in spans if s.kind == "wait"]
-    assert {"barrier", "phase", "parity", "for"} <= set(next(s for s in waits if s.lane == "consumer0" and "arrived" in s.name).args)
+    assert {"barrier", "phase", "parity", "for"} <= set(next(s for s in waits if s.lane == "consumer0" and "input.full" in s.name).args)
     assert all(s.end > s.start for s in waits)
-    # a consumer's first product begins when its first stage has arrived, not before
+    # a consumer's first product begins when its first stage is full, not before
     first = timeline.ctas[0]
     mine = timeline.spans(first)
-    arrived = max(s.end for s in mine if s.kind == "load" and s.args["barrier"] == "arrived[0]" and s.args["phase"] == 0)
-    assert min(s.start for s in mine if s.kind == "tensor core") >= arrived
+    full = max(s.end for s in mine if s.kind == "load" and s.args["barrier"] == "input.full[0]" and s.args["phase"] == 0)
+    assert min(s.start for s in mine if s.kind == "tensor core") >= full
     assert all("gemm.py:" in s.args["line"] for s in products)
     assert program.name in first.kernel
 

@@ -11,6 +11,8 @@ import hashlib
 import inspect
 import pathlib
 import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import triton.language as tl
 from triton.experimental.gluon import language as gl
@@ -19,8 +21,11 @@ from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_de
 from triton.runtime.jit import ConstexprFunction, constexpr_function
 
 from tritonkittens.arch import ArchitectureError
+from tritonkittens.inline_ptx._traced import Semantic, Traced
 
 _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
+References: TypeAlias = tuple[tuple[str, ...], ...]  # PTX operand references ($0, $1, ...): of each operand those of its registers
+Function = TypeVar("Function", bound=Callable[..., Any])
 _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 
 
@@ -38,21 +43,22 @@ class OperandError(TypeError):
     """An operand of an instruction has a type, a width or a value that the instruction does not take."""
 
 
-def builtin(fn):
+def builtin(fn: Function) -> Function:
     """Marks `fn(..., _semantic=None)` as callable from kernel code; it runs as Python while the kernel is traced.
 
     Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates: in that way this package's source
     is part of the key of every kernel that uses it.
     """
-    fn.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
-    fn.__triton_builtin__ = True
-    fn.__triton_aggregate__ = True
-    fn.__annotations__ = {"source": _SOURCE}
-    fn.hash_attrs = ()
+    marked: Any = fn  # Triton reads attributes that a function's type does not have
+    marked.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
+    marked.__triton_builtin__ = True
+    marked.__triton_aggregate__ = True
+    marked.__annotations__ = {"source": _SOURCE}
+    marked.hash_attrs = ()
     return fn
 
 
-def unwrap(value):
+def unwrap(value: Traced) -> Traced:
     """The Python value behind a constexpr, and through lists and tuples of them; anything else unchanged."""
     if isinstance(value, tl.constexpr):
         return unwrap(value.value)
@@ -61,7 +67,7 @@ def unwrap(value):
     return value
 
 
-def _semantic_of(_semantic, what):
+def _semantic_of(_semantic: Semantic, what: str) -> Semantic:
     if _semantic is None:
         raise RuntimeError(
             f"{what} is inline PTX and cannot run in Triton's interpreter (TRITON_INTERPRET=1) or outside a kernel; "
@@ -70,13 +76,13 @@ def _semantic_of(_semantic, what):
     return _semantic
 
 
-def arch_number(name):
+def arch_number(name: object) -> int | None:
     """The compute capability behind Triton's architecture name, e.g. "sm90" -> 90; None where it is not an NVIDIA one."""
     match = re.fullmatch(r"sm_?(\d+)[af]?", str(name))
     return int(match.group(1)) if match else None
 
 
-def refusal(feature, name, minimum=None, only=None):
+def refusal(feature: str, name: object, minimum: int | None = None, only: Collection[int] | None = None) -> str | None:
     """The message that says why `feature` is not available on architecture `name`, or None where it is.
 
     `minimum` is the lowest capability (90 = sm_90) of a feature that every later architecture keeps; `only` lists the capabilities of an
@@ -88,6 +94,7 @@ def refusal(feature, name, minimum=None, only=None):
         needs = targets[0] if len(targets) == 1 else ", ".join(targets[:-1]) + " or " + targets[-1]
         available = number in only
     else:
+        assert minimum is not None, "one of the two is given"
         needs = f"sm_{minimum} or newer"
         available = number is not None and number >= minimum
     if available:
@@ -97,19 +104,19 @@ def refusal(feature, name, minimum=None, only=None):
 
 
 @builtin
-def is_explicit(_semantic=None):
+def is_explicit(_semantic: Semantic = None) -> Traced:
     """constexpr: is the calling code compiled as an explicit (Gluon) kernel? False in plain Triton and in its interpreter."""
     return tl.constexpr(isinstance(_semantic, GluonSemantic))
 
 
 @builtin
-def arch(_semantic=None):
+def arch(_semantic: Semantic = None) -> Traced:
     """constexpr int: the compute capability that the kernel is compiled for, e.g. 90 for sm_90 (0: not an NVIDIA GPU)."""
     return tl.constexpr(arch_number(_semantic_of(_semantic, "arch()").builder.options.arch) or 0)
 
 
 @builtin
-def require(feature, minimum=None, only=None, _semantic=None):
+def require(feature: Traced, minimum: Traced = None, only: Traced = None, _semantic: Semantic = None) -> None:
     """Refuses to compile where the target lacks an instruction.
 
     `feature` is the instruction's name for the message, `minimum` a compute capability (90) or `only` a tuple of them: see `refusal`.
@@ -122,7 +129,7 @@ def require(feature, minimum=None, only=None, _semantic=None):
 
 
 @constexpr_function
-def issued(instructions, issuer, sm, declarations=""):
+def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declarations: str = "") -> str:
     """PTX that lets the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope registers and labels).
 
     "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads whose %tid.x is a multiple of
@@ -157,10 +164,10 @@ def issued(instructions, issuer, sm, declarations=""):
     return "{ " + choose + (declarations + " " if declarations else "") + body + " }"
 
 
-def _renumber(template, by):
+def _renumber(template: str, by: int) -> str:
     """`template` with each operand reference $n (or ${n:modifier}) raised by `by`; $$ is a literal dollar and stays."""
 
-    def shift(match):
+    def shift(match: re.Match[str]) -> str:
         if match.group(0) == "$$":
             return "$$"
         if match.group(1) is not None:
@@ -170,7 +177,7 @@ def _renumber(template, by):
     return _REFERENCE.sub(shift, template)
 
 
-def _lower(arg):
+def _lower(arg: Traced) -> tuple[Traced, ...]:
     """The values that stand for one operand: a lang object hands out what it wraps (a descriptor, a tensor, or a tuple of these)."""
     arg = unwrap(arg)
     if arg is None:
@@ -180,7 +187,7 @@ def _lower(arg):
     return tuple(value for item in arg for value in _lower(item)) if isinstance(arg, tuple) else (arg,)
 
 
-def _scalar(value, constraint, semantic, template):
+def _scalar(value: Traced, constraint: str, semantic: Semantic, template: str) -> Traced:
     """A scalar as the register that `constraint` names: integers are widened (by their own sign), pointers become 64-bit addresses."""
     if isinstance(value, int) and not isinstance(value, bool) and constraint in ("f", "d"):
         value = float(value)
@@ -204,7 +211,7 @@ def _scalar(value, constraint, semantic, template):
     return value
 
 
-def _split(constraints, operands):
+def _split(constraints: str | Sequence[str], operands: int) -> tuple[list[str], list[str]]:
     """Constraints as one list per logical operand, and the clobbers; a string is cut at its commas."""
     items = [item.strip() for item in constraints.split(",")] if isinstance(constraints, str) else [str(item) for item in constraints]
     items = [item for item in items if item]
@@ -215,7 +222,7 @@ def _split(constraints, operands):
     return items, clobbers
 
 
-def _references(counts):
+def _references(counts: Iterable[int]) -> list[tuple[str, ...]]:
     groups, cursor = [], 0
     for count in counts:
         groups.append(tuple(f"${i}" for i in range(cursor, cursor + count)))
@@ -224,7 +231,7 @@ def _references(counts):
 
 
 @builtin
-def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=None):
+def asm(template: Traced, constraints: Traced, args: Traced, result_types: Traced = (), is_pure: Traced = False, _semantic: Semantic = None) -> Traced:
     """One block of PTX, executed by every thread of the program or partition.
 
     template      PTX with operand references $0, $1, ... (results first, then arguments), or a constexpr function of `(outputs, inputs)`
@@ -250,7 +257,7 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
 
     items, clobbers = _split(constraints, len(results) + len(lowered))
     shown = template if isinstance(template, str) else getattr(template, "__name__", "template")
-    scalar_constraints = items[len(results) :]
+    scalar_constraints: list[str] | None = items[len(results) :]
     if isinstance(constraints, str) and len(items) != len(results) + sum(len(values) for values in lowered):
         scalar_constraints = None  # one entry per register of a tile: the string is taken as it is
     operands, cursor = [], 0
@@ -271,7 +278,7 @@ def asm(template, constraints, args, result_types=(), is_pure=False, _semantic=N
                 group.append(_scalar(value, constraint, semantic, shown))
         operands.append(group)
 
-    def registers(type_):
+    def registers(type_: Traced) -> int:
         if explicit:
             return semantic.builder.get_total_elems_per_thread(type_.to_ir(semantic.builder))
         return 1

@@ -55,7 +55,14 @@ def storage(name: str) -> int:
     return 32 if name == "tf32" else max(8, FORMATS[name].bits) if name != "ue8m0" else 8
 
 
-def encode(name: str, values, rounding: str = "rn", satfinite: bool = False, random=0, random_bits: int = 16) -> np.ndarray:
+def encode(
+    name: str,
+    values: np.ndarray | np.float64,
+    rounding: str = "rn",
+    satfinite: bool = False,
+    random: np.ndarray | int = 0,
+    random_bits: int = 16,
+) -> np.ndarray:
     """Bits of `values` (any float array), as unsigned words of `storage(name)` bits (fp4 and fp6 in the low bits of a byte).
 
     Numbers beyond the largest become it where `satfinite` (or where the rounding is toward zero), else infinity, or NaN in formats without one. NaN is the
@@ -75,7 +82,7 @@ def encode(name: str, values, rounding: str = "rn", satfinite: bool = False, ran
     if name == "ue8m0":
         return _scale_exponent(values, rounding)
     f = FORMATS[name]
-    x = values.astype(np.float64)
+    x: np.ndarray = values.astype(np.float64)
     size = np.where(np.isfinite(x), np.abs(x), 1.0)
     exponent = np.where(size == 0, 1 - f.bias, np.maximum(np.frexp(size)[1] - 1, 1 - f.bias))
     scaled = np.ldexp(size, f.mantissa - exponent)
@@ -105,7 +112,7 @@ def encode(name: str, values, rounding: str = "rn", satfinite: bool = False, ran
     return (bits << 13 if name == "tf32" else bits).astype(word(storage(name)))
 
 
-def _scale_exponent(values: np.ndarray, rounding: str) -> np.ndarray:
+def _scale_exponent(values: np.ndarray | np.float64, rounding: str) -> np.ndarray:
     """ue8m0: exponent plus 127 of |x|, rounded down ("rz") or up ("rp") to a power of two, in 0 … 254; NaN is 255."""
     if rounding not in ("rz", "rp"):
         raise ValueError(f"rounding {rounding!r} to ue8m0: 'rz' or 'rp'")
@@ -116,7 +123,7 @@ def _scale_exponent(values: np.ndarray, rounding: str) -> np.ndarray:
     return np.where(np.isnan(size), 255, bits).astype(np.uint8)
 
 
-def decode(name: str, bits) -> np.ndarray:
+def decode(name: str, bits: np.ndarray) -> np.ndarray:
     """Values (float64) of unsigned words: the inverse of `encode`. tf32 ignores the low 13 bits of a float32."""
     bits = np.asarray(bits)
     if name == "f64":
@@ -146,7 +153,7 @@ def _decode(name: str, bits: np.ndarray) -> np.ndarray:
     return np.where(whole >> (f.exponent + f.mantissa) & 1 > 0, -values, values)
 
 
-def fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fma_to_odd(a: np.ndarray, b: np.ndarray | np.float64, c: np.ndarray) -> np.ndarray:
     """a b + c of float32 (or narrower) numbers, in float64 rounded to odd: rounding the result once more, to float32 or narrower, is exact.
 
     The product of two float32 is exact in float64. Where the sum is not (Knuth's two-sum finds the error), the last bit is made odd, which keeps

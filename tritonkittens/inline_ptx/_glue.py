@@ -1,11 +1,12 @@
 """Meanings of the instructions between the interesting ones: moves, integers, bits, predicates, warp votes (PTX ISA 9.7.1, 9.7.2, 9.7.6 to 9.7.9, 9.7.13)."""
 
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
 from ._formats import decode, word
-from ._meaning import Instruction, Machine, NoMeaning, PtxFault, join, meaning, signed, split, uniform, unsigned, warps
+from ._meaning import Bits, Instruction, Machine, NoMeaning, PtxFault, Register, Registered, join, meaning, signed, split, uniform, unsigned, warps
 
 INTEGERS = "u16|u32|u64|s16|s32|s64"
 INTEGERS8 = "u8|s8|" + INTEGERS
@@ -17,17 +18,17 @@ def width(kind: str) -> int:
     return int(kind.lstrip("usbf"))
 
 
-def integer(x, kind: str):
+def integer(x: Register, kind: str) -> Bits:
     """A source as the integer type `kind`."""
     return signed(x, width(kind)) if kind.startswith("s") else unsigned(x, width(kind))
 
 
-def words(x, kind: str):
+def words(x: Register, kind: str) -> Bits:
     return np.asarray(x).astype(word(width(kind)))
 
 
 @meaning(f"mov.{{type:pred|b128|f16|bf16|f32|f64|{BITS}|{INTEGERS8}}}")
-def _mov(t: Machine, i: Instruction, a):
+def _mov(t: Machine, i: Instruction, a: Register) -> Register:
     (to,) = i.destination_bits
     if isinstance(to, tuple):
         total = sum(bits or 0 for bits in to)
@@ -43,8 +44,8 @@ def _mov(t: Machine, i: Instruction, a):
     return a if to == 128 else unsigned(a, to)
 
 
-def _wide(function):
-    def apply(t: Machine, i: Instruction, *sources):
+def _wide(function: Callable[..., Register]) -> Registered:
+    def apply(t: Machine, i: Instruction, *sources: Register) -> Register:
         kind = i.fields["type"]
         assert kind is not None
         return words(function(*(integer(x, kind) for x in sources)), kind)
@@ -71,13 +72,13 @@ for _pattern, _function in with_wrap.items():
 
 
 @meaning("and.pred", "or.pred", "xor.pred", "not.pred")
-def _logic(t: Machine, i: Instruction, *sources):
+def _logic(t: Machine, i: Instruction, *sources: Register) -> Register:
     a = [np.asarray(x, bool) for x in sources]
     return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}[i.mnemonic.split(".")[0]](*a)
 
 
 @meaning("mul.wide.{type:u16|u32|s16|s32}", "mad.wide.{type:u16|u32|s16|s32}")
-def _mul_wide(t: Machine, i: Instruction, a, b, c=0):
+def _mul_wide(t: Machine, i: Instruction, a: Register, b: Register, c: Register = 0) -> Register:
     kind = i.fields["type"] or ""
     double = f"{kind[0]}{2 * width(kind)}"
     product = integer(a, kind).astype(integer(0, double).dtype) * integer(b, kind).astype(integer(0, double).dtype)
@@ -85,13 +86,13 @@ def _mul_wide(t: Machine, i: Instruction, a, b, c=0):
 
 
 @meaning("mul.hi.{type:u32|s32|u16|s16}")
-def _mul_hi(t: Machine, i: Instruction, a, b):
+def _mul_hi(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     kind = i.fields["type"] or ""
     return words((integer(a, kind).astype(np.int64 if kind[0] == "s" else np.uint64) * integer(b, kind)) >> width(kind), kind)
 
 
 @meaning(f"div.{{type:{INTEGERS}}}", f"rem.{{type:{INTEGERS}}}")
-def _divide(t: Machine, i: Instruction, a, b):
+def _divide(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     """Truncates; a zero divisor gives all ones (PTX leaves it open), as quotient and as remainder."""
     kind = i.fields["type"] or ""
     a, b = integer(a, kind), integer(b, kind)
@@ -105,7 +106,7 @@ def _divide(t: Machine, i: Instruction, a, b):
 
 
 @meaning(f"shl.{{type:{BITS}}}", f"shr.{{type:{BITS}|{INTEGERS}}}")
-def _shift(t: Machine, i: Instruction, a, by):
+def _shift(t: Machine, i: Instruction, a: Register, by: Register) -> Register:
     """Amounts of the width and above shift everything out."""
     kind = i.fields["type"] or ""
     bits, x, by = width(kind), integer(a, kind), unsigned(by, 32)
@@ -116,7 +117,7 @@ def _shift(t: Machine, i: Instruction, a, by):
 
 
 @meaning("prmt.b32")
-def _prmt(t: Machine, i: Instruction, a, b, selector):
+def _prmt(t: Machine, i: Instruction, a: Register, b: Register, selector: Register) -> Register:
     """Byte k of the result is the byte of {b, a} that bits 4k … 4k + 2 of the selector name; bit 4k + 3 replicates its sign instead."""
     both = unsigned(a, 32).astype(np.uint64) | unsigned(b, 32).astype(np.uint64) << np.uint64(32)
     selector = unsigned(selector, 32).astype(np.uint64)
@@ -130,7 +131,7 @@ def _prmt(t: Machine, i: Instruction, a, b, selector):
 
 
 @meaning("lop3.b32")
-def _lop3(t: Machine, i: Instruction, a, b, c, table):
+def _lop3(t: Machine, i: Instruction, a: Register, b: Register, c: Register, table: Register) -> Register:
     a, b, c, out = unsigned(a, 32), unsigned(b, 32), unsigned(c, 32), np.uint32(0)
     for index in range(8):
         if table >> index & 1:
@@ -139,7 +140,7 @@ def _lop3(t: Machine, i: Instruction, a, b, c, table):
 
 
 @meaning("popc.{type:b32|b64}", "clz.{type:b32|b64}", "brev.{type:b32|b64}")
-def _count(t: Machine, i: Instruction, a):
+def _count(t: Machine, i: Instruction, a: Register) -> Register:
     bits = width(i.fields["type"] or "")
     places = unsigned(a, bits)[..., None] >> np.arange(bits).astype(word(bits)) & word(bits)(1)
     what = i.mnemonic.split(".")[0]
@@ -156,7 +157,7 @@ _ORDER = {
 }  # fmt: skip
 
 
-def _compare(comparison: str, kind: str, a, b):
+def _compare(comparison: str, kind: str, a: Register, b: Register) -> Register:
     if kind[0] in "usb" and not kind.startswith("bf"):
         if comparison not in _ORDER:
             raise NoMeaning(f"setp.{comparison} of {kind}")
@@ -171,7 +172,7 @@ def _compare(comparison: str, kind: str, a, b):
 
 
 @meaning(f"setp.{{comparison}}.{{combine:and|or|xor}}?.{{ftz:ftz}}?.{{type:{INTEGERS}|b16|b32|b64|f16|bf16|f32|f64|f16x2|bf16x2}}")
-def _setp(t: Machine, i: Instruction, a, b, c=None):
+def _setp(t: Machine, i: Instruction, a: Register, b: Register, c: Register = None) -> Register:
     comparison, kind = i.fields["comparison"] or "", i.fields["type"] or ""
     if kind.endswith("x2"):
         return tuple(_compare(comparison, kind[:-2], x, y) for x, y in zip(split(a, 32, 2), split(b, 32, 2)))
@@ -184,13 +185,13 @@ def _setp(t: Machine, i: Instruction, a, b, c=None):
 
 
 @meaning(f"selp.{{type:{BITS}|{INTEGERS}|f32|f64}}")
-def _selp(t: Machine, i: Instruction, a, b, p):
+def _selp(t: Machine, i: Instruction, a: Register, b: Register, p: Register) -> Register:
     bits = width(i.fields["type"] or "")
     return np.where(p, unsigned(a, bits), unsigned(b, bits))
 
 
 @meaning(f"cvt.{{sat:sat}}?.{{to:{INTEGERS8}}}.{{source:{INTEGERS8}}}")
-def _cvt(t: Machine, i: Instruction, a):
+def _cvt(t: Machine, i: Instruction, a: Register) -> Register:
     """The destination register may be wider than its type: the value is extended by the type's sign."""
     to, source = i.fields["to"] or "", i.fields["source"] or ""
     x = integer(a, source)
@@ -204,18 +205,18 @@ def _cvt(t: Machine, i: Instruction, a):
 
 
 @meaning("trap", destinations=0)
-def _trap(t: Machine, i: Instruction):
+def _trap(t: Machine, i: Instruction) -> None:
     t.trap(i.active)
 
 
 @meaning("bar.warp.sync", destinations=0)
-def _bar_warp(t: Machine, i: Instruction, mask):
+def _bar_warp(t: Machine, i: Instruction, mask: Register) -> None:
     """A role runs its warps in lockstep: only memory is ordered."""
     t.fence("warp", i.active)
 
 
 @meaning("activemask.b32")
-def _activemask(t: Machine, i: Instruction):
+def _activemask(t: Machine, i: Instruction) -> Register:
     out: np.ndarray = np.zeros(len(t.lane), np.uint32)
     for warp in warps(t, i.active):
         out[warp] = np.bitwise_or.reduce(np.uint32(1) << t.lane[warp].astype(np.uint32))
@@ -223,7 +224,7 @@ def _activemask(t: Machine, i: Instruction):
 
 
 @meaning("vote.sync.{mode:all|any|uni|ballot}.{type:pred|b32}")
-def _vote(t: Machine, i: Instruction, p, mask):
+def _vote(t: Machine, i: Instruction, p: Register, mask: Register) -> Register:
     p = np.broadcast_to(np.asarray(p, bool), i.active.shape)
     out = np.zeros(i.active.shape, np.uint32 if i.fields["mode"] == "ballot" else bool)
     for warp in warps(t, i.active):
@@ -236,7 +237,7 @@ def _vote(t: Machine, i: Instruction, p, mask):
 
 
 @meaning("shfl.sync.{mode:idx|up|down|bfly}.b32")
-def _shfl(t: Machine, i: Instruction, a, b, c, mask):
+def _shfl(t: Machine, i: Instruction, a: Register, b: Register, c: Register, mask: Register) -> Register:
     """`c`: bits 0-4 clamp, 8-12 the mask of the segment (PTX ISA "shfl.sync"). Out of the segment, a thread keeps its own value."""
     a = np.broadcast_to(unsigned(a, 32), i.active.shape)
     lane: np.ndarray = t.lane.astype(np.int64)
@@ -257,7 +258,7 @@ def _shfl(t: Machine, i: Instruction, a, b, c, mask):
     return (out, np.broadcast_to(inside, out.shape)) if isinstance(i.destination_bits[0], tuple) else out
 
 
-def elected(t: Machine, i: Instruction, mask) -> np.ndarray:
+def elected(t: Machine, i: Instruction, mask: Register) -> np.ndarray:
     """bool [T]: the lowest executing lane of each warp."""
     uniform(mask, i.active, "the mask of elect.sync")
     out: np.ndarray = np.zeros(len(i.active), bool)

@@ -24,6 +24,8 @@ from ._formats import word
 
 Bits = np.ndarray
 Wait = Any  # the machine's own; a meaning only hands it on
+Register = Any  # a source or a result of an instruction, as described above: an array, a tuple of arrays, a Python number, or None
+Waits = Generator[Wait, None, Register]  # what a meaning that waits returns
 Registered = Callable[..., Any]
 
 

@@ -10,13 +10,13 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning, uniform, warps
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, meaning, uniform, warps
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 @constexpr_function
-def named_text(verb, number, threads):
+def named_text(verb: str, number: int, threads: int) -> str:
     """`number` and `threads` as immediates: only then does ptxas know how many barriers the kernel uses."""
     if not 0 <= number <= 15:
         raise OperandError(f"barrier.{verb}(number={number}): barriers are numbered 0 to 15")
@@ -28,7 +28,7 @@ def named_text(verb, number, threads):
 
 
 @constexpr_function
-def reduce_text(operation, number, threads):
+def reduce_text(operation: str, number: int, threads: int) -> str:
     if operation not in ("popc", "and", "or"):
         raise OperandError(f"barrier.reduce(operation={operation!r}): 'popc', 'and' or 'or'")
     named_text("sync", number, threads)
@@ -39,7 +39,7 @@ def reduce_text(operation, number, threads):
 
 
 @constexpr_function
-def fence_text(semantics, scope, sm):
+def fence_text(semantics: str, scope: str, sm: int) -> str:
     if semantics not in ("acq_rel", "sc"):
         raise OperandError(f"barrier.fence(semantics={semantics!r}): 'acq_rel' or 'sc'")
     if scope not in _SCOPES:
@@ -92,7 +92,7 @@ def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
 # --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
 
 
-def _coming(t: Machine, i: Instruction, number, threads):
+def _coming(t: Machine, i: Instruction, number: Register, threads: Register | None) -> tuple[int, int | None, int]:
     """(barrier, all threads or None, threads of this role that come): barriers count whole warps."""
     total = None if threads is None else uniform(threads, i.active, "the number of threads of a barrier")
     return uniform(number, i.active, "the number of a barrier"), total, 32 * sum(1 for _ in warps(t, i.active))
@@ -102,7 +102,7 @@ _HEAD = ("bar.{cta:cta}?", "barrier.{cta:cta}?")
 
 
 @meaning(*(f"{head}.{{verb:sync|arrive}}.{{aligned:aligned}}?" for head in _HEAD), destinations=0)
-def _sync_meaning(t: Machine, i: Instruction, number, threads=None):
+def _sync_meaning(t: Machine, i: Instruction, number: Register, threads: Register = None) -> Waits:
     number, total, arriving = _coming(t, i, number, threads)
     wait = t.named_barrier(number, total, arriving, i.fields["verb"] == "arrive")
     if wait is not None:
@@ -110,7 +110,7 @@ def _sync_meaning(t: Machine, i: Instruction, number, threads=None):
 
 
 @meaning(*(f"{head}.red.{{operation:popc|and|or}}.{{aligned:aligned}}?.{{type:u32|pred}}" for head in _HEAD))
-def _reduce_meaning(t: Machine, i: Instruction, number, *rest):
+def _reduce_meaning(t: Machine, i: Instruction, number: Register, *rest: Register) -> Waits:
     *threads, vote = rest
     yes = int(np.count_nonzero(np.broadcast_to(np.asarray(vote, bool), i.active.shape) & i.active))
     number, total, arriving = _coming(t, i, number, threads[0] if threads else None)
@@ -122,10 +122,10 @@ def _reduce_meaning(t: Machine, i: Instruction, number, *rest):
 
 
 @meaning("fence.{kind}*", destinations=0)
-def _fence_meaning(t: Machine, i: Instruction, address=None, nbytes=None):
+def _fence_meaning(t: Machine, i: Instruction, address: Register = None, nbytes: Register = None) -> None:
     t.fence((i.fields["kind"] or "").removeprefix("."), i.active)
 
 
 @meaning("membar.{scope:cta|gl|sys}", destinations=0)
-def _membar_meaning(t: Machine, i: Instruction):
+def _membar_meaning(t: Machine, i: Instruction) -> None:
     t.fence({"cta": "sc.cta", "gl": "sc.gpu", "sys": "sc.sys"}[i.fields["scope"] or ""], i.active)

@@ -9,19 +9,19 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, lanes, meaning
 
 RESULT_BYTES = 16
 
 
 @constexpr_function
-def try_cancel_text(multicast, issuer, sm):
+def try_cancel_text(multicast: bool, issuer: str, sm: int) -> str:
     cluster = ".multicast::cluster::all" if multicast else ""
     return issued(f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{cluster}.b128 [$0], [$1];", issuer, sm)
 
 
 @constexpr_function
-def first_ctaid_text(axis):
+def first_ctaid_text(axis: int) -> str:
     if axis not in (0, 1, 2):
         raise OperandError(f"clc.first_ctaid(axis={axis}): 0, 1 or 2")
     return (
@@ -78,16 +78,16 @@ def encode_answer(first_ctaid: "tuple[int, int, int] | None") -> np.ndarray:
 
 
 @meaning("clusterlaunchcontrol.try_cancel.async.{space:shared::cta}?.mbarrier::complete_tx::bytes.{multicast:multicast::cluster::all}?.b128", destinations=0)
-def _try_cancel(t: Machine, i: Instruction, results, barriers):
+def _try_cancel(t: Machine, i: Instruction, results: Register, barriers: Register) -> None:
     for result, bar in zip(lanes(results, i.active), lanes(barriers, i.active)):
         t.clc_try_cancel(result, bar, i.fields["multicast"] is not None)
 
 
 @meaning("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128")
-def _is_canceled(t: Machine, i: Instruction, answer):
+def _is_canceled(t: Machine, i: Instruction, answer: Register) -> Register:
     return answer[:, 1] >> np.uint64(32) != 0
 
 
 @meaning("clusterlaunchcontrol.query_cancel.{what:get_first_ctaid::x|get_first_ctaid::y|get_first_ctaid::z}.b32.b128")
-def _first_ctaid(t: Machine, i: Instruction, answer):
+def _first_ctaid(t: Machine, i: Instruction, answer: Register) -> Register:
     return np.ascontiguousarray(answer).view(np.uint32)[:, "xyz".index((i.fields["what"] or "")[-1])]

@@ -4,13 +4,15 @@ A remote address is an i32 in the shared::cluster window: `mapa` makes it from a
 memory: end with `arrive` and `wait`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, data_bytes, meaning, unsigned
+from tritonkittens.inline_ptx._asm import OperandError, References, arch, asm, issued, require
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, data_bytes, meaning, unsigned
 from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
 
 _AXES = ("x", "y", "z")
@@ -18,37 +20,37 @@ QUAD_STEP = 16 * 128  # bytes that the threads of a warpgroup move at a time, 16
 
 
 @constexpr_function
-def arrive_text(semantics, aligned):
+def arrive_text(semantics: str, aligned: bool) -> str:
     if semantics not in ("release", "relaxed"):
         raise OperandError(f"cluster.arrive(semantics={semantics!r}): 'release' or 'relaxed'")
     return f"barrier.cluster.arrive.{semantics}{'.aligned' if aligned else ''};"
 
 
 @constexpr_function
-def wait_text(aligned):
+def wait_text(aligned: bool) -> str:
     return f"barrier.cluster.wait.acquire{'.aligned' if aligned else ''};"
 
 
 @constexpr_function
-def axis_text(register, axis):
+def axis_text(register: str, axis: int) -> str:
     if axis not in (0, 1, 2):
         raise OperandError(f"cluster.{register}(axis={axis}): 0, 1 or 2")
     return f"mov.u32 $0, %cluster_{register}.{_AXES[axis]};"
 
 
 @constexpr_function
-def st_async_text(dtype, issuer, sm):
+def st_async_text(dtype: tl.dtype, issuer: str, sm: int) -> str:
     kind = register_class(dtype)[0].replace("f", "b")
     return issued(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{kind} [$0], $1, [$2];", issuer, sm)
 
 
 @constexpr_function
-def st_async_constraints(dtype):
+def st_async_constraints(dtype: tl.dtype) -> str:
     # st.async has bit types only; "f" and "d" registers are of another type but of the right width, which PTX allows for .b operands
     return f"r,{register_class(dtype)[1]},r"
 
 
-def _quads(instruction, registers, address, bar=""):
+def _quads(instruction: str, registers: Sequence[str], address: str, bar: str = "") -> str:
     """An instruction on 16 bytes for every four registers."""
     if len(registers) % 4:
         raise OperandError(f"a tile of {len(registers)} registers a thread: 16 bytes at a time take a multiple of 4")
@@ -57,13 +59,13 @@ def _quads(instruction, registers, address, bar=""):
 
 
 @constexpr_function
-def st_async_tile_text(outputs, inputs):
+def st_async_tile_text(outputs: References, inputs: References) -> str:
     (address,), registers, (bar,) = inputs
     return _quads("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 {address}, {registers}, [{bar}];", registers, address, bar)
 
 
 @constexpr_function
-def ld_tile_text(outputs, inputs):
+def ld_tile_text(outputs: References, inputs: References) -> str:
     return _quads("ld.shared.v4.f32 {registers}, {address};", outputs[0], inputs[0][0])
 
 
@@ -172,30 +174,30 @@ def ld_tile(address, like):
 
 
 @meaning("barrier.cluster.arrive.{order:release|relaxed}?.{aligned:aligned}?", destinations=0)
-def _arrive_meaning(t: Machine, i: Instruction):
+def _arrive_meaning(t: Machine, i: Instruction) -> None:
     t.cluster_arrive(i.fields["order"] or "release", i.active)
 
 
 @meaning("barrier.cluster.wait.{order:acquire}?.{aligned:aligned}?", destinations=0)
-def _wait_meaning(t: Machine, i: Instruction):
+def _wait_meaning(t: Machine, i: Instruction) -> Waits:
     wait = t.cluster_wait(i.active)
     if wait is not None:
         yield wait
 
 
 @meaning("mapa.shared::cluster.u32")
-def _mapa(t: Machine, i: Instruction, address, cta):
+def _mapa(t: Machine, i: Instruction, address: Register, cta: Register) -> Register:
     """The window of a CTA's shared memory starts at its rank << 24."""
     return unsigned(address, 32) & np.uint32(0xFFFFFF) | unsigned(cta, 32) << np.uint32(24)
 
 
 @meaning("getctarank.shared::cluster.u32")
-def _getctarank(t: Machine, i: Instruction, address):
+def _getctarank(t: Machine, i: Instruction, address: Register) -> Register:
     return unsigned(address, 32) >> np.uint32(24)
 
 
 @meaning("st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{vector:v2|v4}?.{type:b32|b64|u32|u64|s32|s64|f32|f64}", destinations=0)
-def _st_async(t: Machine, i: Instruction, addresses, values, barriers):
+def _st_async(t: Machine, i: Instruction, addresses: Register, values: Register, barriers: Register) -> None:
     words = values if isinstance(values, tuple) else (values,)
     data = np.concatenate([data_bytes(word, int((i.fields["type"] or "")[1:]), i.active) for word in words], axis=1)
     t.store_async(addresses, data, barriers, i.active)

@@ -5,6 +5,8 @@ Instructions that convert two values into one packed register are applied to nei
 type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import triton
 import triton.language as tl
@@ -12,7 +14,8 @@ import triton.language as tl
 from ._asm import builtin, require, unwrap
 from ._formats import FORMATS, decode, encode
 from ._glue import integer, width
-from ._meaning import Instruction, Machine, NoMeaning, join, meaning, split, unsigned
+from ._meaning import Bits, Instruction, Machine, NoMeaning, Register, join, meaning, split, unsigned
+from ._traced import Semantic, Traced
 
 
 def narrow16_asm(mnemonic: str) -> str:
@@ -69,7 +72,7 @@ def stochastic4_asm(mnemonic: str) -> str:
 
 
 # form -> (template builder, LLVM constraints, elements a block). "narrow8_f16" and the like read packed pairs.
-FORMS = {
+FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "narrow32": (lambda m: f"{m} $0, $1;", "=r,f", 1),
     "narrow16": (narrow16_asm, "=r,f,f", 2),
     "narrow8_f32": (lambda m: narrow8_asm(m, "f32"), "=r,f,f,f,f", 4),
@@ -84,7 +87,16 @@ FORMS = {
 
 
 @builtin
-def _convert(form, mnemonic, args, sources, dtype, minimum=None, only=None, _semantic=None):
+def _convert(
+    form: Traced,
+    mnemonic: Traced,
+    args: Traced,
+    sources: Traced,
+    dtype: Traced,
+    minimum: Traced = None,
+    only: Traced = None,
+    _semantic: Semantic = None,
+) -> Traced:
     """Emits `mnemonic` in `form` over tiles whose element types are `sources`; `dtype` is the result's element type, or a tuple of them."""
     form, mnemonic, sources, dtype = unwrap(form), unwrap(mnemonic), unwrap(sources), unwrap(dtype)
     require(mnemonic, unwrap(minimum), unwrap(only), _semantic=_semantic)
@@ -98,7 +110,7 @@ def _convert(form, mnemonic, args, sources, dtype, minimum=None, only=None, _sem
 
 
 @builtin
-def _variant(mnemonic, what, value, allowed, _semantic=None):
+def _variant(mnemonic: Traced, what: Traced, value: Traced, allowed: Traced, _semantic: Semantic = None) -> Traced:
     """constexpr: `mnemonic` with its `{}` filled by `value`, which must be one of `allowed`."""
     mnemonic, value, allowed = unwrap(mnemonic), unwrap(value), unwrap(allowed)
     if value not in allowed:
@@ -108,7 +120,7 @@ def _variant(mnemonic, what, value, allowed, _semantic=None):
 
 
 @builtin
-def _is_type(x, name, _semantic=None):
+def _is_type(x: Traced, name: Traced, _semantic: Semantic = None) -> Traced:
     return tl.constexpr(str(x.dtype) == unwrap(name))
 
 
@@ -282,11 +294,11 @@ _NARROW = "e4m3|e5m2|e2m3|e3m2|e2m1|ue8m0"
 _RANDOM_BITS = {"bf16": 16, "f16": 13, "e4m3": 8, "e5m2": 8, "e2m1": 8, "e2m3": 8, "e3m2": 8}
 
 
-def _values(x, kind: str):
+def _values(x: Register, kind: str) -> np.ndarray | np.float64:
     return np.float64(x) if isinstance(x, float) else decode(kind, x)
 
 
-def _round(i: Instruction, x, to: str, random=0):
+def _round(i: Instruction, x: np.ndarray | np.float64, to: str, random: Register = 0) -> Bits:
     """The bits of values x in format `to`, with the instruction's rounding, `.relu` (negative becomes 0, NaN stays) and `.satfinite`."""
     if i.fields.get("relu"):
         x = np.where(np.isnan(x) | (x > 0), x, 0.0)
@@ -297,7 +309,7 @@ _HOW = "{rounding:rn|rz|rp}.{satfinite:satfinite}?.{relu:relu}?"
 
 
 @meaning(f"cvt.{_HOW}.{{to:f16x2|bf16x2}}.f32", f"cvt.{_HOW}.{{to:{_NARROW.replace('|', 'x2|')}x2}}.f32")
-def _cvt_pair(t: Machine, i: Instruction, high, low):
+def _cvt_pair(t: Machine, i: Instruction, high: Register, low: Register) -> Register:
     """The first source goes to the upper half; two fp4 share a byte."""
     to = (i.fields["to"] or "").removesuffix("x2")
     parts = [_round(i, _values(x, "f32"), to) for x in (low, high)]
@@ -307,21 +319,21 @@ def _cvt_pair(t: Machine, i: Instruction, high, low):
 
 
 @meaning(f"cvt.{_HOW}.{{to:{_NARROW.replace('|', 'x2|')}x2}}.{{source:f16x2|bf16x2}}")
-def _cvt_packed(t: Machine, i: Instruction, pair):
+def _cvt_packed(t: Machine, i: Instruction, pair: Register) -> Register:
     to, source = (i.fields["to"] or "").removesuffix("x2"), (i.fields["source"] or "").removesuffix("x2")
     parts = [_round(i, decode(source, x), to) for x in split(pair, 32, 2)]
     return parts[0] | parts[1] << np.uint8(4) if to == "e2m1" else join(parts, 16)
 
 
 @meaning(f"cvt.{_HOW}.{{to:f16x2|bf16x2}}.{{source:{_NARROW.replace('|', 'x2|')}x2}}")
-def _cvt_widen(t: Machine, i: Instruction, pair):
+def _cvt_widen(t: Machine, i: Instruction, pair: Register) -> Register:
     to, source = (i.fields["to"] or "").removesuffix("x2"), (i.fields["source"] or "").removesuffix("x2")
     parts = split(pair, 16, 2) if source != "e2m1" else (unsigned(pair, 8) & np.uint8(15), unsigned(pair, 8) >> np.uint8(4))
     return join([_round(i, decode(source, x), to) for x in parts], 32)
 
 
 @meaning("cvt.{rounding:rs}.{relu:relu}?.{satfinite:satfinite}?.{to:f16x2|bf16x2}.f32")
-def _cvt_stochastic_pair(t: Machine, i: Instruction, high, low, random):
+def _cvt_stochastic_pair(t: Machine, i: Instruction, high: Register, low: Register, random: Register) -> Register:
     """Each half of `random` rounds its half: the low 16 (bf16) or 13 (f16) bits are added below the last kept bit, and what is left is cut off."""
     to = (i.fields["to"] or "").removesuffix("x2")
     mask = np.uint16((1 << _RANDOM_BITS[to]) - 1)
@@ -329,7 +341,7 @@ def _cvt_stochastic_pair(t: Machine, i: Instruction, high, low, random):
 
 
 @meaning(f"cvt.{{rounding:rs}}.{{relu:relu}}?.{{satfinite:satfinite}}.{{to:{_NARROW.replace('|ue8m0', '').replace('|', 'x4|')}x4}}.f32")
-def _cvt_stochastic_four(t: Machine, i: Instruction, sources, random):
+def _cvt_stochastic_four(t: Machine, i: Instruction, sources: Register, random: Register) -> Register:
     """The last of the four sources goes to the lowest place; byte k of `random` rounds the result in place k."""
     to = (i.fields["to"] or "").removesuffix("x4")
     parts = [_round(i, _values(x, "f32"), to, bits) for x, bits in zip(sources[::-1], split(random, 32, 4))]
@@ -340,7 +352,7 @@ def _cvt_stochastic_four(t: Machine, i: Instruction, sources, random):
 
 
 @meaning("cvt.{rounding:rna|rn|rz}.{satfinite:satfinite}?.{relu:relu}?.tf32.f32")
-def _cvt_tf32(t: Machine, i: Instruction, x):
+def _cvt_tf32(t: Machine, i: Instruction, x: Register) -> Register:
     """With rna the H200 only cuts a NaN's low bits off, so that one without others becomes an infinity; rn and rz give the canonical NaN."""
     values = _values(x, "f32")
     bits = _round(i, values, "tf32")
@@ -348,19 +360,19 @@ def _cvt_tf32(t: Machine, i: Instruction, x):
 
 
 @meaning("cvt.{rounding:rn|rz|rm|rp}?.{ftz:ftz}?.{relu:relu}?.{satfinite:satfinite}?.{to:f16|bf16|f32|f64}.{source:f16|bf16|f32|f64}")
-def _cvt_float(t: Machine, i: Instruction, x):
+def _cvt_float(t: Machine, i: Instruction, x: Register) -> Register:
     if i.fields["ftz"]:
         raise NoMeaning("cvt.ftz")
     return _round(i, _values(x, i.fields["source"] or ""), i.fields["to"] or "")
 
 
 @meaning("cvt.{rounding:rn|rz|rm|rp}.{to:f16|bf16|f32|f64}.{source:u8|u16|u32|s8|s16|s32}")
-def _cvt_from_integer(t: Machine, i: Instruction, x):
+def _cvt_from_integer(t: Machine, i: Instruction, x: Register) -> Register:
     return _round(i, integer(x, i.fields["source"] or "").astype(np.float64), i.fields["to"] or "")
 
 
 @meaning("cvt.{rounding:rni|rzi|rmi|rpi}.{ftz:ftz}?.{to:u8|u16|u32|s8|s16|s32}.{source:f16|bf16|f32|f64}")
-def _cvt_to_integer(t: Machine, i: Instruction, x):
+def _cvt_to_integer(t: Machine, i: Instruction, x: Register) -> Register:
     """Clamps to the type's range; NaN becomes 0."""
     to = i.fields["to"] or ""
     x = _values(x, i.fields["source"] or "")

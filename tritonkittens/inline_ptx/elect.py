@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm, require
 from tritonkittens.inline_ptx._glue import elected
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, meaning
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def elect_one():
 
 
 @meaning("elect.sync")
-def _elect(t: Machine, i: Instruction, mask):
+def _elect(t: Machine, i: Instruction, mask: Register) -> Register:
     """The lowest executing lane of each warp; the other result is its number, in all of the warp's threads."""
     chosen = elected(t, i, mask)
     leader: np.ndarray = np.zeros(len(chosen), np.uint32)

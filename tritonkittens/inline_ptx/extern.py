@@ -8,17 +8,19 @@ Without them the PTX assembler reports an unresolved `tritonkittens_…` symbol.
 """
 
 from pathlib import Path
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from ._asm import asm, builtin, is_explicit, require
+from ._traced import Semantic, Traced
 
 NAME = "tritonkittens"
 LIBRARY = str(Path(__file__).with_name("extern.ll"))
 
 
-def link_options(options: dict | None = None) -> dict:
+def link_options(options: dict[str, Any] | None = None) -> dict[str, Any]:
     """`options` (launch or compile options, None for none) with this library added to their `extern_libs`; the argument is not changed."""
     merged = dict(options or {})
     merged["extern_libs"] = {**dict(merged.get("extern_libs") or {}), NAME: LIBRARY}
@@ -26,7 +28,7 @@ def link_options(options: dict | None = None) -> dict:
 
 
 @builtin
-def _spin_try_wait(address, parity, limit, _semantic=None):
+def _spin_try_wait(address: Traced, parity: Traced, limit: Traced, _semantic: Semantic = None) -> Traced:
     require("mbarrier.try_wait", 90, _semantic=_semantic)
     signature = {(tl.int32, tl.int32, tl.int32): ("tritonkittens_spin_try_wait", tl.int32)}
     args = [_semantic.cast(_semantic.to_tensor(arg), tl.int32) for arg in (address, parity, limit)]
@@ -34,7 +36,7 @@ def _spin_try_wait(address, parity, limit, _semantic=None):
 
 
 @builtin
-def _time_and_place(_semantic=None):
+def _time_and_place(_semantic: Semantic = None) -> Traced:
     require("globaltimer", 80, _semantic=_semantic)
     signature = {(): ("tritonkittens_time_and_place", tl.int64)}
     return tl.core.extern_elementwise(NAME, LIBRARY, [], signature, is_pure=False, _semantic=_semantic)

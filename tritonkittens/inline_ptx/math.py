@@ -4,13 +4,16 @@
 conversion to float32. All `approx` forms flush denormal float32 numbers to zero (`.ftz`) and have the error the PTX ISA states.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import triton
 import triton.language as tl
 
 from ._asm import builtin, require, unwrap
 from ._formats import decode, encode, fma_to_odd, storage
-from ._meaning import Instruction, Machine, join, meaning, split, unsigned
+from ._meaning import Instruction, Machine, Register, join, meaning, split, unsigned
+from ._traced import Semantic, Traced
 
 # instruction -> element type -> (PTX mnemonic, lowest architecture). 16-bit types are packed two to a register.
 INSTRUCTIONS = {
@@ -48,7 +51,7 @@ def f32x2_asm(mnemonic: str, inputs: int) -> tuple[str, int]:
 
 
 @builtin
-def _apply(name, args, _semantic=None):
+def _apply(name: Traced, args: Traced, _semantic: Semantic = None) -> Traced:
     """Emits instruction `name` over the broadcast `args`, which must agree in their element type."""
     name = unwrap(name)
     require(name, 80, _semantic=_semantic)
@@ -177,7 +180,7 @@ def min3(a, b, c):
 _FLOATS = "f32|f64|f16|bf16|f16x2|bf16x2|f32x2"
 
 
-def _unpack(x, kind: str) -> list[np.ndarray]:
+def _unpack(x: Register, kind: str) -> list[np.ndarray]:
     """float64 values of a register or immediate: one, or two of a packed kind (low first)."""
     if isinstance(x, float):
         return [np.asarray(x, np.float64)] * (2 if kind.endswith("x2") else 1)
@@ -194,12 +197,12 @@ def _packed(values: list[np.ndarray], kind: str, rounding: str = "rn") -> np.nda
     return parts[0] if len(parts) == 1 else join(parts, 64 if element == "f32" else 32)
 
 
-def _flush(x):
+def _flush(x: np.ndarray) -> np.ndarray:
     """.ftz: subnormal float32 (and bfloat16) numbers become zeros of their sign."""
     return np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x)
 
 
-def _elementwise(i: Instruction, function, *sources) -> np.ndarray:
+def _elementwise(i: Instruction, function: Callable[..., np.ndarray], *sources: Register) -> np.ndarray:
     """`function` of float64 values, element by element, with the instruction's rounding, `.ftz`, `.sat` and `.relu`."""
     kind = i.fields["type"] or ""
     ftz = bool(i.fields.get("ftz")) and kind.startswith(("f32", "bf16"))
@@ -222,7 +225,7 @@ def _elementwise(i: Instruction, function, *sources) -> np.ndarray:
     return bits
 
 
-def _fused(i: Instruction, a, b, c):
+def _fused(i: Instruction, a: np.ndarray, b: np.ndarray | np.float64, c: np.ndarray) -> np.ndarray:
     """a b + c before its last rounding: of float64 as it is, of what is narrower rounded to odd. Downwards, an exact sum of zero is minus zero."""
     if i.fields["type"] == "f64":
         return a + c  # b is 1: there is no fma.f64 here
@@ -233,34 +236,34 @@ _ROUNDED = f"{{rounding:rn|rz|rm|rp}}?.{{ftz:ftz}}?.{{sat:sat}}?.{{type:{_FLOATS
 
 
 @meaning(f"add.{_ROUNDED}")
-def _add(t: Machine, i: Instruction, a, b):
+def _add(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     return _elementwise(i, lambda x, y: _fused(i, x, np.float64(1), y), a, b)
 
 
 @meaning(f"sub.{_ROUNDED}")
-def _sub(t: Machine, i: Instruction, a, b):
+def _sub(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     return _elementwise(i, lambda x, y: _fused(i, x, np.float64(1), -y), a, b)
 
 
 @meaning(f"mul.{_ROUNDED}")
-def _mul(t: Machine, i: Instruction, a, b):
+def _mul(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     return _elementwise(i, np.multiply, a, b)
 
 
 @meaning(f"fma.{{rounding:rn|rz|rm|rp}}.{{ftz:ftz}}?.{{sat:sat}}?.{{relu:relu}}?.{{type:{_FLOATS.replace('f64|', '')}}}")
-def _fma(t: Machine, i: Instruction, a, b, c):
+def _fma(t: Machine, i: Instruction, a: Register, b: Register, c: Register) -> Register:
     return _elementwise(i, lambda x, y, z: _fused(i, x, y, z), a, b, c)
 
 
 @meaning(f"neg.{{ftz:ftz}}?.{{type:{_FLOATS}}}", f"abs.{{ftz:ftz}}?.{{type:{_FLOATS}}}")
-def _sign(t: Machine, i: Instruction, a):
+def _sign(t: Machine, i: Instruction, a: Register) -> Register:
     return _elementwise(i, np.negative if i.mnemonic.startswith("neg") else np.abs, a)
 
 
-def _extreme(nan: bool, largest: bool):
+def _extreme(nan: bool, largest: bool) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """The larger or smaller of two; a zero is larger than minus zero; NaN where `nan`, else the operand that is none."""
 
-    def choose(a, b):
+    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         first = np.where(a == b, np.signbit(a) != largest, (a > b) == largest)
         out = np.where(first, a, b)
         if nan:
@@ -271,7 +274,7 @@ def _extreme(nan: bool, largest: bool):
 
 
 @meaning(f"max.{{ftz:ftz}}?.{{nan:NaN}}?.{{type:{_FLOATS}}}", f"min.{{ftz:ftz}}?.{{nan:NaN}}?.{{type:{_FLOATS}}}")
-def _max_min(t: Machine, i: Instruction, a, b, c=None):
+def _max_min(t: Machine, i: Instruction, a: Register, b: Register, c: Register = None) -> Register:
     choose = _extreme(bool(i.fields["nan"]), i.mnemonic.startswith("max"))
     if c is None:
         return _elementwise(i, choose, a, b)
@@ -296,17 +299,17 @@ _FUNCTIONS = {
     *(f"{name}.approx.{{ftz:ftz}}?.{{type:f32|f16|bf16|f16x2|bf16x2}}" for name in ("ex2", "tanh")),
     *(f"{name}.approx.{{ftz:ftz}}?.{{type:f32}}" for name in ("lg2", "rcp", "rsqrt", "sqrt", "sin", "cos")),
 )
-def _approximate(t: Machine, i: Instruction, x):
+def _approximate(t: Machine, i: Instruction, x: Register) -> Register:
     return _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], x)
 
 
 @meaning("div.{approx:approx|full|rn}.{ftz:ftz}?.{type:f32}", "sqrt.rn.{ftz:ftz}?.{type:f32}", "rcp.rn.{ftz:ftz}?.{type:f32}")
-def _exact(t: Machine, i: Instruction, a, b=None):
+def _exact(t: Machine, i: Instruction, a: Register, b: Register = None) -> Register:
     """Rounded once more from float64, which is exact for quotients and roots of float32 (53 bits are more than twice 24)."""
     return _elementwise(i, np.divide, a, b) if b is not None else _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], a)
 
 
 @meaning("copysign.{type:f32}")
-def _copysign(t: Machine, i: Instruction, a, b):
+def _copysign(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     """PTX: the sign of the first, the magnitude of the second."""
     return unsigned(b, 32) & np.uint32(0x7FFFFFFF) | unsigned(a, 32) & np.uint32(0x80000000)

@@ -5,20 +5,22 @@ arrivals and all expected bytes have come; `phase` is the parity of the phase th
 `issuer` names the threads that execute: see `_asm.issued`. The compiler knows nothing of these operations and adds no barrier around them.
 """
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, MBarrier, NoMeaning, lanes, meaning
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, MBarrier, NoMeaning, Register, Waits, lanes, meaning
 
 MAX_COUNT = (1 << 20) - 1
 _SCOPES = ("cta", "cluster")
 
 
 @constexpr_function
-def arrive_text(count, issuer, sm):
+def arrive_text(count: int, issuer: str, sm: int) -> str:
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive(count={count}): 1 to {MAX_COUNT} arrivals")
     if count > 1 and sm < 90:
@@ -32,7 +34,7 @@ _REMOTE = ".reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;"
 
 
 @constexpr_function
-def arrive_remote_text(count, issuer, sm, scope):
+def arrive_remote_text(count: int, issuer: str, sm: int, scope: str) -> str:
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
     if scope not in _SCOPES:
@@ -41,12 +43,12 @@ def arrive_remote_text(count, issuer, sm, scope):
 
 
 @constexpr_function
-def arrive_expect_tx_remote_text(issuer, sm):
+def arrive_expect_tx_remote_text(issuer: str, sm: int) -> str:
     return issued("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [remote], $2;", issuer, sm, _REMOTE)
 
 
 @constexpr_function
-def probe(kind, scope, sm):
+def probe(kind: str, scope: str, sm: int) -> str:
     """The mnemonic of a wait: below sm_90 there is neither try_wait nor a scope."""
     if scope not in _SCOPES:
         raise OperandError(f"mbarrier.{kind}(scope={scope!r}): 'cta' or 'cluster' (where threads of other CTAs arrive)")
@@ -58,18 +60,18 @@ def probe(kind, scope, sm):
 
 
 @constexpr_function
-def poll_text(kind, scope, sm, hint_ns):
+def poll_text(kind: str, scope: str, sm: int, hint_ns: int) -> str:
     hint = f", {hint_ns}" if hint_ns else ""
     return f"{{ .reg .pred done; {probe(kind, scope, sm)} done, [$1], $2{hint}; selp.b32 $0, 1, 0, done; }}"
 
 
 @constexpr_function
-def wait_text(scope, sm):
+def wait_text(scope: str, sm: int) -> str:
     return f"{{ .reg .pred done; SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @!done bra SPIN; }}"
 
 
 @constexpr_function
-def wait_or_trap_text(limit_ns, scope, sm):
+def wait_or_trap_text(limit_ns: int, scope: str, sm: int) -> str:
     if not 0 < limit_ns < 1 << 63:
         raise OperandError(f"mbarrier.wait_or_trap(limit_ns={limit_ns}): a positive number of nanoseconds below 2**63")
     return (
@@ -90,7 +92,7 @@ def init(bar, count, issuer: tl.constexpr = "cta"):
     asm(issued("mbarrier.init.shared::cta.b64 [$0], $1;", issuer, arch()), "r,r", [bar, count])
 
 
-def init_all_text(counts):
+def init_all_text(counts: Iterable[tuple[int, int]]) -> str:
     """PTX by which thread 0 of the CTA makes arrays of mbarriers: operand $i is the address of array i, `counts` says (barriers, arrivals a phase) of each.
 
     One branch around all of them: a predicate of its own for each takes four times as many instructions, which delay a kernel's start (measured:
@@ -209,7 +211,7 @@ def fence_init():
 TIME_LIMIT_NS = 10_000_000  # of a try_wait without a hint: the hardware's own limit, which the PTX ISA leaves open
 
 
-def _together(t: Machine, i: Instruction, addresses, values=0):
+def _together(t: Machine, i: Instruction, addresses: Register, values: Register = 0) -> Iterator[tuple[MBarrier, int, int]]:
     """(barrier, number of threads, sum of their values) for each barrier that the active threads name."""
     totals: dict[int, list[int]] = {}
     for address, value in zip(lanes(addresses, i.active), lanes(values, i.active)):
@@ -229,31 +231,31 @@ def _remote(i: Instruction) -> bool:
 
 
 @meaning(f"mbarrier.init.{_SPACE}.b64", destinations=0)
-def _init(t: Machine, i: Instruction, addresses, count):
+def _init(t: Machine, i: Instruction, addresses: Register, count: Register) -> None:
     for address, threads in zip(lanes(addresses, i.active), lanes(count, i.active)):
         t.barrier(address).init(threads)
 
 
 @meaning(f"mbarrier.inval.{_SPACE}.b64", destinations=0)
-def _inval(t: Machine, i: Instruction, addresses):
+def _inval(t: Machine, i: Instruction, addresses: Register) -> None:
     for address in lanes(addresses, i.active):
         t.barrier(address).invalidate()
 
 
-def _no_state(i: Instruction):
+def _no_state(i: Instruction) -> None:
     if i.destination_bits != (0,):
         raise NoMeaning("an arrival that returns the phase's state: write _ and wait for the parity")
 
 
 @meaning(f"mbarrier.arrive.{_ORDER}.{_SPACE}.b64")
-def _arrive(t: Machine, i: Instruction, addresses, count=1):
+def _arrive(t: Machine, i: Instruction, addresses: Register, count: Register = 1) -> None:
     _no_state(i)
     for barrier, _, arrivals in _together(t, i, addresses, count):
         barrier.arrive(arrivals, _remote(i))
 
 
 @meaning(f"mbarrier.arrive.expect_tx.{_ORDER}.{_SPACE}.b64")
-def _arrive_expect_tx(t: Machine, i: Instruction, addresses, nbytes):
+def _arrive_expect_tx(t: Machine, i: Instruction, addresses: Register, nbytes: Register) -> None:
     _no_state(i)
     for barrier, threads, total in _together(t, i, addresses, nbytes):
         barrier.expect(total)
@@ -261,19 +263,19 @@ def _arrive_expect_tx(t: Machine, i: Instruction, addresses, nbytes):
 
 
 @meaning(f"mbarrier.expect_tx.{_ORDER}.{_SPACE}.b64", destinations=0)
-def _expect_tx(t: Machine, i: Instruction, addresses, nbytes):
+def _expect_tx(t: Machine, i: Instruction, addresses: Register, nbytes: Register) -> None:
     for barrier, _, total in _together(t, i, addresses, nbytes):
         barrier.expect(total)
 
 
 @meaning(f"mbarrier.complete_tx.{_ORDER}.{_SPACE}.b64", destinations=0)
-def _complete_tx(t: Machine, i: Instruction, addresses, nbytes):
+def _complete_tx(t: Machine, i: Instruction, addresses: Register, nbytes: Register) -> None:
     for barrier, _, total in _together(t, i, addresses, nbytes):
         barrier.complete(total)
 
 
 @meaning(f"mbarrier.{{kind:test_wait|try_wait}}.parity.{{order:acquire|relaxed}}?.{{scope:cta|cluster}}?.{_SPACE}.b64")
-def _wait_meaning(t: Machine, i: Instruction, addresses, parity, hint_ns=0):
+def _wait_meaning(t: Machine, i: Instruction, addresses: Register, parity: Register, hint_ns: Register = 0) -> Waits:
     """A try_wait sleeps until the phase completes or its time is over. In a loop that does nothing else the time makes no difference: it is left out, and a
     phase that never completes is then a deadlock that the machine sees. So it is for test_wait in such a loop; elsewhere it answers at once.
     """

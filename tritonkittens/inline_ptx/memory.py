@@ -6,6 +6,8 @@ consecutive words in one instruction: vec=4 turns a tile of pointers into a tupl
 of its size in bytes. Every thread that holds an element executes the instruction for it, and a tile may be held by several threads.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 import triton
 import triton.language as tl
@@ -13,7 +15,8 @@ from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.runtime.jit import constexpr_function
 
 from ._asm import arch, asm, builtin, issued, require, unwrap
-from ._meaning import Instruction, Machine, NoMeaning, data_bytes, from_bytes, meaning
+from ._meaning import Instruction, Machine, NoMeaning, Register, data_bytes, from_bytes, meaning
+from ._traced import Semantic, Traced
 
 CACHE = {"load": ("ca", "cg", "cs", "lu", "cv"), "load_nc": ("ca", "cg", "cs"), "store": ("wb", "cg", "cs", "wt")}
 PRIORITY = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
@@ -23,7 +26,7 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 PREFETCH_LEVELS = ("L1", "L2", "L2::evict_last", "L2::evict_normal")
 
 
-def _one_of(what, value, allowed):
+def _one_of(what: str, value: str, allowed: Collection[str]) -> None:
     if value and value not in allowed:
         raise ValueError(f"{what}={value!r}: it is one of {', '.join(map(repr, allowed))}, or '' for the default")
 
@@ -90,7 +93,7 @@ def _guarded(instruction: str, mask: int | None) -> str:
     return f"{{ .reg .pred p; {guarded} mov.b32 $0, 0; }}"
 
 
-def _letter(dtype):
+def _letter(dtype: tl.dtype) -> str:
     if dtype.primitive_bitwidth not in (32, 64):
         raise TypeError(
             f"global access to {dtype}: a word has 32 or 64 bits; cast the pointer, e.g. pointer.to(tl.pointer_type(tl.uint32))"
@@ -98,13 +101,13 @@ def _letter(dtype):
     return {"fp32": "f", "fp64": "d"}.get(str(dtype), "r" if dtype.primitive_bitwidth == 32 else "l")
 
 
-def _address(pointer, semantic, what):
+def _address(pointer: Traced, semantic: Semantic, what: str) -> tuple[Traced, tl.dtype]:
     if not pointer.type.scalar.is_ptr():
         raise TypeError(f"{what}({pointer.type}): the first operand must be a pointer or a tile of pointers")
     return semantic.cast(pointer, tl.int64), pointer.type.scalar.element_ty
 
 
-def _options(mask, policy, semantic):
+def _options(mask: Traced, policy: Traced, semantic: Semantic) -> tuple[list[Traced], list[str]]:
     args, letters = [], []
     if mask is not None:
         args.append(semantic.cast(semantic.cast(semantic.to_tensor(mask), tl.int1), tl.int32))
@@ -116,7 +119,18 @@ def _options(mask, policy, semantic):
 
 
 @builtin
-def _load(operation, pointer, vec, mask, cache, l1, l2, prefetch, policy, _semantic=None):
+def _load(
+    operation: Traced,
+    pointer: Traced,
+    vec: Traced,
+    mask: Traced,
+    cache: Traced,
+    l1: Traced,
+    l2: Traced,
+    prefetch: Traced,
+    policy: Traced,
+    _semantic: Semantic = None,
+) -> Traced:
     operation, vec, mask, policy = unwrap(operation), unwrap(vec), unwrap(mask), unwrap(policy)
     require(operation, 80, _semantic=_semantic)
     address, word = _address(pointer, _semantic, operation)
@@ -139,7 +153,7 @@ def _load(operation, pointer, vec, mask, cache, l1, l2, prefetch, policy, _seman
 
 
 @builtin
-def _store(pointer, values, mask, cache, l1, l2, policy, _semantic=None):
+def _store(pointer: Traced, values: Traced, mask: Traced, cache: Traced, l1: Traced, l2: Traced, policy: Traced, _semantic: Semantic = None) -> None:
     mask, policy = unwrap(mask), unwrap(policy)
     require("store", 80, _semantic=_semantic)
     address, word = _address(pointer, _semantic, "store")
@@ -214,7 +228,7 @@ def store(pointer, values, mask=None, cache: tl.constexpr = "", l1: tl.constexpr
 
 
 @builtin
-def _scoped(mnemonic, scope, pointer, values, letters, issuer, _semantic=None):
+def _scoped(mnemonic: Traced, scope: Traced, pointer: Traced, values: Traced, letters: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
     """A store-like instruction at `scope`: every thread of a tile's element executes it; on scalars the threads that `issuer` names do."""
     mnemonic, scope, letters, issuer = unwrap(mnemonic), unwrap(scope), unwrap(letters), unwrap(issuer)
     _one_of("scope", scope or "none", SCOPES)
@@ -224,7 +238,7 @@ def _scoped(mnemonic, scope, pointer, values, letters, issuer, _semantic=None):
     address, word = _address(pointer, _semantic, mnemonic)
     values = [_semantic.to_tensor(value) for value in values]
 
-    def instruction(first):
+    def instruction(first: int) -> str:
         names = ", ".join(f"${first + 1 + i}" for i in range(len(values)))
         return f"{mnemonic} [${first}], {names if len(values) == 1 else '{' + names + '}'};"
 
@@ -242,7 +256,7 @@ def _scoped(mnemonic, scope, pointer, values, letters, issuer, _semantic=None):
 
 
 @builtin
-def _load_acquire(pointer, scope, _semantic=None):
+def _load_acquire(pointer: Traced, scope: Traced, _semantic: Semantic = None) -> Traced:
     scope = unwrap(scope)
     _one_of("scope", scope or "none", SCOPES)
     require(f"ld.acquire.{scope}", 90 if scope == "cluster" else 80, _semantic=_semantic)
@@ -261,7 +275,7 @@ def load_acquire(pointer, scope: tl.constexpr = "gpu"):
 
 
 @builtin
-def _store_release(pointer, value, scope, issuer, _semantic=None):
+def _store_release(pointer: Traced, value: Traced, scope: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
     word = _address(pointer, _semantic, "store_release")[1]
     value = _semantic.cast(_semantic.to_tensor(unwrap(value)), word)
     _scoped(
@@ -289,7 +303,7 @@ def prefetch(pointer, level: tl.constexpr = "L2", mask=None):
 
 
 @builtin
-def _prefetch(pointer, level, mask, _semantic=None):
+def _prefetch(pointer: Traced, level: Traced, mask: Traced, _semantic: Semantic = None) -> None:
     level, mask = unwrap(level), unwrap(mask)
     if level not in PREFETCH_LEVELS:
         raise ValueError(f"prefetch to {level!r}: the level is one of {', '.join(map(repr, PREFETCH_LEVELS))}")
@@ -322,7 +336,7 @@ def red_mnemonic(kind: str, vec: int, order: str) -> str:
 
 
 @constexpr_function
-def _atom_cas_text(order, scope):
+def _atom_cas_text(order: str, scope: str) -> str:
     if order not in ("relaxed", "acquire", "release"):
         raise ValueError(f"atom_cas with order={order!r}: it is 'relaxed', 'acquire' or 'release'")
     if scope not in SCOPES:
@@ -339,14 +353,14 @@ def atom_cas(pointer, expected, value, order: tl.constexpr = "relaxed", scope: t
     return asm(_atom_cas_text(order, scope), "=r,l,r,r", [pointer, expected, value], tl.int32)
 
 
-def _held_once(tensor, semantic):
+def _held_once(tensor: Traced, semantic: Semantic) -> bool:
     """Is each element held by one thread only? A layout that gives some register, lane or warp bit no element replicates the tile."""
     layout = unwrap(semantic.to_linear_layout(tensor.type.layout, tensor.type.shape))
     return all(any(basis) for bases in (layout.reg_bases, layout.lane_bases, layout.warp_bases) for basis in bases)
 
 
 @builtin
-def _red_add(pointer, values, kind, order, scope, issuer, _semantic=None):
+def _red_add(pointer: Traced, values: Traced, kind: Traced, order: Traced, scope: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
     values = tuple(values) if isinstance(values, (tuple, tl.tuple)) else (values,)
     values = [_semantic.to_tensor(unwrap(value)) for value in values]
     kind = unwrap(kind)
@@ -403,7 +417,7 @@ _HINTS |= {f"{level}::{how}" for level in ("L1", "L2") for how in PRIORITY}
 _WORDS = "{words:" + "|".join([*_SPACES, *_ORDERS, *SCOPES, *sorted(_HINTS), "v2", "v4", "v8"]) + "}*"
 
 
-def _access(i: Instruction):
+def _access(i: Instruction) -> tuple[str, str, str, int, str]:
     """(space, order, scope, number of words, type) from the words of ld, st, red and atom."""
     space, order, scope, count = "generic", "weak", "", 1
     for part in (i.fields["words"] or "").split(".")[1:]:
@@ -426,7 +440,7 @@ _TYPES = "|".join(f"{k}{n}" for k in "usb" for n in (8, 16, 32, 64)) + "|f32|f64
 
 
 @meaning(f"ld.{_WORDS}.{{type:{_TYPES}}}")
-def _ld(t: Machine, i: Instruction, addresses, policy=None):
+def _ld(t: Machine, i: Instruction, addresses: Register, policy: Register = None) -> Register:
     """A vector is one access; a word narrower than its register is extended, by its sign where the type is signed."""
     space, order, scope, count, kind = _access(i)
     bits = _bits(kind)
@@ -438,7 +452,7 @@ def _ld(t: Machine, i: Instruction, addresses, policy=None):
 
 
 @meaning(f"st.{_WORDS}.{{type:{_TYPES}}}", destinations=0)
-def _st(t: Machine, i: Instruction, addresses, values, policy=None):
+def _st(t: Machine, i: Instruction, addresses: Register, values: Register, policy: Register = None) -> None:
     space, order, scope, count, kind = _access(i)
     values = values if isinstance(values, tuple) else (values,)
     if len(values) != count:
@@ -451,7 +465,7 @@ _ATOMIC_TYPES = "u32|s32|u64|s64|b32|b64|f32|f64|f16|bf16|f16x2|bf16x2"
 _OPERATIONS = "add|min|max|inc|dec|and|or|xor|exch|cas"
 
 
-def _atomic(t: Machine, i: Instruction, addresses, *values):
+def _atomic(t: Machine, i: Instruction, addresses: Register, *values: Register) -> Register:
     """Element by element of a vector; .noftz is how 16-bit floats are added anyway."""
     space, order, scope, count, kind = _access(i)
     bits = 32 if kind.endswith("x2") else _bits(kind.removeprefix("b") if kind == "bf16" else kind)
@@ -470,12 +484,12 @@ def _atomic(t: Machine, i: Instruction, addresses, *values):
 
 
 @meaning(f"red.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}", destinations=0)
-def _red(t: Machine, i: Instruction, addresses, value, policy=None):
+def _red(t: Machine, i: Instruction, addresses: Register, value: Register, policy: Register = None) -> None:
     _atomic(t, _with_vector(i), addresses, value)
 
 
 @meaning(f"atom.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}")
-def _atom(t: Machine, i: Instruction, addresses, *values):
+def _atom(t: Machine, i: Instruction, addresses: Register, *values: Register) -> Register:
     return _atomic(t, _with_vector(i), addresses, *values)
 
 
@@ -487,5 +501,5 @@ def _with_vector(i: Instruction) -> Instruction:
 
 
 @meaning("prefetch.{space:global}?.{level:L1|L2|L2::evict_last|L2::evict_normal}", "prefetchu.L1", destinations=0)
-def _prefetch_meaning(t: Machine, i: Instruction, addresses):
+def _prefetch_meaning(t: Machine, i: Instruction, addresses: Register) -> None:
     """Caches are no part of what a kernel computes."""

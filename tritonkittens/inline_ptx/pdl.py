@@ -6,7 +6,7 @@ It acts only where the launch asks for it (Triton: `launch_pdl=True`); elsewhere
 import triton
 
 from tritonkittens.inline_ptx._asm import asm, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Waits, meaning
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def launch_dependents():
 
 
 @meaning("griddepcontrol.{action:wait|launch_dependents}", destinations=0)
-def _griddepcontrol(t: Machine, i: Instruction):
+def _griddepcontrol(t: Machine, i: Instruction) -> Waits:
     wait = t.grid_dependency(i.fields["action"] or "")
     if wait is not None:
         yield wait

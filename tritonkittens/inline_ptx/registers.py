@@ -9,13 +9,13 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, asm, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, meaning, uniform
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, meaning, uniform
 
 TARGETS = tl.constexpr((90, 100, 103))
 
 
 @constexpr_function
-def setmaxnreg_text(direction, count):
+def setmaxnreg_text(direction: str, count: int) -> str:
     if not (24 <= count <= 256 and count % 8 == 0):
         raise OperandError(f"setmaxnreg.{direction}({count}): a multiple of 8 from 24 to 256 registers a thread")
     return f"setmaxnreg.{direction}.sync.aligned.u32 {count};"
@@ -45,7 +45,7 @@ def dec(count: tl.constexpr):
 
 
 @meaning("setmaxnreg.{direction:inc|dec}.sync.aligned.u32", destinations=0)
-def _setmaxnreg(t: Machine, i: Instruction, count):
+def _setmaxnreg(t: Machine, i: Instruction, count: Register) -> Waits:
     wait = t.set_max_registers(i.fields["direction"] or "", uniform(count, i.active, "the count of setmaxnreg"))
     if wait is not None:
         yield wait

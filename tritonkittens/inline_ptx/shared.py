@@ -27,7 +27,7 @@ GRANULE = 1024
 
 
 @constexpr_function
-def register_class(dtype):
+def register_class(dtype: tl.dtype) -> tuple[str, str]:
     """(PTX type, constraint letter) of a 32- or 64-bit scalar dtype."""
     name = str(dtype)
     if name not in _REGISTER_CLASSES:
@@ -36,7 +36,7 @@ def register_class(dtype):
 
 
 @constexpr_function
-def allocate_text(nbytes, align):
+def allocate_text(nbytes: int, align: int) -> str:
     if not 0 < nbytes <= STATIC_LIMIT:
         raise OperandError(f"shared.allocate(nbytes={nbytes}): 1 to {STATIC_LIMIT} bytes; a kernel's static shared memory ends there")
     if align <= 0 or align & (align - 1) or align > 1024:
@@ -46,22 +46,22 @@ def allocate_text(nbytes, align):
 
 
 @constexpr_function
-def load_text(space, dtype):
+def load_text(space: str, dtype: tl.dtype) -> str:
     return f"ld.{space}.{register_class(dtype)[0]} $0, [$1];"
 
 
 @constexpr_function
-def store_text(space, dtype, issuer, sm):
+def store_text(space: str, dtype: tl.dtype, issuer: str, sm: int) -> str:
     return issued(f"st.{space}.{register_class(dtype)[0]} [$0], $1;", issuer, sm)
 
 
 @constexpr_function
-def load_constraints(dtype):
+def load_constraints(dtype: tl.dtype) -> str:
     return f"={register_class(dtype)[1]},r"
 
 
 @constexpr_function
-def store_constraints(dtype):
+def store_constraints(dtype: tl.dtype) -> str:
     return f"r,{register_class(dtype)[1]}"
 
 

@@ -11,7 +11,9 @@ Three kinds of instructions, by who executes them:
    only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import triton
@@ -20,8 +22,9 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
 from ._asm import arch, asm, builtin, issued, require, unwrap
-from ._meaning import Instruction, Machine, NoMeaning, PtxFault, data_bytes, from_bytes, lanes, meaning, uniform, unsigned, warps
+from ._meaning import Instruction, Machine, NoMeaning, PtxFault, Register, Waits, data_bytes, from_bytes, lanes, meaning, uniform, unsigned, warps
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tiles_of
+from ._traced import Semantic, Traced
 from .wgmma import MatrixDescriptor, accumulator_values, descriptor_asm, multiply_add, operand_values
 
 TARGETS = (100, 103)
@@ -40,7 +43,19 @@ EXPANSIONS = ("", "b8x16.b6x16_p32", "b8x16.b4x16_p64")
 
 
 @constexpr_function
-def instruction_descriptor(kind, m, n, a, b=None, d="f32", trans_a=False, trans_b=False, negate_a=False, negate_b=False, saturate=False):
+def instruction_descriptor(
+    kind: str,
+    m: int,
+    n: int,
+    a: str,
+    b: str | None = None,
+    d: str = "f32",
+    trans_a: bool = False,
+    trans_b: bool = False,
+    negate_a: bool = False,
+    negate_b: bool = False,
+    saturate: bool = False,
+) -> int:
     """int: the 32-bit instruction descriptor of a dense `mma` (PTX ISA 9.7.16.4.2). Works on the host and in kernels.
 
     kind "f16", "tf32", "f8f6f4" or "i8"; m 64 or 128; n a multiple of 8 (m=64) or 16 (m=128) up to 256; a, b PTX operand types ("bf16",
@@ -92,7 +107,7 @@ def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
 
 
 @builtin
-def _descriptor(address, leading, stride, swizzle, _semantic=None):
+def _descriptor(address: Traced, leading: Traced, stride: Traced, swizzle: Traced, _semantic: Semantic = None) -> Traced:
     require("tcgen05 shared-memory descriptor", only=TARGETS, _semantic=_semantic)
     constant = descriptor_constant(unwrap(leading), unwrap(stride), unwrap(swizzle))
     template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", constant, "t") + " }"
@@ -121,14 +136,14 @@ def warp_issued(instruction: str, issuer: str) -> str:
     return f"{{ .reg .pred issue; .reg .b32 w; mov.u32 w, %tid.x; {threads}setp.lt.u32 issue, w, 32; @issue {instruction} }}"
 
 
-def _columns(columns):
+def _columns(columns: int) -> int:
     if columns not in (32, 64, 128, 256, 512):
         raise ValueError(f"tensor memory of {columns} columns: allocations are a power of two from 32 to 512")
     return columns
 
 
 @builtin
-def _allocation(template, args, columns, issuer, _semantic=None):
+def _allocation(template: Traced, args: Traced, columns: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
     template = unwrap(template)
     require(template.split(" ")[0].rstrip(";"), only=TARGETS, _semantic=_semantic)
     if unwrap(columns) is not None:
@@ -179,7 +194,7 @@ def transfer_asm(operation: str, shape: str, words: list[str], address: str, hal
 
 
 @builtin
-def _ld(address, tile_shape, layout, dtype, shape, half, split, _semantic=None):
+def _ld(address: Traced, tile_shape: Traced, layout: Traced, dtype: Traced, shape: Traced, half: Traced, split: Traced, _semantic: Semantic = None) -> Traced:
     require("tcgen05.ld", only=TARGETS, _semantic=_semantic)
     explicit_only(_semantic, "tcgen05.ld")
     (address,), _ = tiles_of(address)
@@ -197,7 +212,7 @@ def _ld(address, tile_shape, layout, dtype, shape, half, split, _semantic=None):
 
 
 @builtin
-def _st(address, tile, shape, half, split, _semantic=None):
+def _st(address: Traced, tile: Traced, shape: Traced, half: Traced, split: Traced, _semantic: Semantic = None) -> None:
     require("tcgen05.st", only=TARGETS, _semantic=_semantic)
     explicit_only(_semantic, "tcgen05.st")
     (address,), _ = tiles_of(address)
@@ -267,7 +282,7 @@ def fence_after_thread_sync():
 
 
 @builtin
-def _issue(template, args, constraints, issuer, declarations, only, _semantic=None):
+def _issue(template: Traced, args: Traced, constraints: Traced, issuer: Traced, declarations: Traced, only: Traced, _semantic: Semantic = None) -> None:
     template, only = unwrap(template), unwrap(only)
     require(template.split(" ")[0], only=only, _semantic=_semantic)
     block = issued(template, unwrap(issuer), unwrap(arch(_semantic=_semantic)), unwrap(declarations))
@@ -275,7 +290,7 @@ def _issue(template, args, constraints, issuer, declarations, only, _semantic=No
 
 
 @builtin
-def _copy_template(shape, multicast, expand, _semantic=None):
+def _copy_template(shape: Traced, multicast: Traced, expand: Traced, _semantic: Semantic = None) -> Traced:
     shape, multicast, expand = unwrap(shape), unwrap(multicast), unwrap(expand)
     if shape not in COPIES or multicast not in COPIES[shape] or expand not in EXPANSIONS:
         rows = "; ".join(f"{name} {' or '.join(map(repr, modes))}" for name, modes in COPIES.items())
@@ -311,7 +326,7 @@ def shift(address, issuer: tl.constexpr = "warp"):
 
 
 @builtin
-def _mma_template(kind, a_in_tmem, _semantic=None):
+def _mma_template(kind: Traced, a_in_tmem: Traced, _semantic: Semantic = None) -> Traced:
     kind = unwrap(kind)
     if kind not in KINDS:
         raise ValueError(f"tcgen05.mma kind={kind!r}: the kind is one of {', '.join(KINDS)}")
@@ -384,6 +399,9 @@ def cells(address: int, rows: int, columns: int) -> np.ndarray:
 # Bits of an operand in memory. fp4 and fp6 are missing: they lie in padded units of 16 elements, which nothing here decodes.
 OPERAND_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 
+Read: TypeAlias = Callable[[str, np.ndarray, int], np.ndarray]
+Write: TypeAlias = Callable[[str, np.ndarray, np.ndarray], None]
+
 
 @dataclass(frozen=True)
 class Product:
@@ -402,7 +420,7 @@ class Product:
     accumulate: bool
     saturate: bool
 
-    def run(self, read, write) -> None:
+    def run(self, read: Read, write: Write) -> None:
         """`read(space, addresses, nbytes)` gives uint8 [*addresses.shape, nbytes], `write(space, addresses, data)` takes such."""
         a_type, b_type, d_type = self.types
         bits = OPERAND_BITS[a_type]
@@ -426,14 +444,14 @@ class Copy:
     source: np.ndarray
     targets: np.ndarray
 
-    def run(self, read, write) -> None:
+    def run(self, read: Read, write: Write) -> None:
         """`read` and `write` as in `Product.run`."""
         data = np.asarray(read("shared", self.source, 4))
         for target in self.targets:
             write("tensor", target, data)
 
 
-def decode_instruction(descriptor: int, kind: str) -> dict:
+def decode_instruction(descriptor: int, kind: str) -> dict[str, Any]:
     """The fields of `instruction_descriptor`'s 32 bits, by its parameters' names. Errors: PtxFault for what it would refuse."""
     operands, accumulators = ({code: name for name, code in table.items()} for table in KINDS[kind])
     a, b, d = descriptor >> 7 & 7, descriptor >> 10 & 7, descriptor >> 4 & 3
@@ -454,7 +472,7 @@ def decode_instruction(descriptor: int, kind: str) -> dict:
 
 
 @meaning("tcgen05.mma.cta_group::1.{kind:kind::f16|kind::tf32|kind::f8f6f4|kind::i8}", destinations=0)
-def _mma_meaning(t: Machine, i: Instruction, d, a, b, instruction, accumulate, *rest):
+def _mma_meaning(t: Machine, i: Instruction, d: Register, a: Register, b: Register, instruction: Register, accumulate: Register, *rest: Register) -> None:
     if rest:
         raise NoMeaning("tcgen05.mma with disabled lanes or a scale of its input")
     kind = (i.fields["kind"] or "").removeprefix("kind::")
@@ -488,7 +506,7 @@ _COPY_LANES: dict[str, tuple[int, int, list[np.ndarray]]] = {
 @meaning(
     "tcgen05.cp.cta_group::1.{shape:128x256b|4x256b|128x128b|64x128b|32x128b}.{multicast:warpx2::02_13|warpx2::01_23|warpx4}?.{expand}*", destinations=0
 )
-def _cp_meaning(t: Machine, i: Instruction, address, descriptor):
+def _cp_meaning(t: Machine, i: Instruction, address: Register, descriptor: Register) -> None:
     if i.fields["expand"]:
         raise NoMeaning(f"{i.fields['expand']}: where the bits of expanded elements go")
     shape = ".".join(x for x in (i.fields["shape"], i.fields["multicast"]) if x)
@@ -502,18 +520,18 @@ def _cp_meaning(t: Machine, i: Instruction, address, descriptor):
 
 
 @meaning("tcgen05.shift.cta_group::1.down", destinations=0)
-def _shift_meaning(t: Machine, i: Instruction, address):
+def _shift_meaning(t: Machine, i: Instruction, address: Register) -> None:
     raise NoMeaning("which lanes tcgen05.shift moves where is not known here")
 
 
 @meaning("tcgen05.commit.cta_group::1.mbarrier::arrive::one.{space:shared::cluster}?.{multicast:multicast::cluster}?.b64", destinations=0)
-def _commit_meaning(t: Machine, i: Instruction, barriers, masks=None):
+def _commit_meaning(t: Machine, i: Instruction, barriers: Register, masks: Register = None) -> None:
     for thread, bar, mask in zip(i.threads, lanes(barriers, i.active), lanes(masks, i.active) if masks is not None else [None] * len(i.active)):
         t.tcgen05_commit([bar] if mask is None else [bar & 0xFFFFFF | rank << 24 for rank in range(16) if mask >> rank & 1], thread)
 
 
 @meaning("tcgen05.alloc.cta_group::1.sync.aligned.{space:shared::cta}?.b32", destinations=0)
-def _alloc_meaning(t: Machine, i: Instruction, destination, columns):
+def _alloc_meaning(t: Machine, i: Instruction, destination: Register, columns: Register) -> Waits:
     for warp in warps(t, i.active):
         address = yield from t.tcgen05_alloc(uniform(columns, warp, "the columns of tcgen05.alloc"))
         first: np.ndarray = np.zeros(len(warp), bool)
@@ -522,13 +540,13 @@ def _alloc_meaning(t: Machine, i: Instruction, destination, columns):
 
 
 @meaning("tcgen05.dealloc.cta_group::1.sync.aligned.b32", destinations=0)
-def _dealloc_meaning(t: Machine, i: Instruction, address, columns):
+def _dealloc_meaning(t: Machine, i: Instruction, address: Register, columns: Register) -> None:
     for warp in warps(t, i.active):
         t.tcgen05_dealloc(uniform(address, warp, "the address of tcgen05.dealloc"), uniform(columns, warp, "the columns of tcgen05.dealloc"))
 
 
 @meaning("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned", destinations=0)
-def _relinquish_meaning(t: Machine, i: Instruction):
+def _relinquish_meaning(t: Machine, i: Instruction) -> None:
     for _ in warps(t, i.active):
         t.tcgen05_relinquish()
 
@@ -550,7 +568,7 @@ def transfer_cells(shape: str, words: int, lane: np.ndarray, split: int = 0) -> 
     return lane // 4 + 8 * (word // 2 % 2), 8 * (word // 4) + 2 * (lane % 4) + word % 2
 
 
-def _transfer(t: Machine, i: Instruction, address, words: int, split: int, half: bool) -> np.ndarray:
+def _transfer(t: Machine, i: Instruction, address: Register, words: int, split: int, half: bool) -> np.ndarray:
     """uint32 [T, cells]: the tensor-memory addresses of a load or store; with `half` two cells, of 16 bits each, for every register."""
     base = np.broadcast_to(unsigned(address, 32), i.active.shape).astype(np.int64)
     warp: np.ndarray = t.warp.astype(np.int64)
@@ -569,7 +587,7 @@ _SHAPE = "{shape:" + "|".join(SHAPES) + "}.{count:x1|x2|x4|x8|x16|x32|x64|x128}"
 
 
 @meaning(f"tcgen05.ld.sync.aligned.{_SHAPE}.{{half:pack::16b}}?.b32")
-def _ld_meaning(t: Machine, i: Instruction, address, split=0):
+def _ld_meaning(t: Machine, i: Instruction, address: Register, split: Register = 0) -> Register:
     """Values are there at once; that they may be used only after tcgen05.wait::ld is the machine's to check."""
     single = not isinstance(i.destination_bits[0], tuple)
     words, half = 1 if single else len(i.destination_bits[0]), i.fields["half"] is not None
@@ -580,7 +598,7 @@ def _ld_meaning(t: Machine, i: Instruction, address, split=0):
 
 
 @meaning(f"tcgen05.st.sync.aligned.{_SHAPE}.{{half:unpack::16b}}?.b32", destinations=0)
-def _st_meaning(t: Machine, i: Instruction, address, *rest):
+def _st_meaning(t: Machine, i: Instruction, address: Register, *rest: Register) -> None:
     *split, values = rest
     values, half = values if isinstance(values, tuple) else (values,), i.fields["half"] is not None
     bits = np.stack([np.broadcast_to(unsigned(x, 32), i.active.shape) for x in values], axis=1)
@@ -591,12 +609,12 @@ def _st_meaning(t: Machine, i: Instruction, address, *rest):
 
 
 @meaning("tcgen05.{what:wait::ld|wait::st}.sync.aligned", destinations=0)
-def _wait_meaning(t: Machine, i: Instruction):
+def _wait_meaning(t: Machine, i: Instruction) -> Waits:
     wait = t.tcgen05_wait((i.fields["what"] or "").removeprefix("wait::"))
     if wait is not None:
         yield wait
 
 
 @meaning("tcgen05.{what:fence::before_thread_sync|fence::after_thread_sync}", destinations=0)
-def _fence_meaning(t: Machine, i: Instruction):
+def _fence_meaning(t: Machine, i: Instruction) -> None:
     t.fence("tcgen05." + (i.fields["what"] or "").removeprefix("fence::"), i.active)

@@ -10,7 +10,8 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, builtin, issued, kernel_name, require, unwrap
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning, uniform
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, lanes, meaning, uniform
+from tritonkittens.inline_ptx._traced import Semantic, Traced
 
 # the host's half belongs to the same vocabulary
 from tritonkittens.launch.encoding import NBYTES as NBYTES
@@ -36,7 +37,7 @@ _FIELDS = {
 
 
 @constexpr_function
-def replace_text(field, ordinal, space, issuer, sm):
+def replace_text(field: str, ordinal: int, space: str, issuer: str, sm: int) -> str:
     if field not in _FIELDS:
         raise OperandError(f"tensormap.replace(field={field!r}): one of {', '.join(_FIELDS)}")
     if space not in ("global", "shared::cta"):
@@ -49,7 +50,7 @@ def replace_text(field, ordinal, space, issuer, sm):
 
 
 @constexpr_function
-def replace_constraints(field, space):
+def replace_constraints(field: str, space: str) -> str:
     return f"{'l' if space == 'global' else 'r'},{'l' if field in ('global_address', 'global_stride') else 'r'}"
 
 
@@ -69,7 +70,7 @@ def replace(
 
 
 @builtin
-def _parameter_text(index, _semantic=None):
+def _parameter_text(index: Traced, _semantic: Semantic = None) -> Traced:
     name = f"{kernel_name.get()}_param_{int(unwrap(index))}"
     return tl.constexpr(f"{{ .reg .b32 place; .reg .b64 wide; mov.b32 place, {name}; cvt.u64.u32 wide, place; cvta.param.u64 $0, wide; }}")
 
@@ -89,7 +90,7 @@ def parameter_address(index: tl.constexpr):
 
 
 @meaning(f"tensormap.replace.tile.{{field:{'|'.join(_FIELDS)}}}.{{space:global|shared::cta}}.b1024.{{type:b32|b64}}", destinations=0)
-def _replace(t: Machine, i: Instruction, addresses, *operands):
+def _replace(t: Machine, i: Instruction, addresses: Register, *operands: Register) -> None:
     *ordinal, value = operands
     for address, word in zip(lanes(addresses, i.active), lanes(value, i.active)):
         ordinal_of = uniform(ordinal[0], i.active, "the dimension of tensormap.replace") if ordinal else 0
@@ -97,12 +98,12 @@ def _replace(t: Machine, i: Instruction, addresses, *operands):
 
 
 @meaning("tensormap.replace.tile.{field:elemtype|interleave_layout|swizzle_mode|fill_mode}.{space:global|shared::cta}.b1024.b32", destinations=0)
-def _replace_choice(t: Machine, i: Instruction, addresses, number):
+def _replace_choice(t: Machine, i: Instruction, addresses: Register, number: Register) -> None:
     """Fields whose new value is an immediate."""
     for address in lanes(addresses, i.active):
         t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", 0, int(number))
 
 
 @meaning("cvta.param.u64")
-def _parameter_address(t: Machine, i: Instruction, place):
+def _parameter_address(t: Machine, i: Instruction, place: Register) -> Register:
     return np.uint64(PARAMETER_WINDOW) + np.asarray(place).astype(np.uint64)

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 
 from ._asm import asm, builtin, require, unwrap
-from ._meaning import Instruction, Machine, lanes, meaning
+from ._meaning import Instruction, Machine, Register, Waits, lanes, meaning
+from ._traced import Semantic, Traced
 
 
 @builtin
-def _read(register, dtype, like, _semantic=None):
+def _read(register: Traced, dtype: Traced, like: Traced, _semantic: Semantic = None) -> Traced:
     register, dtype, like = unwrap(register), unwrap(dtype), unwrap(like)
     require(register, 80, _semantic=_semantic)
     bits = dtype.primitive_bitwidth
@@ -69,5 +70,5 @@ def nanosleep(nanoseconds):
 
 
 @meaning("nanosleep.u32", destinations=0)
-def _nanosleep(t: Machine, i: Instruction, nanoseconds):
+def _nanosleep(t: Machine, i: Instruction, nanoseconds: Register) -> Waits:
     yield t.sleep(max(lanes(nanoseconds, i.active)))

@@ -9,13 +9,15 @@ Loads count their bytes on an mbarrier. Stores read shared memory behind the pro
 it, a barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
 """
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
 import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
-from tritonkittens.inline_ptx._meaning import Instruction, Machine, lanes, meaning
+from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, lanes, meaning
 from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -43,7 +45,7 @@ _PRIORITIES = ("evict_first", "evict_last", "evict_normal", "evict_unchanged")
 
 
 @constexpr_function
-def coordinate_list(first, rank):
+def coordinate_list(first: int, rank: int) -> str:
     """ "{$3, $4}": the operands of `rank` coordinates, from operand `first` on."""
     if not 1 <= rank <= 5:
         raise OperandError(f"tma: {rank} coordinates; a tensor has 1 to 5 dimensions")
@@ -51,13 +53,13 @@ def coordinate_list(first, rank):
 
 
 @constexpr_function
-def mask_text(operand):
+def mask_text(operand: int) -> str:
     """The 16-bit register `ctas` from the i32 operand of a multicast."""
     return f".reg .b16 ctas; cvt.u16.u32 ctas, ${operand};"
 
 
 @constexpr_function
-def load_text(rank, multicast, hinted, issuer, sm):
+def load_text(rank: int, multicast: bool, hinted: bool, issuer: str, sm: int) -> str:
     """Operands: destination, tensor map, barrier, coordinates, then the mask and the policy where given."""
     mnemonic = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
@@ -68,7 +70,7 @@ def load_text(rank, multicast, hinted, issuer, sm):
 
 
 @constexpr_function
-def store_text(rank, reduction, hinted, issuer, sm):
+def store_text(rank: int, reduction: str | None, hinted: bool, issuer: str, sm: int) -> str:
     """Operands: tensor map, source, coordinates, then the policy where given."""
     if reduction is not None and reduction not in _REDUCTIONS:
         raise OperandError(f"tma.reduce_tensor(operation={reduction!r}): one of {', '.join(_REDUCTIONS)}")
@@ -80,14 +82,14 @@ def store_text(rank, reduction, hinted, issuer, sm):
 
 
 @constexpr_function
-def prefetch_text(rank, hinted, issuer, sm):
+def prefetch_text(rank: int, hinted: bool, issuer: str, sm: int) -> str:
     hint = ".L2::cache_hint" if hinted else ""
     policy = f", ${1 + rank}" if hinted else ""
     return issued(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile{hint} [$0, {coordinate_list(1, rank)}]{policy};", issuer, sm)
 
 
 @constexpr_function
-def load_bulk_text(multicast, hinted, issuer, sm):
+def load_bulk_text(multicast: bool, hinted: bool, issuer: str, sm: int) -> str:
     """Operands: destination, source, bytes, barrier, then the mask and the policy where given."""
     mnemonic = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
     mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
@@ -96,13 +98,13 @@ def load_bulk_text(multicast, hinted, issuer, sm):
 
 
 @constexpr_function
-def store_bulk_text(hinted, issuer, sm):
+def store_bulk_text(hinted: bool, issuer: str, sm: int) -> str:
     hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
     return issued(f"cp.async.bulk.global.shared::cta.bulk_group{hint} [$0], [$1], $2{policy};", issuer, sm)
 
 
 @constexpr_function
-def reduction_suffix(operation, kind, table, name):
+def reduction_suffix(operation: str, kind: str, table: Mapping[str, Collection[str]], name: str) -> str:
     if operation not in table:
         raise OperandError(f"tma.{name}(operation={operation!r}): one of {', '.join(table)}")
     if kind not in table[operation]:
@@ -111,14 +113,14 @@ def reduction_suffix(operation, kind, table, name):
 
 
 @constexpr_function
-def reduce_bulk_text(operation, kind, hinted, issuer, sm):
+def reduce_bulk_text(operation: str, kind: str, hinted: bool, issuer: str, sm: int) -> str:
     suffix = reduction_suffix(operation, kind, BULK_REDUCTIONS, "reduce_bulk")
     hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
     return issued(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hint}.{suffix} [$0], [$1], $2{policy};", issuer, sm)
 
 
 @constexpr_function
-def reduce_bulk_cluster_text(operation, kind, issuer, sm):
+def reduce_bulk_cluster_text(operation: str, kind: str, issuer: str, sm: int) -> str:
     suffix = reduction_suffix(operation, kind, CLUSTER_REDUCTIONS, "reduce_bulk_cluster")
     return issued(
         f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];", issuer, sm
@@ -126,7 +128,7 @@ def reduce_bulk_cluster_text(operation, kind, issuer, sm):
 
 
 @constexpr_function
-def wait_group_text(pending, read):
+def wait_group_text(pending: int, read: bool) -> str:
     if pending < 0:
         raise OperandError(
             f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be under way, 0 or more"
@@ -135,21 +137,21 @@ def wait_group_text(pending, read):
 
 
 @constexpr_function
-def proxy_text(space):
+def proxy_text(space: str) -> str:
     if space not in ("", "shared::cta", "shared::cluster", "global"):
         raise OperandError(f"tma.fence_proxy_async(space={space!r}): 'shared::cta', 'shared::cluster', 'global', or '' for all")
     return f"fence.proxy.async{'.' if space else ''}{space};"
 
 
 @constexpr_function
-def tensormap_fence_text(semantics, scope):
+def tensormap_fence_text(semantics: str, scope: str) -> str:
     if scope not in ("cta", "cluster", "gpu", "sys"):
         raise OperandError(f"tma.fence_tensormap_{semantics}(scope={scope!r}): 'cta', 'cluster', 'gpu' or 'sys'")
     return f"fence.proxy.tensormap::generic.{semantics}.{scope}" + (" [$0], 128;" if semantics == "acquire" else ";")
 
 
 @constexpr_function
-def policy_text(priority, fraction):
+def policy_text(priority: str, fraction: float) -> str:
     if priority not in _PRIORITIES:
         raise OperandError(f"tma.create_policy(priority={priority!r}): one of {', '.join(_PRIORITIES)}")
     if not 0 < fraction <= 1:
@@ -360,13 +362,13 @@ def create_policy(priority: tl.constexpr, fraction: tl.constexpr = 1.0):
 # --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
 
 
-def _each(i: Instruction, *operands):
+def _each(i: Instruction, *operands: Register | None) -> Iterator[tuple[int, ...]]:
     """(thread, values of the operands) for each active thread; None stays."""
     columns = [lanes(x, i.active) if x is not None else [None] * int(i.active.sum()) for x in operands]
     return zip(i.threads, *columns)
 
 
-def _coordinates(i: Instruction, coordinates):
+def _coordinates(i: Instruction, coordinates: Iterable[Register]) -> list[tuple[int, ...]]:
     """One tuple of signed element offsets for each active thread."""
     parts = [np.broadcast_to(np.asarray(x).astype(np.uint32) if not isinstance(x, int) else np.uint32(x & 0xFFFFFFFF), i.active.shape) for x in coordinates]
     return list(zip(*(part.view(np.int32)[i.active].tolist() for part in parts)))
@@ -380,7 +382,7 @@ _HINT = "{hint:L2::cache_hint}?"
     f"cp.async.bulk.tensor.{_RANK}.{{to:shared::cluster|shared::cta}}.global.{{mode:tile}}?.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}",
     destinations=0,
 )
-def _load_tensor(t: Machine, i: Instruction, shared, place, bar, *rest):
+def _load_tensor(t: Machine, i: Instruction, shared: Register, place: Register, bar: Register, *rest: Register) -> None:
     tensor_maps, coordinates = place
     masks = rest[0] if i.fields["multicast"] else None
     for (thread, address, tensor_map, at, mask), where in zip(_each(i, shared, tensor_maps, bar, masks), _coordinates(i, coordinates)):
@@ -392,7 +394,7 @@ def _load_tensor(t: Machine, i: Instruction, shared, place, bar, *rest):
     f"cp.reduce.async.bulk.tensor.{_RANK}.global.shared::cta.{{operation:{'|'.join(_REDUCTIONS)}}}.{{mode:tile}}?.bulk_group.{_HINT}",
     destinations=0,
 )
-def _store_tensor(t: Machine, i: Instruction, place, shared, policy=None):
+def _store_tensor(t: Machine, i: Instruction, place: Register, shared: Register, policy: Register = None) -> None:
     tensor_maps, coordinates = place
     for (thread, tensor_map, address), where in zip(_each(i, tensor_maps, shared), _coordinates(i, coordinates)):
         t.tensor_copy("store", tensor_map, where, address, thread=thread, reduction=i.fields.get("operation"))
@@ -401,18 +403,18 @@ def _store_tensor(t: Machine, i: Instruction, place, shared, policy=None):
 @meaning(
     f"cp.async.bulk.prefetch.tensor.{_RANK}.L2.global.{{mode:tile}}?.{_HINT}", f"cp.async.bulk.prefetch.L2.global.{_HINT}", "prefetch.tensormap", destinations=0
 )
-def _prefetch(t: Machine, i: Instruction, *operands):
+def _prefetch(t: Machine, i: Instruction, *operands: Register) -> None:
     """Caches are no part of what a kernel computes."""
 
 
 @meaning(f"cp.async.bulk.{{to:shared::cluster|shared::cta}}.global.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}", destinations=0)
-def _load_bulk(t: Machine, i: Instruction, shared, source, nbytes, bar, *rest):
+def _load_bulk(t: Machine, i: Instruction, shared: Register, source: Register, nbytes: Register, bar: Register, *rest: Register) -> None:
     masks = rest[0] if i.fields["multicast"] else None
     for thread, to, start, size, at, mask in _each(i, shared, source, nbytes, bar, masks):
         t.bulk_copy(("shared", to), ("global", start), size, thread=thread, barrier=at, multicast=mask)
 
 
-def _reduction(i: Instruction):
+def _reduction(i: Instruction) -> tuple[str, str] | None:
     return (i.fields["operation"] or "", i.fields["type"] or "") if i.fields.get("operation") else None
 
 
@@ -420,7 +422,7 @@ _REDUCTION = f"{{operation:{'|'.join(_REDUCTIONS)}}}.{{noftz:noftz}}?.{{type:u32
 
 
 @meaning(f"cp.async.bulk.global.shared::cta.bulk_group.{_HINT}", f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{_HINT}.{_REDUCTION}", destinations=0)
-def _store_bulk(t: Machine, i: Instruction, destination, shared, nbytes, policy=None):
+def _store_bulk(t: Machine, i: Instruction, destination: Register, shared: Register, nbytes: Register, policy: Register = None) -> None:
     for thread, to, start, size in _each(i, destination, shared, nbytes):
         t.bulk_copy(("global", to), ("shared", start), size, thread=thread, reduction=_reduction(i))
 
@@ -430,24 +432,24 @@ def _store_bulk(t: Machine, i: Instruction, destination, shared, nbytes, policy=
     f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{_REDUCTION}",
     destinations=0,
 )
-def _copy_cluster(t: Machine, i: Instruction, remote, shared, nbytes, bar):
+def _copy_cluster(t: Machine, i: Instruction, remote: Register, shared: Register, nbytes: Register, bar: Register) -> None:
     for thread, to, start, size, at in _each(i, remote, shared, nbytes, bar):
         t.bulk_copy(("shared", to), ("shared", start), size, thread=thread, barrier=at, reduction=_reduction(i))
 
 
 @meaning("cp.async.bulk.commit_group", destinations=0)
-def _commit_group(t: Machine, i: Instruction):
+def _commit_group(t: Machine, i: Instruction) -> None:
     t.commit_bulk_group(i.active)
 
 
 @meaning("cp.async.bulk.wait_group.{read:read}?", destinations=0)
-def _wait_group(t: Machine, i: Instruction, pending):
+def _wait_group(t: Machine, i: Instruction, pending: Register) -> Waits:
     wait = t.wait_bulk_group(max(lanes(pending, i.active)), i.fields["read"] is not None, i.active)
     if wait is not None:
         yield wait
 
 
 @meaning(f"createpolicy.fractional.{{primary:{'|'.join('L2::' + name for name in _PRIORITIES)}}}.{{secondary:L2::evict_first|L2::evict_unchanged}}?.b64")
-def _createpolicy(t: Machine, i: Instruction, fraction=1.0):
+def _createpolicy(t: Machine, i: Instruction, fraction: Register = 1.0) -> Register:
     """A policy is only handed to cache hints, which have no effect here: any number does."""
     return _PRIORITIES.index((i.fields["primary"] or "").removeprefix("L2::")) + 1

@@ -15,6 +15,7 @@ Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_desc
 """
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
@@ -26,8 +27,9 @@ from triton.runtime.jit import constexpr_function
 
 from ._asm import asm, builtin, require, unwrap
 from ._formats import decode, encode
-from ._meaning import Instruction, Machine, NoMeaning, PtxFault, from_bytes, join, meaning, split, uniform, unsigned
+from ._meaning import Instruction, Machine, NoMeaning, PtxFault, Register, Waits, from_bytes, join, meaning, split, uniform, unsigned
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tied, tiles_of
+from ._traced import Semantic, Traced
 
 # Triton's element type -> PTX's. float32 operands are read as tf32 (the low 13 mantissa bits are ignored).
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8", "uint8": "u8"}
@@ -178,7 +180,7 @@ def descriptor_asm(target: str, address: str, constant: int, scratch: str) -> st
 
 
 @constexpr_function
-def core_matrix_layout(shape, element_bytes, contiguous=1):
+def core_matrix_layout(shape: tuple[int, ...], element_bytes: int, contiguous: int = 1) -> gl.SharedLinearLayout:
     """The unswizzled shared layout that wgmma reads: panels of 16 bytes along axis `contiguous`, all of the other axis in each.
 
     Gluon's NVMMASharedLayout(0, ...) is row-major instead, which wgmma reads only where a row has 16 bytes. Swizzled layouts have fewer
@@ -209,7 +211,7 @@ class Operand(NamedTuple):
         return operand_offset(step, self.rows, self.element_bytes, self.swizzle, self.k_major)
 
 
-def _storage(tile) -> tuple[int, int]:
+def _storage(tile: Traced) -> tuple[int, int]:
     """(swizzle in bytes, contiguous axis) of a 2-D shared tile. Errors: TypeError for a layout that no matrix descriptor describes."""
     layout, shape = tile.layout, [unwrap(size) for size in tile.shape]
     size = tile.dtype.primitive_bitwidth // 8
@@ -226,7 +228,7 @@ def _storage(tile) -> tuple[int, int]:
     )
 
 
-def shared_operand(tile, k_axis: int) -> Operand:
+def shared_operand(tile: Traced, k_axis: int) -> Operand:
     """What `tile` (a 2-D shared descriptor) is as an operand whose K runs along `k_axis` (0 or 1).
 
     Errors: TypeError for a layout or type, ValueError for a shape or major-ness that wgmma cannot read.
@@ -251,7 +253,7 @@ def shared_operand(tile, k_axis: int) -> Operand:
     return Operand(constant, shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size, swizzle)
 
 
-def packed_layout(layout, factor: int):
+def packed_layout(layout: gl.DistributedLinearLayout, factor: int) -> gl.DistributedLinearLayout:
     """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a DistributedLinearLayout), register by
     register.
     """
@@ -260,7 +262,7 @@ def packed_layout(layout, factor: int):
     if reg[:bits] != [[0, 1 << i] for i in range(bits)]:
         raise ValueError(f"pack by {factor}: the first registers of a thread must hold neighbouring columns; {layout} does not")
 
-    def shrink(bases):
+    def shrink(bases: Iterable[list[int]]) -> list[list[int]]:
         return [[row, column // factor] for row, column in bases]
 
     shape = [layout.shape[0], layout.shape[1] // factor]
@@ -294,7 +296,7 @@ def wait_group(pending: tl.constexpr, tiles=()):
 
 
 @builtin
-def _wait_template(pending, _semantic=None):
+def _wait_template(pending: Traced, _semantic: Semantic = None) -> Traced:
     pending = unwrap(pending)
     if not isinstance(pending, int) or not 0 <= pending <= 7:
         raise ValueError(f"wgmma.wait_group({pending}): the number of groups left unfinished is a constant from 0 to 7")
@@ -302,7 +304,7 @@ def _wait_template(pending, _semantic=None):
 
 
 @builtin
-def _descriptor(address, leading, stride, swizzle, _semantic=None):
+def _descriptor(address: Traced, leading: Traced, stride: Traced, swizzle: Traced, _semantic: Semantic = None) -> Traced:
     require("wgmma matrix descriptor", only=(90,), _semantic=_semantic)
     constant = descriptor_constant(unwrap(leading), unwrap(stride), unwrap(swizzle))
     template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", constant, "t") + " }"
@@ -322,7 +324,7 @@ def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.con
 
 
 @builtin
-def _operand_descriptor(tile, k_axis, step, _semantic=None):
+def _operand_descriptor(tile: Traced, k_axis: Traced, step: Traced, _semantic: Semantic = None) -> Traced:
     require("wgmma matrix descriptor", only=(90,), _semantic=_semantic)
     explicit_only(_semantic, "operand_descriptor")
     (tile,), _ = tiles_of(tile)
@@ -345,7 +347,7 @@ def operand_descriptor(tile, k_axis: tl.constexpr, step: tl.constexpr = 0):
     return _operand_descriptor(tile, k_axis, step)
 
 
-def _accumulator(tiles, integer):
+def _accumulator(tiles: Sequence[Traced], integer: bool) -> tuple[int, str]:
     """(N, PTX accumulator type) of checked accumulator pieces; int32 tiles are packed float16 pairs unless the operands are integers."""
     kinds = {str(tile.dtype) for tile in tiles}
     if kinds not in ({"fp32"}, {"int32"}):
@@ -384,7 +386,7 @@ def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[lis
     return lines, words
 
 
-def _fragment(tile, kind, semantic):
+def _fragment(tile: Traced, kind: str, semantic: Semantic) -> tuple[int, int]:
     """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words that `pack` made
     of one.
     """
@@ -400,11 +402,11 @@ def _fragment(tile, kind, semantic):
     return per_word, registers(tile.type, semantic) // (4 * per_word)
 
 
-def _operand_types(a, a_type, b_type):
+def _operand_types(a: Traced, a_type: Traced, b_type: Traced) -> tuple[str, str]:
     """PTX operand types from what the caller names, else from the element type of a register tile A, else B as A."""
     if a_type is None and is_tile(a):
         a_type = a.dtype
-    names = {"a_type": PTX_TYPES.get(str(a_type), a_type), "b_type": PTX_TYPES.get(str(b_type), b_type)}
+    names: dict[str, Traced] = {"a_type": PTX_TYPES.get(str(a_type), a_type), "b_type": PTX_TYPES.get(str(b_type), b_type)}
     names["b_type"] = names["b_type"] or names["a_type"]
     for name, kind in names.items():
         if kind not in OPERANDS:
@@ -415,7 +417,21 @@ def _operand_types(a, a_type, b_type):
 
 
 @builtin
-def _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step, _semantic=None):
+def _mma_async(
+    accumulator: Traced,
+    a: Traced,
+    b: Traced,
+    a_type: Traced,
+    b_type: Traced,
+    scale_d: Traced,
+    scale_a: Traced,
+    scale_b: Traced,
+    trans_a: Traced,
+    trans_b: Traced,
+    saturate: Traced,
+    step: Traced,
+    _semantic: Semantic = None,
+) -> Traced:
     require("wgmma.mma_async", only=(90,), _semantic=_semantic)
     explicit_only(_semantic, "wgmma.mma_async")
     tiles, single = tiles_of(accumulator)
@@ -439,7 +455,9 @@ def _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, tra
     )
     outputs, ties = tied(tiles, _semantic)
     names = [f"${i}" for i in range(len(outputs))]
-    first, step, lines = 2 * len(outputs), unwrap(step), []
+    first, step = 2 * len(outputs), unwrap(step)
+    lines: list[str] = []
+    operand_a: str | list[str]
     if in_registers:
         per_word, steps = _fragment(a, kind_a, _semantic)
         if not 0 <= step < steps:
@@ -494,7 +512,18 @@ def mma_async(
 
 
 @builtin
-def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate, _semantic=None):
+def _mma_sync(
+    accumulator: Traced,
+    a: Traced,
+    b: Traced,
+    a_k_axis: Traced,
+    b_k_axis: Traced,
+    scale_d: Traced,
+    scale_a: Traced,
+    scale_b: Traced,
+    saturate: Traced,
+    _semantic: Semantic = None,
+) -> Traced:
     require("wgmma.mma_async", only=(90,), _semantic=_semantic)
     explicit_only(_semantic, "wgmma.mma_sync")
     tiles, single = tiles_of(accumulator)
@@ -503,7 +532,7 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
     operand_b = shared_operand(b, unwrap(b_k_axis))
     in_registers = is_tile(a)
     operand_a = None if in_registers else shared_operand(a, unwrap(a_k_axis))
-    kind_a = PTX_TYPES.get(str(a.dtype)) if in_registers else operand_a.type
+    kind_a = operand_a.type if operand_a else PTX_TYPES.get(str(a.dtype))
     if kind_a is None:
         raise TypeError(f"wgmma.mma_sync of a register tile of {a.dtype}: the types are {', '.join(PTX_TYPES)}")
     halves = {str(tile.dtype) for tile in tiles} == {"fp16"}
@@ -526,7 +555,7 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
         raise ValueError(
             f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least N columns"
         )
-    per_word, steps = _fragment(a, kind_a, _semantic) if in_registers else (0, operand_a.k // multiply.k)
+    per_word, steps = (0, operand_a.k // multiply.k) if operand_a else _fragment(a, kind_a, _semantic)
     if steps * multiply.k != operand_b.k:
         raise ValueError(f"wgmma.mma_sync: A has K={steps * multiply.k}, B has K={operand_b.k}")
 
@@ -548,7 +577,7 @@ def _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, 
         names = words
     lines.append(descriptor_asm("db", f"${first + count}", operand_b.constant, "t"))
     fragments = []
-    if in_registers:
+    if operand_a is None:
         for step in range(steps):
             moves, words = fragment_asm(first, per_word, step, f"a{step}_")
             lines += ([f".reg .b32 {', '.join(words)};"] if moves else []) + moves
@@ -598,7 +627,7 @@ def mma_sync(
 
 
 @builtin
-def _pack(tile, _semantic=None):
+def _pack(tile: Traced, _semantic: Semantic = None) -> Traced:
     explicit_only(_semantic, "wgmma.pack")
     (tile,), _ = tiles_of(tile)
     factor = 32 // tile.dtype.primitive_bitwidth
@@ -614,7 +643,7 @@ def _pack(tile, _semantic=None):
 
 
 @builtin
-def _unpack(words, dtype, layout, _semantic=None):
+def _unpack(words: Traced, dtype: Traced, layout: Traced, _semantic: Semantic = None) -> Traced:
     explicit_only(_semantic, "wgmma.unpack")
     (words,), _ = tiles_of(words)
     dtype = unwrap(dtype)
@@ -752,11 +781,11 @@ class Product:
     def element_bytes(self) -> int:
         return OPERANDS[self.multiply.a][0] // 8
 
-    def compute(self, read) -> np.ndarray:
+    def compute(self, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """[64, n] words of D. `read(addresses)` gives uint8 [*addresses.shape, element_bytes] of the CTA's shared memory."""
         m = self.multiply
 
-        def operand(addresses):
+        def operand(addresses: np.ndarray) -> np.ndarray:
             return from_bytes(np.asarray(read(addresses)), 8 * self.element_bytes)
 
         left = operand(self.a) if self.a is not None else self.a_bits
@@ -770,7 +799,7 @@ class Product:
 _TYPES = "|".join(OPERANDS)
 
 
-def _warpgroups(i: Instruction):
+def _warpgroups(i: Instruction) -> Iterator[tuple[int, slice]]:
     """(index, slice of the threads) of each warpgroup that executes. Errors: PtxFault where it is not whole."""
     if len(i.active) % 128:
         raise PtxFault(f"{len(i.active)} threads are no whole warpgroups")
@@ -782,13 +811,13 @@ def _warpgroups(i: Instruction):
             raise PtxFault("some threads of a warpgroup do not execute it")
 
 
-def _stack(registers, i: Instruction, threads: slice) -> np.ndarray:
+def _stack(registers: Iterable[Register], i: Instruction, threads: slice) -> np.ndarray:
     """uint32 [128, registers] of one warpgroup."""
     return np.stack([np.broadcast_to(unsigned(x, 32), i.active.shape)[threads] for x in registers], axis=1)
 
 
 @meaning(f"wgmma.mma_async.sync.aligned.{{shape}}.{{saturate:satfinite}}?.{{d:f16|f32|s32}}.{{a:{_TYPES}}}.{{b:{_TYPES}}}", updates=True)
-def _mma_async_meaning(t: Machine, i: Instruction, accumulators, a, b, scale_d, *rest):
+def _mma_async_meaning(t: Machine, i: Instruction, accumulators: Register, a: Register, b: Register, scale_d: Register, *rest: Register) -> Register:
     f = {name: value or "" for name, value in i.fields.items()}
     shape = re.fullmatch(r"m64n(\d+)k(\d+)", f["shape"])
     if shape is None:
@@ -830,17 +859,17 @@ def _mma_async_meaning(t: Machine, i: Instruction, accumulators, a, b, scale_d, 
 
 
 @meaning("wgmma.fence.sync.aligned", destinations=0)
-def _fence_meaning(t: Machine, i: Instruction):
+def _fence_meaning(t: Machine, i: Instruction) -> None:
     t.wgmma_fence()
 
 
 @meaning("wgmma.commit_group.sync.aligned", destinations=0)
-def _commit_meaning(t: Machine, i: Instruction):
+def _commit_meaning(t: Machine, i: Instruction) -> None:
     t.wgmma_commit()
 
 
 @meaning("wgmma.wait_group.sync.aligned", destinations=0)
-def _wait_meaning(t: Machine, i: Instruction, pending):
+def _wait_meaning(t: Machine, i: Instruction, pending: Register) -> Waits:
     wait = t.wgmma_wait(uniform(pending, i.active, "the number of groups of wgmma.wait_group"))
     if wait is not None:
         yield wait

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from triton.backends.nvidia.compiler import sm_arch_from_capability
+
 from . import _roles, _sass, _tiles, _tools, _ttgir
 from ._roles import distinct
 from .report import Buffer, Loop, Report, Role
@@ -53,7 +55,7 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
     partitions = [module.default, *module.workers]
     return Report(
         kernel=metadata.name,
-        arch=_tools.sm_arch_from_capability(metadata.target.arch),
+        arch=sm_arch_from_capability(metadata.target.arch),
         warps=metadata.num_warps,
         registers=log.registers,
         register_cap=min(65536 // (32 * metadata.num_warps) // 8 * 8, metadata.maxnreg or 255, 255),

@@ -145,7 +145,7 @@ def parse(text: str, source: str) -> Module:
     constants: set[str] = set()
     renamed: dict[str, str] = {}  # a partition's argument -> what it was given
     indexed: dict[str, bool] = {}
-    raw: list[tuple[re.Match, str | None, Frames]] = []
+    raw: list[tuple[re.Match[str], str | None, Frames]] = []
     region: Partition | None = None
     given: list[str] = []
     requested: list[int] = []

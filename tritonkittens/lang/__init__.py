@@ -190,7 +190,6 @@ from tritonkittens.lang.template.extension import Extension
 from tritonkittens.lang.template.extensions import DeferredEpilogue, IndexPrefetch, ReduceStoreWarp, SplitTask
 from tritonkittens.lang.template.extensions.reduce_store_warp import reduce_acquire, reduce_commit, reduce_wait
 from tritonkittens.lang.template.layout import layout
-from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.template import lcf, lcsf
 from tritonkittens.lang.types.global_layout import extent, gl
 from tritonkittens.lang.types.tiles import col_vec, row_vec, rt, rv, st, sv, tt
@@ -229,5 +228,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
+    """Names that are gone raise an error that says what to write instead."""
+    from tritonkittens.lang.template.renamed import refuse_old
+
     refuse_old("tritonkittens.lang", "function", (f"tk.{name}",))
     raise AttributeError(f"module 'tritonkittens.lang' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx import timing
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -30,7 +30,7 @@ def _print_once(LABEL: tl.constexpr, x, thread):
 
 
 @op
-def print(t: Trace, label: Any, x: Any) -> Any:
+def print(t: Trace, label: Traced, x: Traced) -> Traced:
     """Print a tile, vector or scalar with a label when the kernel runs: `tk.print("row maximum", m)`.
 
     A scalar is printed once a role, a tile by every thread for the elements it holds (with their indices in the tile's power-of-two piece,
@@ -60,7 +60,7 @@ def _now():
 
 
 @op
-def mark(t: Trace, g: Any, index: Any, label: Any = 0) -> Any:
+def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
     """Write a record of this moment as row `index` of a global layout of shape (records, 4), int64: nanoseconds of the GPU's clock
     (%globaltimer, about a microsecond fine), multiprocessor, warp in the block, and `label`, an integer. One thread of the role writes;
     rows outside are dropped.

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,17 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
-from tritonkittens.launch.arguments import ArgType, argument_types, name_at, names_inside, signature_of
+from tritonkittens.launch.arguments import Args, ArgType, Path, Types, argument_types, name_at, names_inside, signature_of
+from tritonkittens.launch.launcher import Grid
+from tritonkittens.launch.tensormap import MapSpec
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
+
+Fixed = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # extents and strides of a tensor, None where the kernel is not compiled for them
+Static = tuple[tuple[Path, Fixed], ...]  # those of all arguments that have any
+Options = tuple[tuple[str, Any], ...]
+Key = tuple[tuple[tuple[Any, ...], Static], Options]  # ((constants, static layouts), options): what a kernel is compiled for, beside types
 
 
 class Kernel:
@@ -62,15 +69,15 @@ class Kernel:
         self.launcher = Launcher(self._compile_for_launch, name=self.name, described=self._described, refusals=REFUSALS)
         functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
         return functools.partial(self.launch, grid)
 
-    def launch(self, grid: Any, *args: Any, **kwargs: Any) -> None:
+    def launch(self, grid: Grid, *args: Any, **kwargs: Any) -> None:
         """Launch on the current stream of the tensors' device; see the class."""
         runtime, constants, options = self._bind(args, kwargs)
         self.launcher(grid, self._prepared(runtime), (constants, options))
 
-    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+    def run(self, *args: Any, grid: Grid, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants included.
 
         `warmup` compiles for the current device without launching and returns the CompiledKernel.
@@ -90,7 +97,7 @@ class Kernel:
         self.launcher(grid, prepared, key)
         return None
 
-    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+    def warmup(self, *args: Any, grid: Grid, **kwargs: Any) -> Any:
         """Compile for the current device without launching; returns the CompiledKernel."""
         return self.run(*args, grid=grid, warmup=True, **kwargs)
 
@@ -115,7 +122,7 @@ class Kernel:
         name, inside = configuration.described
         return name, [inside.get(n, n) for n in names]
 
-    def _prepared(self, arguments: list) -> tuple:
+    def _prepared(self, arguments: list[Any]) -> Args:
         """What the launcher gets. Raises `TileError` naming the argument that no kernel takes."""
         prepared: list[Any] = []
         try:
@@ -125,7 +132,7 @@ class Kernel:
             raise TileError(f"{self.parameters[self.runtime[len(prepared)]].name}: {error}") from None
         return tuple(prepared)
 
-    def _bind(self, args: tuple, kwargs: dict) -> tuple[list, tuple, tuple]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], tuple[tuple[Any, ...], Static], Options]:
         if not hasattr(self, "jit"):
             raise TileError(f"@tk.kernel {self.name}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)")
         options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS and k not in self.jit.signature.parameters}
@@ -145,11 +152,11 @@ class Kernel:
             raise TileError(f"{self.name}(debug={options['debug']!r}): must be False, True or {REPORT!r}")
         return runtime, (constants, static_layouts(runtime)), tuple(sorted(options.items()))
 
-    def _compile_for_launch(self, key: Any, types: tuple, device: int) -> Any:
+    def _compile_for_launch(self, key: Any, types: Types, device: int) -> Any:
         major, minor = capability(device)
         return self._compile(key, types, major * 10 + minor)
 
-    def _compile(self, key: tuple, types: tuple, arch: int) -> Any:
+    def _compile(self, key: Key, types: Types, arch: int) -> Any:
         """Compile; where that takes too much shared memory, again with less of what a constant chooses itself. The compiler's scratch is known only then."""
         while True:
             (constants, static), options = key
@@ -169,11 +176,11 @@ class Kernel:
         name, advice = configuration.memory_advice if configuration else (self.name, "")
         raise shared_over_budget(name, compiled.metadata.shared, arch, bill.shared, advice)
 
-    def _compile_once(self, key: tuple, types: tuple, arch: int) -> tuple[Any, Bill]:
+    def _compile_once(self, key: Key, types: Types, arch: int) -> tuple[Any, Bill]:
         (constants, static), options = key
         signature: dict[str, Any] = {}
-        attributes: dict[tuple[int, ...], Any] = {}
-        constexprs: dict[tuple[int, ...], Any] = {}
+        attributes: dict[Path, Any] = {}
+        constexprs: dict[Path, Any] = {}
         for i, value in zip(self.constants, constants, strict=True):
             constexprs[(i,)] = value
         kinds = dict(zip(self.runtime, types, strict=True))
@@ -210,19 +217,19 @@ class Kernel:
         return compiled, bill
 
 
-def _configuration(constants: tuple) -> Configuration | None:
+def _configuration(constants: tuple[Any, ...]) -> Configuration | None:
     return next((c for c in constants if isinstance(c, Configuration)), None)
 
 
-def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:
+def _parameter_numbers(kinds: Sequence[Any]) -> dict[Path, int]:
     """For the `parameter` field of every argument that has one, by its path: the number of the kernel parameter that its first descriptor is.
 
     A descriptor is followed by its extents and strides, each a parameter of its own.
     """
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[Path, int] = {}
     position = 0
 
-    def visit(kind: Any, path: tuple[int, ...]) -> None:
+    def visit(kind: Any, path: Path) -> None:
         nonlocal position
         if isinstance(kind, ArgType):
             ranks = [len(spec.lower) + 2 if isinstance(spec, Im2colSpec) else len(spec.box) for spec in kind.specs]
@@ -240,7 +247,7 @@ def _parameter_numbers(kinds: Any) -> dict[tuple[int, ...], int]:
     return numbers
 
 
-def _flat(kinds: Any) -> Iterator[str]:
+def _flat(kinds: Sequence[Any]) -> Iterator[str]:
     for kind in kinds:
         yield from (kind,) if isinstance(kind, str) else _flat(kind)
 
@@ -251,7 +258,7 @@ _ELEMENT = {
 }
 
 
-def _descriptor(element: str, spec: Any) -> str:
+def _descriptor(element: str, spec: MapSpec) -> str:
     layout = piece_shared_layout(_ELEMENT[element], spec.swizzle, len(spec.box))
     box = ",".join(map(str, spec.box))
     if isinstance(spec, Im2colSpec):
@@ -259,7 +266,7 @@ def _descriptor(element: str, spec: Any) -> str:
     return f"tensordesc<{element}[{box}],{layout!r}>"
 
 
-def check_descriptors(argument: Any, name: Any) -> None:
+def check_descriptors(argument: object, name: Any) -> None:
     """Refuse, without a GPU, a tensor that TMA cannot address; the message names the argument. Raises ValueError or TypeError."""
     if isinstance(argument, (gl, GlobalArg)):
         tensor = argument.tensor
@@ -271,9 +278,9 @@ def check_descriptors(argument: Any, name: Any) -> None:
             check_descriptors(item, name_at(names_inside(name, argument), i))
 
 
-def static_layouts(arguments: list | tuple, path: tuple[int, ...] = ()) -> tuple:
+def static_layouts(arguments: Sequence[Any], path: Path = ()) -> Static:
     """(path, (extents, strides)) of the global layouts, also inside tuples, with dimensions that the kernel is compiled for."""
-    found: list[tuple] = []
+    found: list[tuple[Path, Fixed]] = []
     for i, argument in enumerate(arguments):
         if isinstance(argument, gl):
             if argument.static:

@@ -1,7 +1,7 @@
 """Kernel arguments: what in them can change the compiled code or a prebuilt launch, and how they are laid out as parameters."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,11 @@ from .tensormap import MapSpec, addressable_strides, mapped
 
 POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
 ALIGNED = [["tt.divisibility", POINTER_ALIGNMENT]]  # Triton's attribute of a pointer whose address is a multiple of it
+
+
+Args = tuple[Any, ...]  # a launch's arguments: tensors, GlobalArg, numbers, None, constexpr, and tuples of these
+Path = tuple[int, ...]  # of an argument: its number, then that inside it, …
+Types = tuple[Any, ...]  # an ArgType for each argument, nested as the arguments are
 
 
 class GlobalArg(NamedTuple):
@@ -69,7 +74,7 @@ def name_at(names: Names, i: int) -> Any:
     return names[i] if i < len(names) else f"argument {i}"
 
 
-def names_inside(name: Any, value: tuple) -> Names:
+def names_inside(name: Any, value: Args) -> Names:
     """The names of what a tuple argument holds: those given for it, that of a tensor for all that describe it (a tuple whose class says ``of_one_tensor``),
     the fields of a named tuple, else numbers."""
     if not isinstance(name, str):
@@ -90,7 +95,7 @@ def leaves(args: Sequence[Any], names: Names = ()) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple:
+def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple[Hashable, ...]:
     """A hashable description of the arguments that equals another's only if the same prebuilt launch serves both.
 
     Tensors enter as integers and dtypes, never as objects; scalars enter as types, and their values are appended to ``scalars``.
@@ -114,7 +119,7 @@ def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple:
     return tuple(out)
 
 
-def argument_types(args: Sequence[Any], names: Names = ()) -> tuple:
+def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
     """The arguments' :class:`ArgType`, nested as the arguments are.
 
     Raises TypeError for an argument that a kernel cannot take, ValueError for an integer beyond 64 bits.
@@ -151,7 +156,13 @@ def argument_types(args: Sequence[Any], names: Names = ()) -> tuple:
     return tuple(out)
 
 
-def signature_of(kind: Any, path: tuple[int, ...], attributes: dict, constexprs: dict, descriptor: Callable[[str, MapSpec], str] | None = None) -> Any:
+def signature_of(
+    kind: Any,
+    path: Path,
+    attributes: dict[Path, Any],
+    constexprs: dict[Path, Any],
+    descriptor: Callable[[str, MapSpec], str] | None = None,
+) -> Any:
     """Triton's type of an argument of this :class:`ArgType`, nested as the argument is; its place among the kernel's parameters is ``path``.
 
     What is known of pointers is put into ``attributes``, arguments that take no parameter into ``constexprs``. ``descriptor``: the type of a tensor map of an

@@ -5,8 +5,16 @@ Sources: CUDA Driver API, "Tensor Map Object Management". Everything is in the h
 
 import ctypes
 import functools
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import torch
+import triton.language as tl
 
 from .target import simulator
+
+Dtype: TypeAlias = str | torch.dtype | tl.dtype
+Choice = TypeVar("Choice", int, str)
 
 NBYTES = 128  # size of a tensor map; its address is a multiple of 64 for the driver, of 128 for tensormap.replace
 
@@ -44,7 +52,7 @@ _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _FILLS = {"zero": 0, "nan": 1}
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: Dtype) -> str:
     """The key in _DTYPES of a dtype given by name, as a `tl.dtype` or as a `torch.dtype`."""
     name = str(dtype).removeprefix("torch.").removeprefix("tl.")
     name = _ALIASES.get(name, name)
@@ -53,18 +61,29 @@ def dtype_name(dtype):
     return name
 
 
-def dtype_entry(dtype):
+def dtype_entry(dtype: Dtype) -> tuple[int, int, bool]:
     """(CUtensorMapDataType, bytes, floating) of such a dtype."""
     return _DTYPES[dtype_name(dtype)]
 
 
-def _choice(name, value, table):
+def _choice(name: str, value: Choice, table: Mapping[Choice, int]) -> int:
     if value not in table:
         raise ValueError(f"encode_tiled({name}={value!r}): one of {', '.join(repr(key) for key in table)}")
     return table[value]
 
 
-def check_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fill="zero", l2_promotion=128, element_strides=None):
+def check_tiled(
+    address: int,
+    dtype: Dtype,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int = 0,
+    interleave: int = 0,
+    fill: str = "zero",
+    l2_promotion: int = 128,
+    element_strides: Sequence[int] | None = None,
+) -> None:
     """Raises ValueError where the driver's rules for `encode_tiled` with these arguments are broken; needs no GPU and no driver."""
     _, itemsize, floating = dtype_entry(dtype)
     rank = len(shape)
@@ -118,7 +137,7 @@ def check_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fi
 
 
 @functools.cache
-def driver():
+def driver() -> ctypes.CDLL:
     """libcuda, through ctypes. RuntimeError on a machine without NVIDIA's driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
@@ -126,7 +145,18 @@ def driver():
         raise RuntimeError(f"encode_tiled needs NVIDIA's driver library libcuda.so.1, which this machine does not have ({error})") from None
 
 
-def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, fill="zero", l2_promotion=128, element_strides=None):
+def encode_tiled(
+    address: int,
+    dtype: Dtype,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int = 0,
+    interleave: int = 0,
+    fill: str = "zero",
+    l2_promotion: int = 128,
+    element_strides: Sequence[int] | None = None,
+) -> bytes:
     """The 128 bytes of a tensor map (tiled mode), by the driver's `cuTensorMapEncodeTiled`.
 
     address          of the tensor in global memory, a multiple of 16 bytes
@@ -178,14 +208,14 @@ def encode_tiled(address, dtype, shape, strides, box, swizzle=0, interleave=0, f
     return correct_small_tensor(storage.raw[start : start + NBYTES], span, driver_version(library))
 
 
-def driver_version(library) -> int:
+def driver_version(library: ctypes.CDLL) -> int:
     """The CUDA version that the driver supports, e.g. 13000 for 13.0."""
     version = ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
     return version.value
 
 
-def correct_small_tensor(data, span, version):
+def correct_small_tensor(data: bytes, span: int, version: int) -> bytes:
     """The tensor map as hardware wants it: drivers up to CUDA 13.1 set a wrong bit for tensors that span less than 128 KiB, and a copy then ends in an
     illegal instruction. Bit 21 of the second word is cleared, as Triton and CUTLASS do. `span` is the offset in bytes of the last element.
     """

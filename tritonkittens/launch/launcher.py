@@ -16,9 +16,11 @@ from . import libcuda as cuda
 from . import native
 from .arguments import (
     SCALAR_FORMAT,
+    Args,
     GlobalArg,
     Names,
     Parameters,
+    Types,
     argument_types,
     check_devices,
     fingerprint,
@@ -34,7 +36,7 @@ from .target import simulator
 from .tensormap import MapSpec, encode
 
 Grid = tuple[int, ...] | Callable[..., tuple[int, ...]]
-Compile = Callable[[Hashable, tuple, int], Any]
+Compile = Callable[[Hashable, Types, int], Any]
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _SWIZZLE_BYTES = (0, 32, 64, 128)  # by CUtensorMapSwizzle
@@ -54,7 +56,7 @@ class Code:
         self.num_ctas: int = metadata.num_ctas
         self.threads: int = 32 * metadata.num_warps
         self.shared: int = metadata.shared
-        self.descriptors: list[dict] = list(getattr(metadata, "tensordesc_meta", None) or ())
+        self.descriptors: list[dict[str, Any]] = list(getattr(metadata, "tensordesc_meta", None) or ())
         self.types = signature_types(list(compiled.src.signature.values()), self.descriptors)
         self.global_scratch: tuple[int, int] = metadata.global_scratch_size, metadata.global_scratch_align
         self.profile_scratch: tuple[int, int] = metadata.profile_scratch_size, metadata.profile_scratch_align
@@ -212,10 +214,10 @@ class Launcher:
         self._lock = threading.RLock()
         self._module: Any = None
         self._dispatcher: Any = None
-        self._fast: Callable[[Any, tuple, Hashable], bool] = _decline  # until the first launch
+        self._fast: Callable[[Any, Args, Hashable], bool] = _decline  # until the first launch
         self._is_started = False
 
-    def __call__(self, grid: Grid, args: tuple, key: Hashable = None) -> None:
+    def __call__(self, grid: Grid, args: Args, key: Hashable = None) -> None:
         """Launch with ``args`` on the current stream of the device of their first tensor.
 
         ``grid``: one to three ints, in clusters, or a function of the arguments that gives them; an extent of 0 launches nothing. ``args``:
@@ -233,7 +235,7 @@ class Launcher:
             except self._refusals as error:
                 raise error.with_traceback(None) from error.__cause__
 
-    def bind(self, grid: Grid, args: tuple, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
+    def bind(self, grid: Grid, args: Args, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
         """The launch as a function of tensors alone, compiled now: number ``owners[i]`` of a call's stands where the i-th of ``args`` does.
 
         Only addresses are read of a call's tensors: at each has to begin what the tensor in ``args`` is, in dtype, shape and strides. ``fallback`` does the
@@ -252,12 +254,12 @@ class Launcher:
             self._bind((key, device, fingerprint(args, scalars)), native_key, args, key, device)
         return self._dispatcher.bind(grid, args, key, owners, fallback) or fallback
 
-    def compiled(self, args: tuple, key: Hashable = None) -> Any:
+    def compiled(self, args: Args, key: Hashable = None) -> Any:
         """The CompiledKernel that a call with these arguments would launch (compiled now if need be)."""
         with self._lock:
             return self._code(args, key, self._device(args)).compiled
 
-    def compile(self, args: tuple, key: Hashable, device: int) -> Any:
+    def compile(self, args: Args, key: Hashable, device: int) -> Any:
         """Compile for the current target, without loading and without keeping: what the simulator asks for."""
         return self._compile(key, argument_types(args, self.names(key)), device)
 
@@ -296,7 +298,7 @@ class Launcher:
                 self._fast = self._dispatcher.launch
             self._is_started = True
 
-    def _launch(self, grid: Any, args: tuple, key: Hashable) -> None:
+    def _launch(self, grid: Any, args: Args, key: Hashable) -> None:
         extents = self._check_grid(grid, key)
         if 0 in extents:
             return
@@ -338,7 +340,7 @@ class Launcher:
         if leave is not None:
             leave(metadata)
 
-    def _bind(self, binding_key: Hashable, native_key: Hashable, args: tuple, key: Hashable, device: int) -> Binding:
+    def _bind(self, binding_key: Hashable, native_key: Hashable, args: Args, key: Hashable, device: int) -> Binding:
         with self._lock:
             binding: Binding | None = self._bindings.table.get(binding_key)
             if binding is None:
@@ -351,7 +353,7 @@ class Launcher:
                 self._native_bindings.insert(native_key, binding.native(self._module, owner))
             return binding
 
-    def _code(self, args: tuple, key: Hashable, device: int) -> Code:
+    def _code(self, args: Args, key: Hashable, device: int) -> Code:
         check_devices(args, self.names(key), self._started().device_type)
         types = argument_types(args, self.names(key))
         code = self._codes.get((key, device, types))
@@ -374,7 +376,7 @@ class Launcher:
             self._driver = cuda.cuda_driver()
         return self._driver
 
-    def _device(self, args: tuple) -> int:
+    def _device(self, args: Args) -> int:
         device = tensor_device(args)
         return self._started().current_device() if device is None else device
 
@@ -394,7 +396,7 @@ class Launcher:
         return x, y, z
 
 
-def _globals(args: tuple) -> list[Any]:
+def _globals(args: Args) -> list[Any]:
     return [value for _, value in leaves(args) if isinstance(value, GlobalArg)]
 
 
@@ -403,6 +405,6 @@ def _is_active(hook: Any) -> bool:
     return bool(hook.calls) if isinstance(hook, knobs.HookChain) else hook is not None
 
 
-def _decline(grid: Any, args: tuple, key: Hashable) -> bool:
+def _decline(grid: Any, args: Args, key: Hashable) -> bool:
     """The fast path without a native module: there is none."""
     return False

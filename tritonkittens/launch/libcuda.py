@@ -67,7 +67,7 @@ class CudaDriver:
         # The stream that torch would launch on, by device index: an integer handle, without building a Stream object.
         self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if device_type == "cuda" else _default_stream
 
-    def _function(self, name: str, *argtypes):
+    def _function(self, name: str, *argtypes: Any) -> Callable[..., int]:
         function = getattr(self._library, name)
         function.argtypes, function.restype = argtypes, ctypes.c_int
         return function

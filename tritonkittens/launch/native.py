@@ -55,7 +55,7 @@ def address(function: Any) -> int:
     return value
 
 
-def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, table: dict) -> Any:
+def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, table: dict[Any, Any]) -> Any:
     """A native ``Dispatcher`` that looks prebuilt launches up in ``table``."""
     return module.Dispatcher(
         (address(driver.launch_kernel), address(driver.context_get), address(driver.context_set), address(driver.replace_address)),

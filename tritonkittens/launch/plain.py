@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
-from .arguments import signature_of
+from .arguments import Args, Types, signature_of
 from .device import capability
 from .launcher import Launcher
 
@@ -48,7 +48,7 @@ class PlainKernel:
             self._is_constant = [p.is_constexpr for p in fn.params]
             self.runtime = [name for name, constant in zip(self.names, self._is_constant, strict=True) if not constant]
             self.launcher = Launcher(self._compile_for_launch, name=fn.__name__, described=lambda key: (fn.__name__, self._names(key)))
-            self._found: dict[tuple, Specialization] = {}
+            self._found: dict[tuple[Any, ...], Specialization] = {}
 
     def _names(self, key: Specialization) -> list[str]:
         """The parameters that are not compiled in."""
@@ -72,7 +72,7 @@ class PlainKernel:
         launcher, numbers = self.launcher, runtime[tensors:]
         return launcher.bind(grid, runtime, key, tuple(range(tensors)), lambda *given: launcher(grid, given + numbers, key))
 
-    def _specialized(self, args: tuple) -> tuple[tuple, Specialization]:
+    def _specialized(self, args: Args) -> tuple[Args, Specialization]:
         """(arguments that are none of the code's, what the code is specialised for)."""
         if len(args) != len(self._is_constant):
             raise TypeError(f"{self.fn.__name__}: {len(args)} arguments; it takes {len(self._is_constant)} ({', '.join(self.names)})")
@@ -91,7 +91,7 @@ class PlainKernel:
             key = self._found[found] = self._specialization(found)
         return tuple(runtime), key
 
-    def _specialization(self, kinds: tuple) -> Specialization:
+    def _specialization(self, kinds: tuple[Any, ...]) -> Specialization:
         constants, multiples = [], []
         for name, kind in zip(self.names, kinds, strict=True):
             if isinstance(kind, tuple):
@@ -102,11 +102,11 @@ class PlainKernel:
                 multiples.append((name, MULTIPLE))
         return Specialization(tuple(constants), tuple(multiples), tuple(self.options.items()))
 
-    def _compile_for_launch(self, key: Any, types: tuple, device: int) -> Any:
+    def _compile_for_launch(self, key: Any, types: Types, device: int) -> Any:
         major, minor = capability(device)
         return self.compile(key, types, 10 * major + minor)
 
-    def compile(self, key: Specialization, types: tuple, arch: int) -> Any:
+    def compile(self, key: Specialization, types: Types, arch: int) -> Any:
         """Compile for an architecture (compute capability as an integer) and arguments of these types, those that `key` has compiled in left out. Returns
         Triton's CompiledKernel."""
         place = {name: i for i, name in enumerate(self.names)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from tritonkittens.arch import capability_of
 
+from .arguments import Args
 from .device import Device
 from .target import simulator
 
@@ -18,7 +19,7 @@ class RecordedLaunch:
     """One launch of a `Launcher`, its arguments and its key, on the device that `facts` describe."""
 
     launcher: Any
-    args: tuple
+    args: Args
     key: Any
     facts: Device
 
@@ -46,7 +47,7 @@ class Recorder:
         finally:
             simulator.reset(token)
 
-    def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
+    def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         self.launches.append(RecordedLaunch(launcher, args, key, self.facts))
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from .arguments import Args
     from .device import Device
 
 
@@ -16,7 +17,7 @@ class Simulator(Protocol):
 
     facts: Device
 
-    def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
+    def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         """Run one launch of a `Launcher` to its end."""
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:

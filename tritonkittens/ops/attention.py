@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
         plan = find_plan(query, key, value, None, is_causal, None, scale, None)
         # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
         if plan.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
-            return attend(query, key, value, plan)  # type: ignore[return-value]
+            return attend(query, key, value, plan)
     try:
         if isinstance(query, NestedTensor):
             return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
     if _fits(query, key, value):  # no views then, which cost as much host time as the call, and as much again in the backward
         causal = window == (None, 0)
-        return attention(query, key, value, causal=causal, window=None if causal else window, scale=scale)  # type: ignore[return-value]
+        return attention(query, key, value, causal=causal, window=None if causal else window, scale=scale)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     q, k, v = (padded(x).expand(*lead, *x.shape[-3:-1], -1) for x in (query, key, value))
@@ -177,7 +177,7 @@ class use_attention(TorchFunctionMode):
     """Inside `with use_attention():` every call of `torch.nn.functional.scaled_dot_product_attention`, by models too, runs on the shipped kernels; what they
     cannot do runs in PyTorch as before."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func is _torch_attention:
             return scaled_dot_product_attention(*args, **{**kwargs, "fallback": True})

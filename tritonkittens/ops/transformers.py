@@ -210,14 +210,14 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, sc
     """(batch, heads, queries, D_v up to a multiple of 16) of operands that the kernels take."""
     queries = query.shape[2]
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    few = queries <= ROWS and not differentiable  # then never slower, with a group of heads up to 10 times faster (`bench/results/attention_variants.json`)
+    few = queries <= ROWS and not differentiable  # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
     q, k, v = (padded(x) for x in (query, key, value))
     if few and (ranges is None or queries == 1):
         starts, lengths = (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
-        return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
+        return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)
     if ranges is not None:
         return attention_ranges(q, k, v, ranges, scale=scale, softcap=softcap)
-    return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)  # type: ignore[return-value]
+    return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)
 
 
 def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:

@@ -41,7 +41,7 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple, dict[str, Any]]:
+def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple[Any, ...], dict[str, Any]]:
     """(kernel, grid, arguments, keywords) of a name in a file; of a template's class the template with its default knobs.
 
     Raises LookupError with what is missing.

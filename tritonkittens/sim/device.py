@@ -13,7 +13,7 @@ from triton.runtime import driver as triton_driver
 
 from tritonkittens.arch import capability_of, chip_of
 from tritonkittens.launch import simulator
-from tritonkittens.launch.arguments import argument_types
+from tritonkittens.launch.arguments import Args, Types, argument_types
 from tritonkittens.launch.device import Device as Facts
 
 from . import tensormaps
@@ -120,7 +120,7 @@ class SimulatedDevice:
 
     # ---- tritonkittens' own launcher
 
-    def launch(self, launcher: Any, grid: tuple[int, int, int], args: tuple, key: Any) -> None:
+    def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         types = argument_types(args, launcher.names(key))
         found = self.compiled.get((id(launcher), key, types))
         if found is None:
@@ -151,7 +151,7 @@ class SimulatedDevice:
         return launch
 
 
-def _kinds(types: Any) -> tuple:
+def _kinds(types: Types) -> tuple[Any, ...]:
     """Which of nested `ArgType`s are compiled for."""
     return tuple((t.kind if t.kind == "constexpr" else "value") if hasattr(t, "kind") else _kinds(t) for t in types)
 
@@ -162,7 +162,7 @@ class _Utilities:
     def __init__(self, device: SimulatedDevice):
         self.device = device
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple:
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple[None, Program, int, int, int]:
         program = load_lowered(kernel.decode())
         # registers of a thread: as many as it can have, for hosts that compute an occupancy from them
         return None, program, min(255, self.device.facts.registers_per_multiprocessor // (32 * program.total_warps)), 0, 1024
@@ -240,7 +240,7 @@ def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevi
         simulator.reset(token)
 
 
-def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: tuple, options: dict[str, Any]) -> None:
+def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: Args, options: dict[str, Any]) -> None:
     """Launch a kernel of any kind on a simulated device that is active."""
     args = tuple(as_tensor(a) for a in args)
     options = {k: as_tensor(v) for k, v in options.items()}

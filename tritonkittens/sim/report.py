@@ -73,7 +73,7 @@ class Finding:
         assert self.kind in KINDS, self.kind
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[str, ...]:
         return (self.kind, *sorted(str(p.location) for p in self.places), self.details.get("buffer", "").split("[")[0])
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from .machine import Async, Machine, Role
@@ -148,7 +149,7 @@ class Uniform(Priorities):
 
 def nth(seed: int, roles: int) -> Schedule:
     """The schedule of a seed: 0 by modelled time, then the adversarial ones, then random ones for ever."""
-    fixed = [
+    fixed: list[Callable[[], Schedule]] = [
         lambda: Schedule(seed), lambda: Eager(seed), lambda: Lazy(seed), lambda: SlowUnit(seed, "TMA"), lambda: SlowUnit(seed, "tensor core"),
         lambda: SlowUnit(seed, "cp.async"), *[lambda r=r: OneAhead(seed, r) for r in range(roles)], *[lambda r=r: OneBehind(seed, r) for r in range(roles)],
     ]  # fmt: skip

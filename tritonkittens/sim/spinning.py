@@ -165,7 +165,7 @@ def turned(role: Role) -> Rest | None:
         return None
     block, environment = role.block, role.environment
     # what the loop carries comes first: it differs in most loops
-    return role.watch.turn(  # type: ignore[no-any-return]
+    return role.watch.turn(
         (id(block), len(role.frames)), lambda: [*(environment[i] for i in block.arguments), *environment]
     )
 

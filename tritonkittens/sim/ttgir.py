@@ -175,7 +175,7 @@ class Op:
             start += size
         return tuple(out)
 
-    def split(self, values: tuple) -> tuple[tuple, ...]:
+    def split(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
         """The operands' values by group."""
         return tuple(values[s] for s in self.segments)
 

@@ -50,8 +50,8 @@ def tuning_for_simulation(simulated: SimulatedDevice) -> Iterator[None]:
             vars(tuner).update(before)
 
     outer = Autotuner.run
-    Autotuner.run = run  # type: ignore[method-assign]
+    Autotuner.run = run
     try:
         yield
     finally:
-        Autotuner.run = outer  # type: ignore[method-assign]
+        Autotuner.run = outer

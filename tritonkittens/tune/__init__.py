@@ -14,13 +14,13 @@ from typing import TypeVar
 from .cost import Cost, Device
 from .report import Report, Row
 from .store import folder
-from .tuner import Family, distance
+from .tuner import AnyFamily, Family, distance
 
 __all__ = ["Cost", "Device", "Family", "Report", "Row", "distance", "families", "folder", "register"]
 
-families: dict[str, Family] = {}
+families: dict[str, AnyFamily] = {}
 
-F = TypeVar("F", bound=Family)
+F = TypeVar("F", bound=AnyFamily)
 
 
 def register(family: F) -> F:

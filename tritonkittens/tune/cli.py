@@ -18,10 +18,10 @@ from . import families, shipped
 from .cost import Device
 from .report import plain
 from .store import DeviceKey, Entry, folder, known_devices, store_for
-from .tuner import Family
+from .tuner import AnyFamily
 
 
-def registered() -> dict[str, Family]:
+def registered() -> dict[str, AnyFamily]:
     """Every family of `tritonkittens.kernels`, by name; imports them all."""
     package = importlib.import_module("tritonkittens.kernels")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="PATH", type=Path, help="with --export: write this table instead")
 
 
-def run(arguments: argparse.Namespace, known: Mapping[str, Family] | None = None) -> int:
+def run(arguments: argparse.Namespace, known: Mapping[str, AnyFamily] | None = None) -> int:
     """Carries the command out; the exit status: 0, or 2 where the request was refused (said on stderr)."""
     known = registered() if known is None else known
     try:
@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace, known: Mapping[str, Family] | None = None
     return 0
 
 
-def _family(known: Mapping[str, Family], name: str) -> Family:
+def _family(known: Mapping[str, AnyFamily], name: str) -> AnyFamily:
     if name not in known:
         raise ValueError(f"{name}: no family of kernels of that name; there are {', '.join(known) or 'none'}")
     return known[name]
 
 
-def _problem(family: Family, words: list[str]) -> Any:
+def _problem(family: AnyFamily, words: list[str]) -> Any:
     """`m=64 dtype=bf16` as the family's problem. A value is read as JSON unless its field is a string or that fails."""
     hints = get_type_hints(family.problem_type)
     values: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def _measured_devices(name: str | None) -> list[DeviceKey]:
     return [device for device in known_devices() if name is None or name.lower() in device.name.lower()]
 
 
-def _entries(family: Family, device: str | None) -> list[tuple[str, DeviceKey, Entry]]:
+def _entries(family: AnyFamily, device: str | None) -> list[tuple[str, DeviceKey, Entry]]:
     """What is known of a family: ("disk" or "table", device, entry)."""
     found = [("disk", key, entry) for key in _measured_devices(device) for entry in store_for(key).entries().values()]
     tables = [table for table in shipped.tables() if device is None or device.lower() in table.device.name.lower()]
@@ -111,7 +111,7 @@ def _entries(family: Family, device: str | None) -> list[tuple[str, DeviceKey, E
     return [item for item in found if item[2].family == family.name]
 
 
-def _overview(known: Mapping[str, Family], device: str | None) -> str:
+def _overview(known: Mapping[str, AnyFamily], device: str | None) -> str:
     lines = [f"results on disk: {folder()}"]
     for name, family in known.items():
         counts: dict[tuple[str, str], int] = {}
@@ -122,7 +122,7 @@ def _overview(known: Mapping[str, Family], device: str | None) -> str:
     return "\n".join(lines) if known else "no family of kernels is registered"
 
 
-def _listing(family: Family, device: str | None) -> str:
+def _listing(family: AnyFamily, device: str | None) -> str:
     lines = [
         f"{key.name} ({source}, {entry.date}): {plain(entry.problem)}: {entry.seconds * 1e6:.2f} µs with {plain(entry.config)}"
         for source, key, entry in _entries(family, device)
@@ -130,7 +130,7 @@ def _listing(family: Family, device: str | None) -> str:
     return "\n".join(lines) or f"{family.name}: no problem was tuned; TK_TUNE=1 tunes those that are run"
 
 
-def _export(family: Family, device: str | None, output: Path | None) -> str:
+def _export(family: AnyFamily, device: str | None, output: Path | None) -> str:
     devices = _measured_devices(device)
     if len(devices) > 1 and device is None and torch.cuda.is_available():
         devices = [key for key in devices if key.name == torch.cuda.get_device_name()]

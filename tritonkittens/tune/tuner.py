@@ -164,7 +164,7 @@ class Family(Generic[P, C]):
         Raises:
             ValueError: no candidate can solve the problem; TK_TUNE or TK_TUNE_TRIES is malformed. RuntimeError: no device.
         """
-        key = (device if device.__class__ is int and device >= 0 else self._identity(device), problem)  # type: ignore[operator]
+        key = (device if device.__class__ is int and device >= 0 else self._identity(device), problem)
         config = self._settled.get(key)
         if config is not None:
             return config
@@ -334,6 +334,9 @@ class Family(Generic[P, C]):
         return _Choice(result.winner, "measured", entry, str(store.path))
 
 
+AnyFamily = Family[Any, Any]  # one of whatever problems and configurations
+
+
 def field_names(record_type: type) -> tuple[str, ...]:
     """Of a dataclass or NamedTuple.
 
@@ -359,7 +362,7 @@ def _may_measure(identity: int | Facts | Device) -> bool:
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _reason(choice: _Choice, rows: Sequence[Row], neighbour: _Neighbour | None) -> str:
+def _reason(choice: _Choice[Any], rows: Sequence[Row], neighbour: _Neighbour[Any] | None) -> str:
     """One sentence; `rows` begin with the winner."""
     entry, best = choice.entry, rows[0]
     if entry is not None:

@@ -112,7 +112,7 @@ class AttentionBackwardQueries(QueryTiles):
 
     _numbers = numbers
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         q, do = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
         k, v = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, LSE_log2=None, dPsum=None, dQ=q), input=dict(K=k, V=v), task=dict(Q=q, dO=do),
@@ -237,7 +237,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     _numbers = numbers
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
         number = tk.sv(tk.fp32, self.tile_n)

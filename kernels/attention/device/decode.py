@@ -121,7 +121,7 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
                 tk.sync()
         return tiles.V
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim)
         v = tk.st(self.dtype, self.tile_n, self.value_dim)
         o = tk.st(tk.fp32 if self.partial else self.dtype, self.tile_m, self.value_dim // self.sharers)
@@ -240,7 +240,7 @@ class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
         """
         return self.copied < self.tile_n
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
         return replace(plan, globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v), page_indices=self.tile_n // self.copied)

@@ -94,7 +94,7 @@ class AttentionForward(QueryTiles):
     def key_tiles(self) -> tuple[str, ...]:
         return tuple(f"K{i}" for i in range(self.key_lines)) or ("K",)
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         lines = self.key_lines
         q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim // (lines or 1), contiguous=lines > 0)
         v, o = tk.st(self.dtype, self.tile_n, self.value_dim), tk.st(self.result or self.dtype, self.tile_m, self.epilogue_n or self.value_dim)

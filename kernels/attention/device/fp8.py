@@ -25,7 +25,7 @@ class AttentionForwardFp8(AttentionForward):
 
     raised: float = 8.0
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         plan, v = super().layout(), tk.st(self.dtype, self.value_dim, self.tile_n)
         return replace(plan, globals=dict(plan.globals) | dict(V=v, descales=None), lagged=dict(V=v))
 

@@ -75,7 +75,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         """Whether the MMAs of dQ and dK are issued before the wait for the scores, and that of dP before the wait for dK."""
         return self.tile_n == 64
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         height = self.tile_m * self.consumers
         q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)

@@ -36,7 +36,7 @@ class BlockwiseGemm(tk.lcf):
     epilogue_n: int | None = None
     cache_hint: str | None = None
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         a, b = tk.st(self.dtype, self.consumers * self.tile_m, BLOCK), tk.st(self.b_dtype, self.tile_n, BLOCK)
         c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n)

@@ -48,7 +48,9 @@ class Epilogue(tk.Knob):
         takes them no instruction more."""
         return self.residual and self.activation is None and out == tk.bf16 and self.gate == Operand("col", "bf16")
 
-    def memory(self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False) -> tuple[dict, dict, dict]:
+    def memory(
+        self, result: tk.st, staged: tk.st, cols: int, panel: int | None, packed: bool = False, late_gate: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """What a template's layout holds for it, where C is stored in tiles of type `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in
         `staged`: (`globals` of the residual, those of the operands, and `epilogue`, `epilogue_loads` and `epilogue_reloads`). The residual is
         loaded into the tiles where results are staged: ahead, and of more than two panels the later ones once the panels before have left; with

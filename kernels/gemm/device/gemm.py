@@ -63,7 +63,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     cache_hint: str | None = None
     deferred_epilogue: bool = False
 
-    def layout(self):
+    def layout(self) -> tk.layout:
         """The blocks of a cluster have neighbouring rows of C: they need the same tile of B."""
         if self.tile_m & (self.tile_m - 1):
             raise tk.TileError(f"Gemm(tile_m={self.tile_m}): a consumer's rows must be a power of two")

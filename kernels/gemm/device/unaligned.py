@@ -359,8 +359,8 @@ class Unaligned:
         rows, cols = {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place] if x.ndim else (0, 0)
         return (cols, rows) if self.swapped else (rows, cols)
 
-    def _arguments(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple) -> tuple:
-        given: tuple = NO_OPERANDS
+    def _arguments(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]) -> tuple[Any, ...]:
+        given: tuple[Any, ...] = NO_OPERANDS
         if self.has_operands:
             bias, gate, residual, scale_a, scale_b = [None if x is None else (x, *strides) for x, strides in zip(operands, self.strides)]
             given = (scale_a, scale_b, bias, gate, residual)

@@ -12,12 +12,13 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import triton.language as tl
 from triton import knobs
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.language._layouts import DistributedLayout
 from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -28,19 +29,21 @@ from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
 from tritonkittens.arch import Chip, chip_of, names_of_chips_with
+from tritonkittens.inline_ptx._traced import Semantic, Traced
 from tritonkittens.lang.core import interpreter as _interpreter
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
 
 __all__ = [
-    "ArchitectureError", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "TensorMemoryLayout", "Trace", "allocate_tensor_memory",
-    "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
+    "ArchitectureError", "Callee", "DistributedLayout", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "Semantic",
+    "TensorMemoryLayout", "Trace", "Traced", "allocate_tensor_memory", "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
     "mbarrier", "mma_v2", "op", "tcgen05_commit", "tcgen05_mma", "tma",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Callee: TypeAlias = Callable[..., Traced] | str  # what `Trace.call` calls
 
 
 @functools.cache
@@ -65,7 +68,7 @@ class ExplicitSource(GluonASTSource):
     blocks a `cluster`: a process would load code that another has compiled otherwise, or one's code with the shared memory of the other's.
     """
 
-    def __init__(self, fn: Any, signature: dict, constexprs: dict, attributes: dict, cluster: int) -> None:
+    def __init__(self, fn: JITFunction, signature: dict[str, Any], constexprs: dict[Any, Any], attributes: dict[Any, Any], cluster: int) -> None:
         super().__init__(fn, signature, constexprs, attributes)
         self.cluster = cluster
 
@@ -84,7 +87,7 @@ class ExplicitSource(GluonASTSource):
 class Trace:
     """Where an operation is being emitted: a plain Triton kernel, an explicit kernel, or Triton's interpreter."""
 
-    def __init__(self, semantic: Any, generator: Any) -> None:
+    def __init__(self, semantic: Semantic, generator: Any) -> None:
         self.semantic = semantic
         self.generator = generator
         self.explicit = isinstance(semantic, GluonSemantic)
@@ -111,45 +114,45 @@ class Trace:
         """Warps that execute here: the kernel's, or those of the role."""
         return unwrap(self.semantic.num_warps(self.generator)) if self.explicit else self.builder.options.num_warps
 
-    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, fn: Callee, *args: Traced, **kwargs: Traced) -> Traced:
         """Call a Triton function (by name: a `triton.language` one), a `@triton.jit` function or another `op` from trace-time code."""
-        if isinstance(fn, str):
-            fn = getattr(tl, fn)  # by name: the interpreter replaces the attributes of triton.language
+        # by name: the interpreter replaces the attributes of triton.language
+        function: Callable[..., Traced] = getattr(tl, fn) if isinstance(fn, str) else fn
         if self.interpreted:
             # not the function itself: calling it would patch triton.language once more and never undo it
-            return fn.rewrite()(*args, **kwargs) if isinstance(fn, InterpretedFunction) else fn(*args, **kwargs)
-        if isinstance(fn, JITFunction):
-            return self.generator.call_JitFunction(fn, list(args), kwargs)
-        parameters = getattr(fn, "signature", None) or inspect.signature(fn)
+            return function.rewrite()(*args, **kwargs) if isinstance(function, InterpretedFunction) else function(*args, **kwargs)
+        if isinstance(function, JITFunction):
+            return self.generator.call_JitFunction(function, list(args), kwargs)
+        parameters = getattr(function, "signature", None) or inspect.signature(function)
         if "_semantic" in parameters.parameters:
             kwargs["_semantic"] = self.semantic
         if "_generator" in parameters.parameters:
             kwargs["_generator"] = self.generator
-        return fn(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    def method(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    def method(self, value: Traced, name: str, *args: Traced, **kwargs: Traced) -> Traced:
         """Call a method of a Triton value, e.g. an operator: `t.method(x, '__mul__', y)`."""
         if self.interpreted and name == "to" and _interpreter.must_cast(value, *args, **kwargs):
             return _interpreter.cast(value, *args, **kwargs)
         return self.call(getattr(value, name), *args, **kwargs)
 
-    def scalar(self, x: Any) -> Any:
+    def scalar(self, x: Traced) -> Traced:
         """A scalar Triton value from a Python number; any other value as it is."""
         x = unwrap(x)
         semantic = interpreter_semantic if self.interpreted else self.semantic
         return semantic.to_tensor(x) if isinstance(x, (bool, int, float)) else x
 
-    def condition(self, x: Any) -> Any:
+    def condition(self, x: Traced) -> Traced:
         """The result of comparing scalars, such that it can be combined with that of comparing tiles."""
         return _interpreter.condition(x) if self.interpreted else x
 
-    def arange(self, extent: int, axis: int, like: Any) -> Any:
+    def arange(self, extent: int, axis: int, like: Traced) -> Traced:
         """0 … extent−1 as the vector along `axis` of the tile `like`."""
         if self.explicit:
             return self.semantic.arange(0, extent, gl.SliceLayout(1 - axis, like.type.layout))
         return self.call("arange", 0, extent)
 
-    def vector(self, v: Any, axis: int, like: Any) -> Any:
+    def vector(self, v: Traced, axis: int, like: Traced) -> Traced:
         """`v`, laid out so that it broadcasts along the other axis of the tile `like`."""
         if self.explicit:
             layout = gl.SliceLayout(1 - axis, like.type.layout)
@@ -157,17 +160,17 @@ class Trace:
                 return self.semantic.convert_layout(v, layout)
         return v
 
-    def relayout(self, x: Any, like: Any) -> Any:
+    def relayout(self, x: Traced, like: Traced) -> Traced:
         """`x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
         if self.explicit and x.type.is_block() and like.type.is_block() and x.type.layout != like.type.layout and len(x.shape) == len(like.shape):
             return self.semantic.convert_layout(x, like.type.layout)
         return x
 
-    def convert(self, x: Any, layout: Any) -> Any:
+    def convert(self, x: Traced, layout: DistributedLayout) -> Traced:
         """`x` in an explicit register layout."""
         return x if x.type.layout == layout else self.semantic.convert_layout(x, layout)
 
-    def full(self, shape: tuple[int, ...], value: Any, dtype: tl.dtype, layout: Any = None) -> Any:
+    def full(self, shape: tuple[int, ...], value: Traced, dtype: tl.dtype, layout: DistributedLayout | None = None) -> Traced:
         if self.explicit:
             return self.semantic.full(list(shape), unwrap(value), dtype, layout)
         if self.interpreted and dtype in _interpreter.HELD_AS_BITS:
@@ -199,24 +202,25 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
         try:
             return fn(Trace(_semantic, _generator), *args, **kwargs)
         except TypeError:
-            _check_arguments(fn.__name__, device_function.__signature__, args, kwargs)  # type: ignore[attr-defined]
+            _check_arguments(fn.__name__, marked.__signature__, args, kwargs)
             raise
 
+    marked: Any = device_function  # Triton reads attributes that a function's type does not have
     parameters = list(inspect.signature(fn).parameters.values())[1:]
     hidden = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("_semantic", "_generator")]
     named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
-    device_function.signature = inspect.Signature([*named, *hidden, *rest])  # type: ignore[attr-defined]  # what the code generator reads
-    device_function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what help() shows
-    device_function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    marked.signature = inspect.Signature([*named, *hidden, *rest])  # what the code generator reads
+    marked.__signature__ = inspect.Signature(parameters)  # what help() shows
+    marked.__triton_builtin__ = True
     # Triton hashes the annotations of aggregates into the key of every kernel that names them: the one public way to make our source part of the key.
-    device_function.__triton_aggregate__ = True  # type: ignore[attr-defined]
-    device_function.__annotations__ = {"tritonkittens": library_hash()}
-    device_function.hash_attrs = ()  # type: ignore[attr-defined]
-    return device_function  # type: ignore[return-value]
+    marked.__triton_aggregate__ = True
+    marked.__annotations__ = {"tritonkittens": library_hash()}
+    marked.hash_attrs = ()
+    return device_function
 
 
-def _check_arguments(name: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise `TileError` where a call does not fit the parameters that help() shows."""
     try:
         signature.bind(*args, **kwargs)

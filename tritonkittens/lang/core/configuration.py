@@ -12,7 +12,7 @@ class Configuration:
         """What messages call the kernel, and by parameter the names of what a tuple argument holds."""
         raise NotImplementedError
 
-    def with_less_memory(self, arch: int, excess: int) -> Any:
+    def with_less_memory(self, arch: int, excess: int) -> Configuration | None:
         """The constant to compile with instead, where the kernel asks for `excess` bytes more of shared memory than a block may use; None where there is
         none."""
         raise NotImplementedError

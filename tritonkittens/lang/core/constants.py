@@ -1,10 +1,10 @@
 """Numbers of the hardware that every layer uses, and the Python value of a compile-time constant."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 from triton.language.core import constexpr
+
+from tritonkittens.inline_ptx._traced import Traced
 
 WARPS = 4  # of a consumer warpgroup
 GROUP = WARPS * 32  # its threads
@@ -15,7 +15,7 @@ BULK = 16  # bytes: unit and alignment of bulk copies
 
 
 
-def unwrap(x: Any) -> Any:
+def unwrap(x: Traced) -> Traced:
     """The Python value behind a `constexpr`; anything else as it is. Lists and tuples are unwrapped element by element."""
     if isinstance(x, constexpr):
         return unwrap(x.value)

@@ -1,10 +1,11 @@
 """Element types, under the names that PyTorch and the PTX ISA use for them."""
 import math
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import triton.language as tl
 
+from tritonkittens.inline_ptx._traced import Traced
 from tritonkittens.lang.core.errors import TileError
 
 fp32 = tl.float32
@@ -41,12 +42,12 @@ def from_torch(dtype: torch.dtype) -> tl.dtype:
     return _TORCH[dtype]
 
 
-def name_of(dtype: Any) -> str:
+def name_of(dtype: object) -> str:
     """What messages call an element type: the name that `tritonkittens.lang` has for it, or its own where it has none."""
     return _NAMES.get(dtype, str(dtype)) if isinstance(dtype, tl.dtype) else str(dtype)
 
 
-def names_of(dtypes: Any) -> str:
+def names_of(dtypes: Iterable[object]) -> str:
     """The names of several element types, as messages list them."""
     return ", ".join(map(name_of, dtypes))
 
@@ -66,7 +67,7 @@ def base_columns(dtype: tl.dtype) -> int:
     return 32 if itemsize(dtype) == 1 else 16
 
 
-def constant(value: Any, dtype: tl.dtype, what: str) -> Any:
+def constant(value: Traced, dtype: tl.dtype, what: str) -> Traced:
     """A Python number as `dtype` can hold it; a run-time scalar as it is. Raises `TileError` for a number that the type has no room for.
 
     Integer types take whole numbers in their range; e4m3 has no infinity (PTX ISA, "Alternate floating point data formats").

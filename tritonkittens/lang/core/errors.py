@@ -1,4 +1,6 @@
 """What the language raises: one message that quotes the input and states the rule."""
+from typing import Any
+
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources
 
@@ -21,7 +23,7 @@ class BudgetError(TileError, OutOfResources):
     def __str__(self) -> str:
         return str(self.args[0])
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args
 
 
@@ -34,7 +36,7 @@ class KernelError(CompilationError):
         Exception.__init__(self, message)
         self.src, self.node, self.error_message, self.message = None, None, message, message
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message,)
 
 

@@ -48,7 +48,7 @@ class InterningMeta(type):
                 raise
             raise TileError(f"{cls.__name__}({unhashable}): a knob is a constant of the kernel; give a hashable value, such as a tuple") from None
 
-    def _make(cls, key: Any, args: tuple, knobs: dict[str, Any]) -> Any:
+    def _make(cls, key: Any, args: tuple[Any, ...], knobs: dict[str, Any]) -> Any:
         if args or any(isinstance(value, AMBIGUOUS) for value in knobs.values()):
             key = tuple(map(_exact, args)), tuple([(n, _exact(v)) for n, v in knobs.items()])
         with _lock:
@@ -113,12 +113,12 @@ class Interned(metaclass=InterningMeta):
     def __copy__(self) -> Interned:
         return self
 
-    def __deepcopy__(self, memo: dict) -> Interned:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Interned:
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _construct, (type(self), *self.__dict__["_given"])
 
 
-def _construct(cls: type, args: tuple, knobs: dict[str, Any]) -> Any:
+def _construct(cls: type, args: tuple[Any, ...], knobs: dict[str, Any]) -> Any:
     return cls(*args, **knobs)

@@ -4,19 +4,23 @@ hardware rounds, and fills with unconverted numbers; torch has the conversions r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from tritonkittens.inline_ptx._traced import Traced
 from tritonkittens.lang.core.dtypes import FP8, to_torch
+
+if TYPE_CHECKING:
+    from tritonkittens.lang.core.backend import Trace
 
 HELD_AS_BITS = {tl.bfloat16: torch.int16, **dict.fromkeys(FP8, torch.uint8)}
 
 
-def _values(x: Any) -> torch.Tensor:
+def _values(x: Traced) -> torch.Tensor:
     data = torch.from_numpy(np.array(x.handle.data))
     return data.view(HELD_AS_BITS[x.dtype]).view(to_torch(x.dtype)).float() if x.dtype in HELD_AS_BITS else data
 
@@ -28,12 +32,12 @@ def _toward_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(above, nearest.view(torch.int16) - 1, nearest.view(torch.int16)).view(dtype)
 
 
-def must_cast(x: Any, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> bool:
+def must_cast(x: Traced, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> bool:
     """Whether the interpreter's own conversion of `x` to `dtype` is not to be relied on."""
     return x.dtype != dtype and (fp_downcast_rounding == "rtz" or dtype in HELD_AS_BITS or x.dtype in HELD_AS_BITS)
 
 
-def cast(x: Any, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> Any:
+def cast(x: Traced, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> Traced:
     """`x` converted as the hardware does: to nearest even (or toward zero), saturating in fp8."""
     values = _values(x)
     if fp_downcast_rounding == "rtz":
@@ -50,19 +54,19 @@ def cast(x: Any, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> An
     return tl.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(x.shape)) if x.type.is_block() else dtype)
 
 
-def condition(x: Any) -> Any:
+def condition(x: Traced) -> Traced:
     """The result of comparing scalars, such that it broadcasts: the interpreter keeps the type of what was compared, and spreads that over a tile."""
     return tl.tensor(TensorHandle(np.asarray(x.handle.data, dtype=bool), tl.int1), tl.int1)
 
 
-def in_fp32(t: Any, fn: Callable[..., Any], narrow: bool = True) -> Callable[..., Any]:
+def in_fp32(t: Trace, fn: Callable[..., Traced], narrow: bool = True) -> Callable[..., Traced]:
     """`fn` for operands that the interpreter cannot compute with: in fp32, the result rounded to their type if `narrow`. The same function
     anywhere else.
     """
     if not t.interpreted:
         return fn
 
-    def computed(*operands: Any) -> Any:
+    def computed(*operands: Traced) -> Traced:
         tensors = [x for x in operands if isinstance(x, tl.tensor)]
         if not any(x.dtype in HELD_AS_BITS for x in tensors):
             return fn(*operands)

@@ -1,23 +1,23 @@
 """Values that kernels handle beside Triton's own tensors: composite register tiles, records, and the pieces they are made of."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, _interpreting, base_type, base_value, op
+from tritonkittens.lang.core.backend import Semantic, Trace, Traced, _interpreting, base_type, base_value, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.interpreter import in_fp32
 
 
-def _flatten_types(types: tuple[base_type, ...], builder: Any, out: list) -> None:
+def _flatten_types(types: tuple[base_type, ...], builder: Any, out: list[Any]) -> None:
     for t in types:
         t._flatten_ir_types(builder, out)
 
 
-def _unflatten(types: tuple[base_type, ...], handles: list, cursor: int) -> tuple[list, int]:
+def _unflatten(types: tuple[base_type, ...], handles: list[Any], cursor: int) -> tuple[list[Any], int]:
     values = []
     for t in types:
         value, cursor = t._unflatten_ir(handles, cursor)
@@ -41,10 +41,10 @@ class struct_type(base_type):
     def mangle(self) -> str:
         return "S" + "_".join(f"{n}_{t.mangle()}" for n, t in self.fields) + "S"
 
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+    def _flatten_ir_types(self, builder: Any, out: list[Any]) -> None:
         _flatten_types(tuple(t for _, t in self.fields), builder, out)
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[struct, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[struct, int]:
         values, cursor = _unflatten(tuple(t for _, t in self.fields), handles, cursor)
         return struct(**dict(zip((n for n, _ in self.fields), values, strict=True))), cursor
 
@@ -58,14 +58,14 @@ class struct(base_value):
 
     __triton_builtin__ = True
 
-    def __init__(self, **fields: Any):
+    def __init__(self, **fields: Traced):
         self.__dict__["fields"] = {n: v if isinstance(v, base_value) else tl.constexpr(v) for n, v in fields.items()}
 
     @property
-    def type(self) -> struct_type:  # type: ignore[override]
+    def type(self) -> struct_type:
         return struct_type(tuple((n, v.type) for n, v in self.fields.items()))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Traced:
         if name.startswith("__"):
             raise AttributeError(name)
         fields = self.__dict__["fields"]
@@ -73,13 +73,13 @@ class struct(base_value):
             raise FieldError(f"{name!r}: this record has {', '.join(map(repr, fields)) or 'no fields'}")
         return fields[name]
 
-    def replace(self, _semantic: Any = None, **changes: Any) -> struct:
+    def replace(self, _semantic: Semantic = None, **changes: Traced) -> struct:
         """A copy with some fields replaced by values of the same type."""
         for name in changes:
             getattr(self, name)
         return struct(**{**self.fields, **changes})
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for v in self.fields.values():
             v._flatten_ir(handles)
 
@@ -108,13 +108,13 @@ class type_of_members(base_type):
     def __hash__(self) -> int:
         return hash(self.mangle())
 
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+    def _flatten_ir_types(self, builder: Any, out: list[Any]) -> None:
         _flatten_types(self.members, builder, out)
 
     def _mangled_members(self) -> str:
         return "_".join(member.mangle() for member in self.members)
 
-    def _members_from(self, handles: list, cursor: int) -> tuple[tuple[Any, ...], int]:
+    def _members_from(self, handles: list[Any], cursor: int) -> tuple[tuple[Traced, ...], int]:
         """The members that begin with handle number `cursor`, and where the next value begins."""
         values, cursor = _unflatten(self.members, handles, cursor)
         return tuple(values), cursor
@@ -136,16 +136,16 @@ class composite_type(base_type):
     def mangle(self) -> str:
         return "X" + "_".join(p.mangle() for p in self.pieces) + "X"
 
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+    def _flatten_ir_types(self, builder: Any, out: list[Any]) -> None:
         _flatten_types(self.pieces, builder, out)
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[composite, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[composite, int]:
         values, cursor = _unflatten(self.pieces, handles, cursor)
         return composite(self.axes, tuple(values)), cursor
 
 
-def _operator(name: str) -> Any:
-    def method(self: Any, other: Any, _semantic: Any = None, _generator: Any = None) -> Any:
+def _operator(name: str) -> Callable[..., Traced]:
+    def method(self: Traced, other: Traced, _semantic: Semantic = None, _generator: Any = None) -> Traced:
         t = Trace(_semantic, _generator)
         return apply_pieces(t, in_fp32(t, lambda a, b: t.method(a, name, b), narrow="truediv" not in name), self, other)
 
@@ -168,11 +168,11 @@ class composite(_composite_base):
 
     __triton_aggregate__ = True  # gives our operators precedence over a tensor's on the left
 
-    def __init__(self, axes: tuple[tuple[int, ...], ...], pieces: tuple[Any, ...]):
+    def __init__(self, axes: tuple[tuple[int, ...], ...], pieces: tuple[Traced, ...]):
         self.axes, self.pieces = axes, pieces
 
     @property
-    def type(self) -> composite_type:  # type: ignore[override]
+    def type(self) -> composite_type:
         return composite_type(self.axes, tuple(p.type for p in self.pieces))
 
     @property
@@ -186,12 +186,12 @@ class composite(_composite_base):
     def __repr__(self) -> str:
         return repr(self.type)
 
-    def to(self, dtype: Any, _semantic: Any = None, _generator: Any = None) -> composite:
+    def to(self, dtype: Traced, _semantic: Semantic = None, _generator: Any = None) -> composite:
         """Element-wise cast to another element type."""
         t = Trace(_semantic, _generator)
         return apply_pieces(t, lambda p: t.method(p, "to", dtype), self)
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for p in self.pieces:
             p._flatten_ir(handles)
 
@@ -205,47 +205,47 @@ for _n in (*(f"__{n}__" for n in _BINARY), *(f"__r{n}__" for n in _BINARY), "__l
     setattr(composite, _n, _operator(_n))
 
 
-def _negate(self: composite, _semantic: Any = None, _generator: Any = None) -> composite:
+def _negate(self: composite, _semantic: Semantic = None, _generator: Any = None) -> composite:
     t = Trace(_semantic, _generator)
     return apply_pieces(t, in_fp32(t, lambda p: t.method(p, "__neg__")), self)
 
 
-def _invert(self: composite, _semantic: Any = None, _generator: Any = None) -> composite:
+def _invert(self: composite, _semantic: Semantic = None, _generator: Any = None) -> composite:
     t = Trace(_semantic, _generator)
     return apply_pieces(t, lambda p: t.method(p, "__invert__"), self)
 
 
-composite.__neg__, composite.__invert__ = _negate, _invert  # type: ignore[attr-defined]
+composite.__neg__, composite.__invert__ = _negate, _invert
 
 
-def dtype_of(x: Any) -> Any:
+def dtype_of(x: Traced) -> Traced:
     """Element type of a tile, vector or run-time scalar; None for a Python number."""
     x = unwrap(x)
     return x.dtype if isinstance(x, (composite, tl.tensor)) else None
 
 
-def axes_of(x: Any) -> tuple[tuple[int, ...], ...]:
+def axes_of(x: Traced) -> tuple[tuple[int, ...], ...]:
     """How each axis of a tile or vector is split; () for a scalar."""
     if isinstance(x, composite):
         return x.axes
     return tuple((int(unwrap(s)),) for s in x.shape) if isinstance(x, tl.tensor) and x.type.is_block() else ()
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: Traced) -> tuple[int, ...]:
     """Extents of a tile or vector; () for a scalar."""
     return tuple(sum(a) for a in axes_of(x))
 
 
-def pieces_of(x: Any) -> tuple[Any, ...]:
+def pieces_of(x: Traced) -> tuple[Traced, ...]:
     return x.pieces if isinstance(x, composite) else (x,)
 
 
-def assemble(axes: tuple[tuple[int, ...], ...], pieces: list[Any] | tuple[Any, ...]) -> Any:
+def assemble(axes: tuple[tuple[int, ...], ...], pieces: list[Traced] | tuple[Traced, ...]) -> Traced:
     """One tile from its pieces: a plain tensor where one piece is all."""
     return pieces[0] if len(pieces) == 1 else composite(axes, tuple(pieces))
 
 
-def apply_pieces(t: Trace, fn: Any, *operands: Any) -> Any:
+def apply_pieces(t: Trace, fn: Callable[..., Traced], *operands: Traced) -> Traced:
     """`fn` on matching pieces of tiles of one shape; scalars go to every piece. Raises `TileError` where shapes differ."""
     operands = tuple(unwrap(x) for x in operands)
     shaped = [axes_of(x) for x in operands]
@@ -266,19 +266,19 @@ def apply_pieces(t: Trace, fn: Any, *operands: Any) -> Any:
 
 
 @op
-def field(t: Trace, record: Any, name: Any) -> Any:
+def field(t: Trace, record: Traced, name: Traced) -> Traced:
     """The field of a record whose name is a compile-time string."""
     return getattr(record, unwrap(name))
 
 
 @op
-def with_field(t: Trace, record: Any, name: Any, value: Any) -> Any:
+def with_field(t: Trace, record: Traced, name: Traced, value: Traced) -> Traced:
     """The record with one more field, whose name is a compile-time string."""
     return struct(**{**record.fields, unwrap(name): value})
 
 
 @op
-def shape(t: Trace, x: Any, axis: Any = None) -> Any:
+def shape(t: Trace, x: Traced, axis: Traced = None) -> Traced:
     """Extents of a tile as a tuple of constants, or one of them."""
     extents = x.shape if hasattr(x, "shape") and not isinstance(x, tl.tensor) else shape_of(x)
     return tl.constexpr(extents[unwrap(axis)]) if axis is not None else tl.tuple([tl.constexpr(e) for e in extents])

@@ -65,9 +65,10 @@ _current: contextvars.ContextVar[Bill | None] = contextvars.ContextVar("bill", d
 @contextlib.contextmanager
 def billing(arch: int) -> Iterator[Bill]:
     """The bill of the kernel that is traced inside."""
-    token = _current.set(Bill(arch))
+    bill = Bill(arch)
+    token = _current.set(bill)
     try:
-        yield _current.get()  # type: ignore[misc]
+        yield bill
     finally:
         _current.reset(token)
 

@@ -9,12 +9,11 @@ Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import pieces_of, shape_of
@@ -33,14 +32,14 @@ def _across(begin: int, end: int) -> list[list[int]]:
     return [[0, 1 << bit] for bit in range(begin.bit_length() - 1, end.bit_length() - 1)]
 
 
-def _order(rows: int, cols: int) -> Any:
+def _order(rows: int, cols: int) -> gl.SharedLinearLayout:
     """That of accumulators of `rows` × `cols`."""
     together = min(cols, WIDE.value)
     warps = [[1 << bit, 0] for bit in range(BAND.bit_length() - 1, rows.bit_length() - 1)]
     return gl.SharedLinearLayout([*NUMBERS, *THREADS, *_across(8, together), *warps, *_across(together, cols)])
 
 
-def _accumulator(name: str, tile: Any) -> Any:
+def _accumulator(name: str, tile: Traced) -> Traced:
     """The one piece of an fp32 accumulator of 64 rows, or a refusal."""
     pieces = pieces_of(tile)
     if len(pieces) != 1 or not is_fragment(pieces[0]):
@@ -48,13 +47,13 @@ def _accumulator(name: str, tile: Any) -> Any:
     return pieces[0]
 
 
-def _plain(memory: Any) -> bool:
+def _plain(memory: Traced) -> bool:
     """Is it one shared tile or vector of fp32, of one piece?"""
     return isinstance(memory, shared) and len(memory.pieces) == 1 and memory.stages is None and memory.dtype == tl.float32
 
 
 @op
-def store_fragments(t: Trace, memory: Any, tile: Any) -> Any:
+def store_fragments(t: Trace, memory: Traced, tile: Traced) -> Traced:
     """Store an fp32 accumulator of wgmma, 64 rows and a power of two of columns, in the order of its fragments to the memory of a shared tile or vector of as
     many numbers: `fragment_place` says where an element lies. Returns that memory as a vector, for copies of bytes (`store_add_bytes_async`)."""
     accumulator = _accumulator("store_fragments", tile)
@@ -67,7 +66,7 @@ def store_fragments(t: Trace, memory: Any, tile: Any) -> Any:
 
 
 @op
-def as_fragments(t: Trace, memory: Any) -> Any:
+def as_fragments(t: Trace, memory: Traced) -> Traced:
     """The memory of a shared tile or vector as a vector, for copies of bytes of what `store_fragments` stored there."""
     if not _plain(memory):
         raise TileError(f"as_fragments of {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector in fp32")

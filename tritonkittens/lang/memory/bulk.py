@@ -1,13 +1,11 @@
 """Bulk copies of contiguous bytes between global and shared memory, without a tensor map. Source: PTX ISA, cp.async.bulk."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import tma as ptx_tma
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import BULK, unwrap
 from tritonkittens.lang.core.dtypes import itemsize, names_of
 from tritonkittens.lang.core.errors import TileError
@@ -37,7 +35,7 @@ def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
         ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
 
 
-def bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> list[tuple[Any, Any, Any]]:
+def bulk_pieces(t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name: str) -> list[tuple[Traced, Traced, Traced]]:
     """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
     t.require(f"{name} (cp.async.bulk)", "tma")
@@ -67,7 +65,7 @@ def bulk_pieces(t: Trace, vector: Any, pointer: Any, nbytes: Any, name: str) -> 
 
 
 @op
-def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any = None) -> Any:
+def load_bytes_async(t: Trace, dst: Traced, pointer: Traced, arrived: Traced, nbytes: Traced = None) -> None:
     """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`,
     which must expect them.
 
@@ -82,7 +80,7 @@ def load_bytes_async(t: Trace, dst: Any, pointer: Any, arrived: Any, nbytes: Any
 
 
 @op
-def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+def store_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced = None) -> None:
     """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see
     `load_bytes_async`, `store_wait`.
 
@@ -93,7 +91,7 @@ def store_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> A
     t.call(ptx_tma.commit_group)
 
 
-def bulk_sum_type(src: Any, name: str) -> tl.constexpr:
+def bulk_sum_type(src: Traced, name: str) -> tl.constexpr:
     """What PTX calls the numbers of a shared vector that a bulk copy adds."""
     if isinstance(src, shared) and src.dtype not in BULK_SUMS:
         raise TileError(f"{name} of {src.spec!r}: bulk copies add {names_of(BULK_SUMS)} only")
@@ -101,7 +99,7 @@ def bulk_sum_type(src: Any, name: str) -> tl.constexpr:
 
 
 @op
-def store_add_bytes_async(t: Trace, pointer: Any, src: Any, nbytes: Any = None) -> Any:
+def store_add_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced = None) -> None:
     """Start adding `nbytes` bytes (the whole vector if None) of a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and
     atomically: as `store_bytes_async`.
 

@@ -6,15 +6,13 @@ of the CTAs and however few of them run at a time.
 """
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import memory as ptx_memory
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.memory.bulk import bulk_pieces, bulk_sum_type
@@ -24,7 +22,7 @@ INITIALIZING, INITIALIZED = tl.constexpr(1), tl.constexpr(2)
 POLL_NS = 500  # shortest time of one poll of a word
 
 
-def _check_word(t: Trace, name: str, word: Any) -> None:
+def _check_word(t: Trace, name: str, word: Traced) -> None:
     """Raise TileError where `word` is no pointer to int32, or where the architecture has no async proxy."""
     t.require_explicit(name)
     t.require(f"{name} (fence.proxy.async)", "tma")
@@ -52,7 +50,7 @@ def _is_initialized(word):
 
 
 @op
-def is_initialized(t: Trace, word: Any) -> Any:
+def is_initialized(t: Trace, word: Traced) -> Traced:
     """Whether the buffer with this `word` is initialized, so that bulk copies may add to it (see `store_or_add_bytes_async`).
 
     Source: PTX ISA, ld.acquire, fence.proxy.async.
@@ -80,7 +78,7 @@ def _store_or_add(pointer, src, nbytes, word, initialized, KIND: tl.constexpr, P
 
 
 @op
-def store_or_add_bytes_async(t: Trace, pointer: Any, src: Any, word: Any, nbytes: Any = None, initialized: Any = False) -> Any:
+def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, initialized: Traced = False) -> Traced:
     """Start a bulk copy of a shared vector to the buffer at `pointer`: a store by the first caller, an addition by all others.
 
     An addition waits until the buffer is initialized. The copy is committed as a bulk group (see `store_add_bytes_async`).
@@ -113,7 +111,7 @@ def _publish(word, first):
 
 
 @op
-def mark_initialized(t: Trace, word: Any, first: Any) -> Any:
+def mark_initialized(t: Trace, word: Traced, first: Traced) -> None:
     """Wait until the store of the `first` role has arrived, and set the `word` to initialized; nothing in other roles.
 
     `first`: what `store_or_add_bytes_async` returned. Source: PTX ISA, st.release, fence.proxy.async.

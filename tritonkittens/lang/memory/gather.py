@@ -1,11 +1,9 @@
 """Rows of a matrix at row numbers that a register vector holds."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -15,7 +13,7 @@ from tritonkittens.lang.types.global_layout import check_global, rank_of
 from tritonkittens.lang.types.tiles import rt, split
 
 
-def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...], col: Any, name: str) -> list[Any]:
+def _row_numbers(t: Trace, g: Traced, rows: Traced, extent: int, cuts: tuple[int, ...], col: Traced, name: str) -> list[Traced]:
     """Checks of a gather or scatter; the coordinates with a place for the rows."""
     t.require_explicit(name)
     if rank_of(g) < 2:
@@ -32,7 +30,7 @@ def _row_numbers(t: Trace, g: Any, rows: Any, extent: int, cuts: tuple[int, ...]
 
 
 @op
-def gather_rows(t: Trace, src: Any, what: Any, rows: Any, col: Any = 0, fill: Any = 0.0) -> Any:
+def gather_rows(t: Trace, src: Traced, what: Traced, rows: Traced, col: Traced = 0, fill: Traced = 0.0) -> Traced:
     """A register tile of type `what` (rt) whose row i is row `rows[i]` of a global layout; rows and columns outside the tensor read `fill`.
 
     `rows` is an integer vector of one number per row; `col` the coordinate along columns, in tiles: a tuple with the leading coordinates
@@ -47,7 +45,7 @@ def gather_rows(t: Trace, src: Any, what: Any, rows: Any, col: Any = 0, fill: An
 
 
 @op
-def scatter_rows(t: Trace, dst: Any, value: Any, rows: Any, col: Any = 0) -> Any:
+def scatter_rows(t: Trace, dst: Traced, value: Traced, rows: Traced, col: Traced = 0) -> None:
     """Store row i of a register tile as row `rows[i]` of a global layout (rows and columns outside the tensor are not written); see
     `gather_rows`.
 

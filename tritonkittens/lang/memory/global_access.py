@@ -5,14 +5,12 @@ name serves every depth: `load`, `store`, `load_async`, `store_async` look at wh
 """
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import BULK, unwrap
 from tritonkittens.lang.core.dtypes import constant, itemsize, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -51,7 +49,7 @@ def _both(a, b):
     return a & b
 
 
-def _coordinates(t: Trace, g: Any, coord: Any, what: str, sequences: bool = False) -> list[Any]:
+def _coordinates(t: Trace, g: Traced, coord: Traced, what: str, sequences: bool = False) -> list[Traced]:
     """As a list, where `sequences` are allowed with one in front of the others."""
     coord = unwrap(coord)
     coord = list(coord) if isinstance(coord, (tuple, list, tl.tuple)) else [coord]
@@ -65,7 +63,7 @@ def _coordinates(t: Trace, g: Any, coord: Any, what: str, sequences: bool = Fals
     return coord
 
 
-def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
+def _base(t: Trace, g: Traced, coord: list[Traced], kept: int) -> tuple[Traced, Traced]:
     """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
     pointer, exists = g.pointer, None
     for c, extent, stride in zip(coord[:-kept], *_pitch(t, g, len(coord)), strict=False):
@@ -76,11 +74,11 @@ def _base(t: Trace, g: Any, coord: list[Any], kept: int) -> tuple[Any, Any]:
     return pointer, exists
 
 
-def _start(t: Trace, c: Any, extent: int) -> Any:
+def _start(t: Trace, c: Traced, extent: int) -> Traced:
     return t.method(t.scalar(c), "__mul__", extent)
 
 
-def _pitch(t: Trace, g: Any, rank: int) -> tuple[list[Any], list[Any]]:
+def _pitch(t: Trace, g: Traced, rank: int) -> tuple[list[Traced], list[Traced]]:
     """Extents and strides of the last `rank` dimensions, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
     extents, strides = extents_of(g)[-rank:], strides_of(g)[-rank:]
     unit = max(1, BULK // itemsize(g.pointer.dtype.element_ty))
@@ -91,7 +89,7 @@ def _pitch(t: Trace, g: Any, rank: int) -> tuple[list[Any], list[Any]]:
     return extents, strides
 
 
-def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> list[tuple[Any, Any]]:
+def _access(t: Trace, g: Traced, tile: Traced, coord: list[Traced], rows: Traced = None) -> list[tuple[Traced, Traced]]:
     """For every piece of a register tile or vector its pointers into the tensor and the mask of what lies inside it.
 
     `rows`: a vector of row numbers in place of the coordinate along rows.
@@ -123,7 +121,7 @@ def _access(t: Trace, g: Any, tile: Any, coord: list[Any], rows: Any = None) -> 
     return out if exists is None else [(p, t.call(_both, m, exists)) for p, m in out]
 
 
-def _frame(t: Trace, dst: shared) -> Any:
+def _frame(t: Trace, dst: shared) -> Traced:
     """An int32 tile of the shape of a shared one, laid out for coalesced access to elements of its type."""
     if len(dst.axes) == 1:
         return assemble(dst.axes, [t.full((n,), 0, tl.int32, vector_layout(t)) for n in dst.axes[0]])
@@ -131,13 +129,13 @@ def _frame(t: Trace, dst: shared) -> Any:
     return assemble(dst.axes, [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]])
 
 
-def _same_type(g: Any, dtype: Any, what: str) -> None:
+def _same_type(g: Traced, dtype: tl.dtype, what: str) -> None:
     have = g.pointer.dtype.element_ty
     if have != dtype:
         raise TileError(f"{what} and a tensor of {name_of(have)}: element types differ; cast in registers")
 
 
-def _register_type(what: Any, name: str) -> TileType:
+def _register_type(what: Traced, name: str) -> TileType:
     what = unwrap(what)
     if isinstance(what, st):
         return rt(what.dtype, what.rows, what.cols, "memory")
@@ -147,14 +145,14 @@ def _register_type(what: Any, name: str) -> TileType:
     return what
 
 
-def _fill(fill: Any, dtype: Any, name: str) -> Any:
+def _fill(fill: Traced, dtype: tl.dtype, name: str) -> Traced:
     if not isinstance(fill, (bool, int, float, tl.tensor)):
         raise TileError(f"{name}(fill={fill!r}): must be a number or a scalar")
     fill = constant(fill, dtype, f"{name}(fill=…)")
     return float(fill) if dtype.is_floating() and not isinstance(fill, tl.tensor) else fill
 
 
-def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any = None, name: str = "load") -> Any:
+def _load_global(t: Trace, g: Traced, coord: Traced, what: Traced, fill: Traced, rows: Traced = None, name: str = "load") -> Traced:
     spec = _register_type(what, name)
     _same_type(g, spec.dtype, f"{name} of {spec!r}")
     coord = _coordinates(t, g, coord, f"{name} of {spec!r}", sequences=rows is None)
@@ -168,8 +166,8 @@ def _load_global(t: Trace, g: Any, coord: Any, what: Any, fill: Any, rows: Any =
 
 @op
 def load(
-    t: Trace, src: Any, what: Any = None, coord: Any = None, fill: Any = 0.0, layout: Any = "mma", like: Any = None, fenced: Any = False,
-) -> Any:  # fmt: skip
+    t: Trace, src: Traced, what: Traced = None, coord: Traced = None, fill: Traced = 0.0, layout: Traced = "mma", like: Traced = None, fenced: Traced = False,
+) -> Traced:  # fmt: skip
     """A register tile from where it lives.
 
     A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, by a fence in each of them; other
@@ -194,7 +192,7 @@ def load(
 
 
 @op
-def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
+def load_scalar(t: Trace, src: Traced, coord: Traced) -> Traced:
     """One element of a global layout (coordinates, one for each dimension) or of a shared vector (an index), a scalar; it must lie inside."""
     if isinstance(src, shared):
         if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
@@ -206,7 +204,7 @@ def load_scalar(t: Trace, src: Any, coord: Any) -> Any:
     return t.call(gl.load if t.explicit else "load", _element(t, src, coord, "load_scalar"))
 
 
-def _element(t: Trace, src: Any, coord: Any, what: str) -> Any:
+def _element(t: Trace, src: Traced, coord: Traced, what: str) -> Traced:
     check_global(src, what)
     pointer = src.pointer
     for c, stride in zip(_coordinates(t, src, coord, what), strides_of(src), strict=True):
@@ -215,13 +213,13 @@ def _element(t: Trace, src: Any, coord: Any, what: str) -> Any:
 
 
 @op
-def pointer_to(t: Trace, src: Any, coord: Any) -> Any:
+def pointer_to(t: Trace, src: Traced, coord: Traced) -> Traced:
     """The address of one element of a global layout (coordinates, one for each dimension), or of many, where a coordinate is a block of numbers."""
     return _element(t, src, coord, "pointer_to")
 
 
 @op
-def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
+def store(t: Trace, dst: Traced, value: Traced, coord: Traced = None) -> Traced:
     """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
     written).
 
@@ -246,7 +244,7 @@ def store(t: Trace, dst: Any, value: Any, coord: Any = None) -> Any:
 
 
 @op
-def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
+def load_into(t: Trace, dst: Traced, src: Traced, coord: Traced, fill: Traced = 0.0) -> None:
     """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read
     `fill`.
 
@@ -263,6 +261,6 @@ def load_into(t: Trace, dst: Any, src: Any, coord: Any, fill: Any = 0.0) -> Any:
     _load_into(t, dst, src, coord, unwrap(fill), what)
 
 
-def _load_into(t: Trace, dst: shared, src: Any, coord: list[Any], fill: Any, what: str) -> None:
+def _load_into(t: Trace, dst: shared, src: Traced, coord: list[Traced], fill: Traced, what: str) -> None:
     frame, fill = _frame(t, dst), _fill(fill, dst.dtype, what)
     store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op, tma
+from tritonkittens.lang.core.backend import Trace, Traced, op, tma
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import from_torch, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -24,7 +23,7 @@ from tritonkittens.launch import Im2colSpec, check_im2col
 MAX_OFFSET = {3: (1 << 16) - 1, 4: (1 << 8) - 1, 5: (1 << 5) - 1}
 
 
-def _ints(values: Any, name: str) -> tuple[int, ...]:
+def _ints(values: tuple[int, ...], name: str) -> tuple[int, ...]:
     try:
         return tuple(operator.index(v) for v in values)
     except TypeError:
@@ -32,7 +31,7 @@ def _ints(values: Any, name: str) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _specs(tile: st, rank: int, fill: str, lower: tuple, upper: tuple, element_strides: tuple | None) -> tuple[Im2colSpec, ...]:
+def _specs(tile: st, rank: int, fill: str, lower: tuple[int, ...], upper: tuple[int, ...], element_strides: tuple[int, ...] | None) -> tuple[Im2colSpec, ...]:
     pieces = tile.pieces()
     if len(pieces) != 1:
         raise TileError(f"im2col of {tile!r}: pixels (rows) and channels (columns) must be powers of two")
@@ -75,12 +74,12 @@ class im2col(gl):
         self.specs = _specs(tile, tensor.ndim, fill, *values)  # type: ignore[assignment]  # descriptors of another kind than a gl's
 
 
-def _list(values: Any) -> list[Any]:
+def _list(values: Traced) -> list[Traced]:
     values = unwrap(values)
     return [unwrap(v) for v in values] if isinstance(values, (tuple, list, tl.tuple)) else [values]
 
 
-def _offset(t: Trace, offset: Any, offsets: list[Any], limit: int) -> Any:
+def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Traced:
     """A filter offset as 16 bits."""
     if isinstance(offset, int) and not isinstance(offset, bool):
         if not 0 <= offset <= limit:
@@ -93,7 +92,7 @@ def _offset(t: Trace, offset: Any, offsets: list[Any], limit: int) -> Any:
 
 
 @op
-def load_im2col_async(t: Trace, dst: Any, src: Any, coord: Any, offsets: Any, arrived: Any) -> Any:
+def load_im2col_async(t: Trace, dst: Traced, src: Traced, coord: Traced, offsets: Traced, arrived: Traced) -> None:
     """Start loading a tile of pixels × channels of a `tk.im2col` into shared memory by TMA; it completes on the semaphore `arrived`, which must
     expect its bytes.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -16,7 +15,7 @@ from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.inline_ptx.tensormap import parameter_address
-from tritonkittens.lang.core.backend import Trace
+from tritonkittens.lang.core.backend import Trace, Traced
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import itemsize
 from tritonkittens.lang.core.errors import TileError
@@ -89,7 +88,7 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
     return tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends)) * lines
 
 
-def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Callable[[st], list[int]], arrived: semaphore, policy: Any) -> None:
+def load_slice(t: Trace, dst: shared, src: Traced, coord: list[Traced], maps_of: Callable[[st], list[int]], arrived: semaphore, policy: Traced) -> None:
     """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `maps_of` gives the numbers of the descriptors of a
     part's pieces. `policy`: of L2 for these lines, or None."""
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
@@ -110,8 +109,8 @@ def load_slice(t: Trace, dst: shared, src: Any, coord: list[Any], maps_of: Calla
             place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 
-def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], stretch: Any, corner: list[Any], offset: list[Any], arrived: semaphore,
-               policy: Any, thread: Any) -> None:  # fmt: skip
+def _load_part(t: Trace, dst: shared, src: Traced, part: st, numbers: list[int], stretch: Traced, corner: list[Traced], offset: list[Traced],
+               arrived: semaphore, policy: Traced, thread: Traced) -> None:  # fmt: skip
     """Load a part, `offset` (bytes, rows, columns) behind the beginning of its stretch."""
     address = t.method(stretch, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
@@ -123,8 +122,8 @@ def _load_part(t: Trace, dst: shared, src: Any, part: st, numbers: list[int], st
 
 
 def load_by_address(
-    t: Trace, dst: shared, src: Any, copies: list[tuple[Any, list[Any], Any]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Any,
-    policy: Any,
+    t: Trace, dst: shared, src: Traced, copies: list[tuple[Traced, list[Traced], Traced]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Traced,
+    policy: Traced,
 ) -> None:  # fmt: skip
     """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents, into the blocks whose bit is set in `mask` (None:
     this one), on the same barrier of each. `policy`: of L2 for these lines, or None."""
@@ -141,7 +140,7 @@ def load_by_address(
                None if dst.alone and unwrap(mask) is None else role_thread(t))
 
 
-def _parameter(t: Trace, src: Any, number: int) -> Any:
+def _parameter(t: Trace, src: Traced, number: int) -> Traced:
     """The address of descriptor `number` of a global layout."""
     first = unwrap(getattr(src, "parameter", ()))
     if not isinstance(first, int):
@@ -149,8 +148,8 @@ def _parameter(t: Trace, src: Any, number: int) -> Any:
     return t.call(parameter_address, first + number * (1 + 2 * rank_of(src)))
 
 
-def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Any, place: list[Any], source: Any, arrived: semaphore, mask: Any,
-           policy: Any, thread: Any) -> None:  # fmt: skip
+def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Traced, place: list[Traced], source: Traced, arrived: semaphore, mask: Traced,
+           policy: Traced, thread: Traced) -> None:  # fmt: skip
     """The copies of a piece, which the thread issues that is number 0 by `thread`; None: one of the block's first warp."""
     for column, coordinates in _copies(t, width, swizzle, size, place):
         destination = t.method(address, "__add__", column * rows * size)
@@ -161,7 +160,7 @@ def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: An
         t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
 
 
-def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Any]) -> Iterator[tuple[int, Any]]:
+def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Traced]) -> Iterator[tuple[int, Traced]]:
     """(first column, coordinates, the fastest first) of each copy that moves a tile at a place: one wider than its swizzle lies in memory as blocks of columns,
     each of all its rows, and each is a copy."""
     for column in range(0, width, swizzle // size if swizzle else width):
@@ -174,7 +173,7 @@ def _issue_prefetch(map, coordinates, thread):
         ptx_tma.prefetch_tensor(map, coordinates, issuer="thread")
 
 
-def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Any], src: Any, number: int) -> None:
+def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Traced], src: Traced, number: int) -> None:
     """Have L2 fetch what the copies would load that descriptor `number` of a global layout makes, `width` columns of elements of `size` bytes."""
     for _, coordinates in _copies(t, width, swizzle, size, place):
         t.call(_issue_prefetch, _parameter(t, src, number), coordinates, role_thread(t))

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, base_value, gl, op
+from tritonkittens.lang.core.backend import Semantic, Trace, Traced, base_type, base_value, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import itemsize
 from tritonkittens.lang.core.errors import TileError
@@ -22,7 +23,7 @@ VECTOR = 16  # bytes that a thread reads or writes at a time
 
 
 class shared_type(type_of_members):
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool,
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[base_type, ...], whole: bool,
                  loaders: int = 1, together: bool = False, alone: bool = False):
         self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone = loaders, together, alone
@@ -33,7 +34,7 @@ class shared_type(type_of_members):
     def mangle(self) -> str:
         return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_" + self._mangled_members() + "M"
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[shared, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[shared, int]:
         pieces, cursor = self._members_from(handles, cursor)
         return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone), cursor
 
@@ -47,13 +48,13 @@ class shared(base_value):
     issues copies into it, for which the compiler puts no barriers; nobody reads or writes it before what the copies arrive on.
     """
 
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Any, ...], whole: bool = True,
+    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Traced, ...], whole: bool = True,
                  loaders: int = 1, together: bool = False, alone: bool = False):
         self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone = loaders, together, alone
 
     @property
-    def type(self) -> shared_type:  # type: ignore[override]
+    def type(self) -> shared_type:
         return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together, self.alone)
 
     @property
@@ -81,10 +82,10 @@ class shared(base_value):
         return total
 
     @property
-    def __asm_operand__(self) -> Any:
+    def __asm_operand__(self) -> Traced:
         return self.pieces[0] if len(self.pieces) == 1 else self.pieces
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for p in self.pieces:
             p._flatten_ir(handles)
 
@@ -92,7 +93,13 @@ class shared(base_value):
         for i, p in enumerate(self.pieces):
             p._set_name(builder, f"{name}.{i}" if len(self.pieces) > 1 else name)
 
-    def map(self, fn: Any, axes: Any = None, stages: int | None = None, whole: bool | None = None) -> shared:
+    def map(
+        self,
+        fn: Callable[[Traced], Traced],
+        axes: tuple[tuple[int, ...], ...] | None = None,
+        stages: int | None = None,
+        whole: bool | None = None,
+    ) -> shared:
         return self._with(axes=axes or self.axes, stages=stages, pieces=tuple(fn(p) for p in self.pieces), whole=self.whole if whole is None else whole)
 
     def _with(self, **changes: Any) -> shared:
@@ -109,7 +116,7 @@ class shared(base_value):
         """The same memory, whose copies one thread issues (see `alone`)."""
         return self._with(alone=True)
 
-    def __getitem__(self, slot: Any, _semantic: Any = None, _generator: Any = None) -> shared:
+    def __getitem__(self, slot: Traced, _semantic: Semantic = None, _generator: Any = None) -> shared:
         t = Trace(_semantic, _generator)
         if self.stages is None:
             raise TileError(f"{self.spec!r}: this is one tile, not a ring; subtile() makes views")
@@ -132,12 +139,12 @@ class shared(base_value):
         return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
 
 
-def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> Any:
+def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> gl.NVMMASharedLayout:
     """The layout that TMA and wgmma share: `swizzle` bytes, innermost dimension contiguous."""
     return gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, rank=rank)
 
 
-def _pieces_at(t: Trace, spec: st, buffer: Any, slot: Any) -> tuple[Any, ...]:
+def _pieces_at(t: Trace, spec: st, buffer: Traced, slot: Traced) -> tuple[Traced, ...]:
     """The first unit of each piece in a slot of a buffer of (slots · units) × the rows and columns of a unit."""
     first = t.method(t.scalar(slot), "__mul__", _units(spec))
     rows, cols = spec.unit
@@ -155,7 +162,7 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
     lead = [] if stages is None else [stages]
     if isinstance(spec, sv):
         sizes = split(spec.length)
-        pieces: list[Any] = []
+        pieces: list[Traced] = []
         for n in sizes:  # a slot of a ring, which TMA may write to, is as many vectors as keep the next aligned
             rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
             pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
@@ -172,7 +179,7 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
 
 
 @op
-def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
+def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
     """Shared storage for a tile or vector type (`st`, `sv`), or for a ring of `stages` of them. Explicit kernels; before the roles start.
 
     Raises `TileError` with the itemised bill when the block's shared memory is exceeded.
@@ -186,7 +193,7 @@ def allocate(t: Trace, spec: Any, stages: Any = None) -> Any:
 
 
 @op
-def subtile(t: Trace, tile: Any, rows: Any, cols: Any, row: Any = 0, col: Any = 0) -> Any:
+def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0, col: Traced = 0) -> Traced:
     """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants, but
     for `row` of a view that has all columns of a shared tile, one swizzle line, and leaves its atoms whole: that may be a number of the run time.
 
@@ -239,7 +246,7 @@ def _is_one_piece(tile: shared) -> bool:
     return one and list(tile.pieces[0].type.alloc_shape)[-2:] == list(tile.pieces[0].type.shape)
 
 
-def _rows_at(t: Trace, tile: shared, rows: Any, cols: Any, row: Any, col: Any) -> shared:
+def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, col: Traced) -> shared:
     """`subtile` at a `row` of the run time."""
     piece = tile.pieces[0]
     fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
@@ -251,14 +258,14 @@ def _rows_at(t: Trace, tile: shared, rows: Any, cols: Any, row: Any, col: Any) -
     return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)
 
 
-def _keeps_atoms(piece: Any, rows: int, cols: int) -> bool:
+def _keeps_atoms(piece: Traced, rows: int, cols: int) -> bool:
     """Does a view of so many rows and columns leave the swizzle atoms of a piece whole?"""
     line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
     return line * itemsize(piece.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
 
 
 @op
-def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
+def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Traced:
     """View number `index`, of `length` elements each, of a shared vector. Both are compile-time constants; where the vector's length is no power of two, the
     view lies in one of the powers of two that it consists of."""
     length, index = unwrap(length), unwrap(index)
@@ -275,7 +282,7 @@ def subvector(t: Trace, vector: Any, length: Any, index: Any = 0) -> Any:
     raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
 
 
-def load_shared(t: Trace, src: shared, layout: Any, like: Any, fenced: bool = False) -> Any:
+def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool = False) -> Traced:
     """Registers from shared memory, each piece in the layout asked for. `fenced`: a fence of the caller orders the reads before copies into that memory."""
     bill().reads_shared += not fenced
     if src.stages is not None:
@@ -293,7 +300,7 @@ def load_shared(t: Trace, src: shared, layout: Any, like: Any, fenced: bool = Fa
     return assemble(src.axes, [t.call(p.load, layout) for p, layout in zip(src.pieces, layouts, strict=True)])
 
 
-def store_shared(t: Trace, dst: shared, value: Any) -> None:
+def store_shared(t: Trace, dst: shared, value: Traced) -> None:
     """Shared memory from registers; the tile is converted to the destination's element type."""
     if dst.stages is not None:
         raise TileError(f"store to a ring of {dst.spec!r}: take a slot first, ring[slot]")
@@ -305,7 +312,7 @@ def store_shared(t: Trace, dst: shared, value: Any) -> None:
         t.call(d.store, v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype))
 
 
-def _elements(t: Trace, tile: Any, part: Any, parts: Any, what: str) -> tuple[Any, Any]:
+def _elements(t: Trace, tile: Traced, part: Traced, parts: Traced, what: str) -> tuple[Traced, Traced]:
     """(memory with one of the equal parts of a shared tile, how threads hold its elements): 16 bytes one behind the other each."""
     parts = unwrap(parts)
     if not isinstance(tile, shared) or not _is_one_piece(tile):
@@ -319,7 +326,7 @@ def _elements(t: Trace, tile: Any, part: Any, parts: Any, what: str) -> tuple[An
 
 
 @op
-def load_elements(t: Trace, tile: Any, part: Any = 0, parts: Any = 1) -> Any:
+def load_elements(t: Trace, tile: Traced, part: Traced = 0, parts: Traced = 1) -> Traced:
     """Part number `part`, which may be a number of the run time, of `parts` (a constant) of the elements of a shared tile, for what is done to all alike: which
     elements those are and which thread has which is left open, but `store_elements` with the same numbers puts each back in its place, and the parts together
     are the tile. Threads read 16 bytes at a time, without bank conflicts whatever the tile's swizzle."""
@@ -329,14 +336,14 @@ def load_elements(t: Trace, tile: Any, part: Any = 0, parts: Any = 1) -> Any:
 
 
 @op
-def store_elements(t: Trace, tile: Any, values: Any, part: Any = 0, parts: Any = 1) -> None:
+def store_elements(t: Trace, tile: Traced, values: Traced, part: Traced = 0, parts: Traced = 1) -> None:
     """Put what was made of `load_elements(tile, part, parts)` in its place, converted to the tile's element type."""
     memory, _ = _elements(t, tile, part, parts, "store_elements")
     t.call(memory.store, values if values.dtype == tile.dtype else t.method(values, "to", tile.dtype))
 
 
 @op
-def bank_conflicts(t: Trace, tile: Any, register: Any = None) -> Any:
+def bank_conflicts(t: Trace, tile: Traced, register: Traced = None) -> Traced:
     """Extra shared-memory wavefronts an access between `tile` and registers costs (0 is ideal), a compile-time constant.
 
     `register` is a register tile of the same shape, or None for the layout of coalesced global access.

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import TensorMemoryLayout, Trace, allocate_tensor_memory, base_value, op
+from tritonkittens.lang.core.backend import TensorMemoryLayout, Trace, Traced, allocate_tensor_memory, base_type, base_value, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
@@ -14,7 +14,7 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
-    def __init__(self, spec: tt, pieces: tuple[Any, ...]):
+    def __init__(self, spec: tt, pieces: tuple[base_type, ...]):
         self.spec, self.members = spec, pieces
 
     def __repr__(self) -> str:
@@ -23,7 +23,7 @@ class tensor_tile_type(type_of_members):
     def mangle(self) -> str:
         return f"T{self.spec.mangle()}_" + self._mangled_members() + "T"
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[tensor_tile, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[tensor_tile, int]:
         pieces, cursor = self._members_from(handles, cursor)
         return tensor_tile(self.spec, pieces), cursor
 
@@ -31,11 +31,11 @@ class tensor_tile_type(type_of_members):
 class tensor_tile(base_value):
     """A tile in tensor memory, made by `tensor_allocator`; power-of-two column pieces behind one tile."""
 
-    def __init__(self, spec: tt, pieces: tuple[Any, ...]):
+    def __init__(self, spec: tt, pieces: tuple[Traced, ...]):
         self.spec, self.pieces = spec, pieces
 
     @property
-    def type(self) -> tensor_tile_type:  # type: ignore[override]
+    def type(self) -> tensor_tile_type:
         return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces))
 
     @property
@@ -51,16 +51,16 @@ class tensor_tile(base_value):
         return ((self.spec.rows,), split(self.spec.cols))
 
     @property
-    def __asm_operand__(self) -> Any:
+    def __asm_operand__(self) -> Traced:
         return self.pieces[0] if len(self.pieces) == 1 else self.pieces
 
-    def fill(self, t: Trace, value: Any) -> tensor_tile:
+    def fill(self, t: Trace, value: Traced) -> tensor_tile:
         """Set every element to `value`."""
         for p in self.pieces:
             t.call(p.store, t.full(tuple(p.shape), value, self.dtype, t.call(p.get_reg_layout)))
         return self
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for p in self.pieces:
             p._flatten_ir(handles)
 
@@ -70,7 +70,7 @@ class tensor_tile(base_value):
 
 
 @op
-def tensor_allocator(t: Trace, spec: Any) -> Any:
+def tensor_allocator(t: Trace, spec: Traced) -> Traced:
     """A tile of tensor memory for the kernel's life (`tt`), released at its end. Raises `TileError` with the bill beyond 512 columns."""
     spec = unwrap(spec)
     if not isinstance(spec, tt):
@@ -100,12 +100,12 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
     return tensor_tile(tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
-def load_tensor_memory(t: Trace, src: tensor_tile) -> Any:
+def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:
     """Registers from tensor memory (tcgen05.ld and its wait)."""
     return assemble(src.axes, [t.call(p.load) for p in src.pieces])
 
 
-def store_tensor_memory(t: Trace, dst: tensor_tile, value: Any) -> None:
+def store_tensor_memory(t: Trace, dst: tensor_tile, value: Traced) -> None:
     """Tensor memory from registers (tcgen05.st and its wait)."""
     if axes_of(value) != dst.axes:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
@@ -115,7 +115,7 @@ def store_tensor_memory(t: Trace, dst: tensor_tile, value: Any) -> None:
 
 
 @op
-def load_max(t: Trace, src: Any) -> Any:
+def load_max(t: Trace, src: Traced) -> Traced:
     """A tensor-memory tile and its row maxima in one instruction (tcgen05.ld.red): (tile, column vector)."""
     if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
         raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")

@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonkittens.arch import WARP
 from tritonkittens.inline_ptx import memory as ptx_memory
-from tritonkittens.lang.core.backend import Trace, async_copy, gl, hopper, op, tma
+from tritonkittens.lang.core.backend import Trace, Traced, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.core.constants import BULK, unwrap
 from tritonkittens.lang.core.dtypes import itemsize, names_of
 from tritonkittens.lang.core.errors import TileError
@@ -33,7 +32,7 @@ REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl
 
 
 @op
-def prefetch(t: Trace, src: Any, what: Any, coord: Any) -> Any:
+def prefetch(t: Trace, src: Traced, what: Traced, coord: Traced) -> Traced:
     """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched.
     sm_80 or newer.
 
@@ -77,7 +76,7 @@ def _requested(number, first, length, extent, STEP: tl.constexpr):
     return first + tl.minimum(number * STEP, there - 1), wanted & (first >= 0) & (there > 0)
 
 
-def _prefetch_by_tma(t: Trace, src: Any, what: st, coord: Any) -> None:
+def _prefetch_by_tma(t: Trace, src: Traced, what: st, coord: Traced) -> None:
     name = f"prefetch of {what!r}"
     pieces = what.pieces()
     places = _piece_places(t, src, coord, what.shape, [(row, col) for row, col, _, _ in pieces], name)
@@ -95,7 +94,7 @@ def _extents(tile: shared) -> list[tuple[int, ...]]:
     return list(itertools.product(*tile.axes))
 
 
-def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
+def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
     """The descriptor for each piece of a shared tile."""
     maps = {}
     for m in g.maps:
@@ -112,7 +111,7 @@ def _tma_maps(t: Trace, g: Any, tile: shared, what: str) -> list[Any]:
     return found
 
 
-def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[tuple[Any, list[Any], Any]]:
+def _tma_copies(t: Trace, g: Traced, tile: shared, coord: Traced, what: str) -> list[tuple[Traced, list[Traced], Traced]]:
     """(descriptor, element coordinates, shared piece) of each copy that moves a shared tile."""
     t.require(f"{what} (TMA)", "tma")
     if tile.stages is not None:
@@ -123,7 +122,7 @@ def _tma_copies(t: Trace, g: Any, tile: shared, coord: Any, what: str) -> list[t
     return list(zip(_tma_maps(t, g, tile, what), places, tile.pieces, strict=True))
 
 
-def _piece_places(t: Trace, g: Any, coord: Any, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str) -> list[list[Any]]:
+def _piece_places(t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str) -> list[list[Traced]]:
     """Element coordinates of each piece of a tile of this shape, from the coordinates of the tile and where in it the pieces begin."""
     sequence, coord = split_sequence(_coordinates(t, g, coord, what, sequences=True))
     check_sequence(g, sequence, len(shape) == 2, what)
@@ -140,7 +139,7 @@ def _piece_places(t: Trace, g: Any, coord: Any, shape: tuple[int, ...], offsets:
     return out
 
 
-def _map_numbers(g: Any, pieces: Sequence[tuple[int, int, int, int]], tile: st, what: str) -> list[int]:
+def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: st, what: str) -> list[int]:
     """The numbers of the descriptors that move these pieces of a tile (row, column, rows, columns)."""
     numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
     wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), tile.piece_swizzle(cols)) for _, _, rows, cols in pieces]
@@ -149,12 +148,12 @@ def _map_numbers(g: Any, pieces: Sequence[tuple[int, int, int, int]], tile: st, 
     return [numbers[w] for w in wanted]
 
 
-def _maps_of_parts(g: Any, tile: shared) -> Callable[[st], list[int]]:
+def _maps_of_parts(g: Traced, tile: shared) -> Callable[[st], list[int]]:
     """Gives the numbers of the descriptors that move the pieces of a block's part of a tile that the cluster loads together."""
     return lambda part: _map_numbers(g, part.pieces(), part, f"load_async of {tile.spec!r} by {tile.loaders} blocks")
 
 
-def _policy(cache_policy: Any, name: str) -> Any:
+def _policy(cache_policy: Traced, name: str) -> Traced:
     cache_policy = unwrap(cache_policy)
     if cache_policy is None:
         return None
@@ -164,7 +163,7 @@ def _policy(cache_policy: Any, name: str) -> Any:
 
 
 @op
-def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, cache_policy: Any = None, multicast: Any = None) -> Any:
+def load_async(t: Trace, dst: Traced, src: Traced, coord: Traced, arrived: Traced = None, cache_policy: Traced = None, multicast: Traced = None) -> Traced:
     """Start copying a tile from global to shared memory, without waiting.
 
     With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by
@@ -202,7 +201,7 @@ def load_async(t: Trace, dst: Any, src: Any, coord: Any, arrived: Any = None, ca
     return None
 
 
-def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
+def _cp_async(t: Trace, dst: shared, src: Traced, coord: Traced) -> None:
     t.require_explicit("load_async")
     t.require_capability("load_async without a semaphore (cp.async)", 80)
     what = f"load_async of {dst.spec!r} without a semaphore"
@@ -220,7 +219,7 @@ def _cp_async(t: Trace, dst: shared, src: Any, coord: Any) -> None:
 
 
 @op
-def load_async_wait(t: Trace, outstanding: Any = 0) -> Any:
+def load_async_wait(t: Trace, outstanding: Traced = 0) -> None:
     """Wait until at most `outstanding` of the role's cp.async tiles are under way, then synchronise the role's threads."""
     t.require_explicit("load_async_wait")
     t.require_capability("load_async_wait (cp.async)", 80)
@@ -228,7 +227,7 @@ def load_async_wait(t: Trace, outstanding: Any = 0) -> Any:
     t.call(gl.barrier)
 
 
-def _store_tma(t: Trace, what: str, fn: Any, dst: Any, src: Any, coord: Any, **options: Any) -> None:
+def _store_tma(t: Trace, what: str, fn: Callable[..., Traced], dst: Traced, src: Traced, coord: Traced, **options: Traced) -> None:
     if not isinstance(src, shared):
         raise TileError(f"{what}: the source must be a shared tile or vector, got {src!r}; tk.store writes registers")
     if src.together:
@@ -239,7 +238,7 @@ def _store_tma(t: Trace, what: str, fn: Any, dst: Any, src: Any, coord: Any, **o
 
 
 @op
-def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = None) -> Any:
+def store_async(t: Trace, dst: Traced, src: Traced, coord: Traced, cache_policy: Traced = None) -> None:
     """Start copying a shared tile to global memory by TMA (committed as a group); what lies outside the tensor is not written.
 
     TMA writes whole pieces of 16 bytes: the innermost extent should be a multiple of 16 bytes, or the rest of the last piece, which lies between the row's end
@@ -249,14 +248,14 @@ def store_async(t: Trace, dst: Any, src: Any, coord: Any, cache_policy: Any = No
     _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=_policy(cache_policy, "store_async"))
 
 
-def _reduce_tma(t: Trace, kind: str, fn: Any, dst: Any, src: Any, coord: Any) -> None:
+def _reduce_tma(t: Trace, kind: str, fn: Callable[..., Traced], dst: Traced, src: Traced, coord: Traced) -> None:
     if isinstance(src, shared) and src.dtype not in REDUCTIONS[kind]:
         raise TileError(f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {names_of(REDUCTIONS[kind])} only")
     _store_tma(t, f"store_{kind}_async", fn, dst, src, coord)
 
 
 @op
-def store_add_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
+def store_add_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
     """Start adding a shared tile (fp32, bf16, fp16, int32) to global memory, element by element and atomically.
 
     Source: PTX ISA, cp.reduce.async.bulk.tensor.
@@ -265,19 +264,19 @@ def store_add_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
 
 
 @op
-def store_min_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
+def store_min_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
     """Start taking the element-wise minimum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
     _reduce_tma(t, "min", tma.async_atomic_min, dst, src, coord)
 
 
 @op
-def store_max_async(t: Trace, dst: Any, src: Any, coord: Any) -> Any:
+def store_max_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
     """Start taking the element-wise maximum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
     _reduce_tma(t, "max", tma.async_atomic_max, dst, src, coord)
 
 
 @op
-def store_wait(t: Trace, outstanding: Any = 0) -> Any:
+def store_wait(t: Trace, outstanding: Traced = 0) -> None:
     """Wait until at most `outstanding` stores of this role are incomplete: their data is in global memory."""
     t.require_explicit("store_wait")
     t.require("store_wait (cp.async.bulk.wait_group)", "tma")
@@ -285,7 +284,7 @@ def store_wait(t: Trace, outstanding: Any = 0) -> Any:
 
 
 @op
-def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
+def store_read_wait(t: Trace, outstanding: Traced = 0) -> None:
     """Wait until at most `outstanding` stores still read their shared tiles, for the whole role: the others' memory may be overwritten."""
     t.require_explicit("store_read_wait")
     t.require("store_read_wait (cp.async.bulk.wait_group)", "tma")
@@ -294,7 +293,7 @@ def store_read_wait(t: Trace, outstanding: Any = 0) -> Any:
 
 
 @op
-def fence_async(t: Trace) -> Any:
+def fence_async(t: Trace) -> None:
     """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before
     Hopper, where neither reads shared memory."""
     t.require_explicit("fence_async")

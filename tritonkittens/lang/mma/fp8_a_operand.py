@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, base_value, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, base_type, base_value, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -29,13 +29,13 @@ _REGISTERS, _LANES, _WARPS = [[8, 0], [0, 4]], [[0, 1], [0, 2], [1, 0], [2, 0], 
 class packed_bytes_type(type_of_members):
     """The type of `packed_bytes`: the element type and the types of its pieces."""
 
-    def __init__(self, dtype: tl.dtype, pieces: tuple[Any, ...]):
+    def __init__(self, dtype: tl.dtype, pieces: tuple[base_type, ...]):
         self.dtype, self.members = dtype, pieces
 
     def mangle(self) -> str:
         return f"B{self.dtype}_{self._mangled_members()}B"
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[packed_bytes, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[packed_bytes, int]:
         pieces, cursor = self._members_from(handles, cursor)
         return packed_bytes(self.dtype, pieces), cursor
 
@@ -43,11 +43,11 @@ class packed_bytes_type(type_of_members):
 class packed_bytes(base_value):
     """A tile of 64 rows of 8-bit floats as products read it from registers: in `pieces` side by side, of words (int32) of four columns each."""
 
-    def __init__(self, dtype: tl.dtype, pieces: tuple[Any, ...]):
+    def __init__(self, dtype: tl.dtype, pieces: tuple[Traced, ...]):
         self.dtype, self.pieces = dtype, pieces
 
     @property
-    def type(self) -> packed_bytes_type:  # type: ignore[override]
+    def type(self) -> packed_bytes_type:
         return packed_bytes_type(self.dtype, tuple(p.type for p in self.pieces))
 
     @property
@@ -58,7 +58,7 @@ class packed_bytes(base_value):
     def shape(self) -> tuple[int, ...]:
         return tuple(sum(a) for a in self.axes)
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for p in self.pieces:
             p._flatten_ir(handles)
 
@@ -68,7 +68,7 @@ class packed_bytes(base_value):
 
 
 @op
-def byte_operand(t: Trace, tile: Any, dtype: Any) -> Any:
+def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
     """An accumulator of wgmma (fp32, 64 rows, columns a multiple of 32) as operand A of 8-bit products, rounded to `dtype` (fp8e4m3 or fp8e5m2, finite values
     beyond its largest become that), its columns in another order: column k is column `byte_operand_column(k)` of the tile. The other operand's depth must have
     the same order."""
@@ -80,7 +80,7 @@ def byte_operand(t: Trace, tile: Any, dtype: Any) -> Any:
     return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
 
 
-def _words(t: Trace, piece: Any, packed: str) -> Any:
+def _words(t: Trace, piece: Traced, packed: str) -> Traced:
     """The words of one piece of an accumulator, by conversions to `packed` pairs."""
     cols = int(unwrap(piece.shape[1]))
     count = cols // 8  # registers of a thread

@@ -15,7 +15,20 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, base_value, gl, hopper, mbarrier, mma_v2, op, tcgen05_commit, tcgen05_mma
+from tritonkittens.lang.core.backend import (
+    DistributedLayout,
+    Trace,
+    Traced,
+    base_type,
+    base_value,
+    gl,
+    hopper,
+    mbarrier,
+    mma_v2,
+    op,
+    tcgen05_commit,
+    tcgen05_mma,
+)
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of, names_of
 from tritonkittens.lang.core.errors import TileError
@@ -34,13 +47,13 @@ OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
 class pending_type(type_of_members):
-    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[base_type, ...], kept: tuple[base_type, ...], groups: int):
         self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
 
     def mangle(self) -> str:
         return f"W{self.groups}_" + self._mangled_members() + "W"
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[pending, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[pending, int]:
         values, cursor = self._members_from(handles, cursor)
         n = len(self.parts)
         return pending(self.axes, values[:n], values[n:], self.groups), cursor
@@ -53,18 +66,18 @@ class pending(base_value):
     `kept` are the register operands that the tensor cores still read, `groups` the wgmma groups that it consists of.
     """
 
-    def __init__(self, axes: Any, parts: tuple[Any, ...], kept: tuple[Any, ...], groups: int):
+    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[Traced, ...], kept: tuple[Traced, ...], groups: int):
         self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
 
     @property
-    def type(self) -> pending_type:  # type: ignore[override]
+    def type(self) -> pending_type:
         return pending_type(self.axes, tuple(p.type for p in self.parts), tuple(k.type for k in self.kept), self.groups)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(sum(a) for a in self.axes)
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         for p in (*self.parts, *self.kept):
             p._flatten_ir(handles)
 
@@ -73,24 +86,24 @@ class pending(base_value):
             p._set_name(builder, name)
 
 
-def _axes(x: Any) -> tuple[tuple[int, ...], ...]:
+def _axes(x: Traced) -> tuple[tuple[int, ...], ...]:
     return x.axes if isinstance(x, (shared, tensor_tile, pending, packed_bytes)) else axes_of(x)
 
 
-def _extents(x: Any) -> list[int]:
+def _extents(x: Traced) -> list[int]:
     return [sum(a) for a in _axes(x)]
 
 
-def _dtype(x: Any) -> Any:
+def _dtype(x: Traced) -> tl.dtype:
     return x.dtype if isinstance(x, (shared, tensor_tile, composite, packed_bytes)) else x.type.element_ty if isinstance(x, pending) else x.dtype
 
 
-def _describe(x: Any) -> str:
+def _describe(x: Traced) -> str:
     place = "shared" if isinstance(x, shared) else "tensor memory" if isinstance(x, tensor_tile) else "registers"
     return f"{'×'.join(map(str, _extents(x)))} {name_of(_dtype(x))} in {place}"
 
 
-def _check(name: str, a: Any, b: Any, acc: Any) -> None:
+def _check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
     """Shapes and element types; `a` and `b` already as M×K and K×N."""
     for what, x in (("A", a), ("B", b)):
         if len(_axes(x)) != 2:
@@ -119,14 +132,14 @@ def _check(name: str, a: Any, b: Any, acc: Any) -> None:
                 raise TileError(f"{name}: operands of {name_of(_dtype(a))} accumulate in {also}{want}{place}, got an accumulator of {name_of(_dtype(acc))}")
 
 
-def _grid(x: Any) -> list[list[Any]]:
+def _grid(x: Traced) -> list[list[Traced]]:
     """Pieces as rows of columns."""
     axes = _axes(x)
     pieces = x.pieces if isinstance(x, (shared, tensor_tile, packed_bytes)) else pieces_of(x)
     return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
-def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bool, bool], wait: bool, sem: Any, add: bool = True) -> Any:
+def _product(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], wait: bool, sem: Traced, add: bool = True) -> Traced:
     """The product in the place of `acc`, or in new registers without one. `add`: does what `acc` holds count?"""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
     _check_places(name, a, acc, transposed)
@@ -150,7 +163,7 @@ def _product(t: Trace, name: str, a: Any, b: Any, acc: Any, transposed: tuple[bo
     return _mma_sync(t, a, b, acc, add)
 
 
-def _check_places(name: str, a: Any, acc: Any, transposed: tuple[bool, bool]) -> None:
+def _check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, bool]) -> None:
     """Where A and the accumulator lie."""
     if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
         what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
@@ -162,12 +175,12 @@ def _check_places(name: str, a: Any, acc: Any, transposed: tuple[bool, bool]) ->
         raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from tensor memory as M×K only: use {name.replace('At', 'A')}, or store A to an st")
 
 
-def _sum_dtype(a: Any, acc: Any) -> Any:
+def _sum_dtype(a: Traced, acc: Traced) -> tl.dtype:
     """The element type of the result: the accumulator's, else what the operands accumulate in."""
     return _dtype(acc) if acc is not None else tl.int32 if _dtype(a) == tl.int8 else tl.float32
 
 
-def _dot(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
+def _dot(t: Trace, a: Traced, b: Traced, acc: Traced, add: bool) -> Traced:
     """Plain Triton: tl.dot, piece by piece."""
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
@@ -183,7 +196,7 @@ def _dot(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
     return assemble((rows, cols), out)
 
 
-def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
+def _warpgroup(t: Trace, acc: Traced, m: int, n: int) -> bool:
     """Does the accumulator belong to whole warpgroups (wgmma)?"""
     if isinstance(acc, pending):
         return True
@@ -191,20 +204,20 @@ def _warpgroup(t: Trace, acc: Any, m: int, n: int) -> bool:
     return all(_version(layout) == 3 for layout in layouts)
 
 
-def _version(layout: Any) -> int | None:
+def _version(layout: DistributedLayout) -> int | None:
     """3 for wgmma accumulators, 2 for mma.sync ones, None for other layouts."""
     return int(layout.version[0]) if isinstance(layout, gl.NVMMADistributedLayout) else None
 
 
-def _for_operands(layout: Any, bits: int) -> Any:
+def _for_operands(layout: DistributedLayout, bits: int) -> DistributedLayout:
     """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same
     elements."""
     shape = [*layout.instr_shape[:2], 256 // bits]
     return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
 
 
-def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], wait: bool,
-           add: bool) -> Any:
+def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Traced, b_stored: Traced, transposed: tuple[bool, bool], wait: bool,
+           add: bool) -> Traced:
     t.require(f"{name} on warpgroup tiles (wgmma)", "wgmma")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
@@ -220,7 +233,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     if whole:
         raw_wgmma.check(name, rows, cols, a, b_stored, transposed[1])
     for i in range(len(rows)):
-        line: list[Any] = []
+        line: list[Traced] = []
         for j in range(len(cols)):
             if before is None:
                 layout = _for_operands(accumulator_layout(t, rows[i], cols[j]), bits)
@@ -257,7 +270,7 @@ def _wgmma(t: Trace, name: str, a: Any, b: Any, acc: Any, a_stored: Any, b_store
     return _wait(t, [result], 0)[0] if wait else result
 
 
-def _check_depth(name: str, a_stored: Any, b_stored: Any, transposed: tuple[bool, bool], unit: str) -> None:
+def _check_depth(name: str, a_stored: Traced, b_stored: Traced, transposed: tuple[bool, bool], unit: str) -> None:
     """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns only."""
     for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
         if isinstance(stored, shared) and not k_major:
@@ -271,12 +284,12 @@ def _is_zero(x):
     return x == 0
 
 
-def _false(t: Trace) -> Any:
+def _false(t: Trace) -> Traced:
     """A condition that no compiler knows to be false. A product whose accumulator is known not to be read gets registers of its own."""
     return t.call(_is_zero, t.call(asm, "mov.u32 $0, %nctaid.x;", "=r", [], tl.int32, is_pure=True))
 
 
-def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
+def _wait(t: Trace, products: list[Traced], outstanding: int) -> list[Traced]:
     deps = [d for p in products for d in (*p.parts, *p.kept)]
     done = t.call(hopper.warpgroup_mma_wait, outstanding, deps=deps)
     done = list(done) if len(deps) > 1 else [done]
@@ -288,7 +301,7 @@ def _wait(t: Trace, products: list[Any], outstanding: int) -> list[Any]:
     return out
 
 
-def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
+def _mma_sync(t: Trace, a: Traced, b: Traced, acc: Traced, add: bool) -> Traced:
     t.require_capability("mma.sync of 8-bit floats", 89) if _dtype(a) in FP8 else None
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
@@ -296,7 +309,7 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
     width = 32 // _dtype(a).primitive_bitwidth
     out = []
 
-    def operand(x: Any, index: int, parent: Any) -> Any:
+    def operand(x: Traced, index: int, parent: Traced) -> Traced:
         layout = gl.DotOperandLayout(operand_index=index, parent=parent, k_width=width)
         if not isinstance(x, gl.shared_memory_descriptor):
             return t.convert(x, layout)
@@ -314,7 +327,7 @@ def _mma_sync(t: Trace, a: Any, b: Any, acc: Any, add: bool) -> Any:
     return assemble((rows, cols), out)
 
 
-def _tcgen05(t: Trace, name: str, a: Any, b: Any, acc: tensor_tile, wait: bool, sem: Any, add: bool) -> tensor_tile:
+def _tcgen05(t: Trace, name: str, a: Traced, b: Traced, acc: tensor_tile, wait: bool, sem: Traced, add: bool) -> tensor_tile:
     t.require(f"{name} into tensor memory (tcgen05)", "tcgen05")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
@@ -344,17 +357,17 @@ def _finish_tcgen05(t: Trace) -> None:
     t.call(mbarrier.invalidate, done)
 
 
-def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Any, Any]:
+def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., Traced], Callable[..., Traced]]:
     a, b = "KM" if transposed[0] else "MK", "NK" if transposed[1] else "KN"
     shapes = f"A is {a[0]}×{a[1]}, B is {b[0]}×{b[1]}"
 
-    def mma(t: Trace, a: Any, b: Any, acc: Any, wait: Any = True, arrived: Any = None) -> Any:
+    def mma(t: Trace, a: Traced, b: Traced, acc: Traced, wait: Traced = True, arrived: Traced = None) -> Traced:
         if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
             raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and "
                             f"mma_wait")
         return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
 
-    def mm(t: Trace, a: Any, b: Any, wait: Any = True, into: Any = None) -> Any:
+    def mm(t: Trace, a: Traced, b: Traced, wait: Traced = True, into: Traced = None) -> Traced:
         return _product(t, f"mm_{suffix}", a, b, into, transposed, bool(unwrap(wait)), None, add=unwrap(into) is None)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
@@ -375,7 +388,7 @@ mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
 
 
 @op
-def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
+def mma_wait(t: Trace, *products: Traced, leave: Traced = ()) -> Traced:
     """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under
     way.
 
@@ -391,7 +404,7 @@ def mma_wait(t: Trace, *products: Any, leave: Any = ()) -> Any:
     return out[0] if len(out) == 1 else tl.tuple(out)
 
 
-def _begun(t: Trace, acc: Any, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:
+def _begun(t: Trace, acc: Traced, dtype: Traced, value: Callable[[Traced, Traced], Traced]) -> Traced:
     """`acc` as an accumulator under way, where the unit has such: of each piece `value(piece, layout)`, in the layout for operands of type `dtype`."""
     if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
         return acc
@@ -401,7 +414,7 @@ def _begun(t: Trace, acc: Any, dtype: Any, value: Callable[[Any, Any], Any]) -> 
 
 
 @op
-def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
+def mma_begin(t: Trace, acc: Traced, dtype: Traced = None) -> Traced:
     """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as
     it is.
 
@@ -411,7 +424,7 @@ def mma_begin(t: Trace, acc: Any, dtype: Any = None) -> Any:
 
 
 @op
-def mma_zero(t: Trace, home: Any, dtype: Any = None) -> Any:
+def mma_zero(t: Trace, home: Traced, dtype: Traced = None) -> Traced:
     """`mma_begin` of zeros in `home`, a tile's type or a tile of tensor memory, for operands of type `dtype`.
 
     Of `mma_begin(zero(home), dtype)` the compiler does not know that the first product of 8-bit operands need not read it: where that is several instructions
@@ -421,7 +434,7 @@ def mma_zero(t: Trace, home: Any, dtype: Any = None) -> Any:
 
 
 @op
-def mma_retire(t: Trace, acc: Any) -> Any:
+def mma_retire(t: Trace, acc: Traced) -> Traced:
     """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an
     accumulator in flight.
 

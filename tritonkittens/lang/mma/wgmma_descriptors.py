@@ -6,14 +6,12 @@ again. The instruction takes any multiple of 8 columns: where B's pieces lie one
 """
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import wgmma as ptx_wgmma
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, hopper
+from tritonkittens.lang.core.backend import Trace, Traced, hopper
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
@@ -23,7 +21,7 @@ MAX_COLUMNS = 256
 STEP_BYTES = 32  # of depth that an instruction takes
 
 
-def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Any, b_stored: shared, transposed_b: bool) -> None:
+def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Traced, b_stored: shared, transposed_b: bool) -> None:
     """Raise `TileError` unless A (M × K, in pieces of these rows) times the stored contiguous B can be single instructions."""
     n_by_k = b_stored.spec.rows_in_pieces
     if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
@@ -41,20 +39,20 @@ def _forward(descriptor, OFFSET: tl.constexpr):
     return descriptor + OFFSET
 
 
-def _operand(t: Trace, piece: Any, k_axis: int) -> tuple[Any, Any]:
+def _operand(t: Trace, piece: Traced, k_axis: int) -> tuple[Traced, Traced]:
     operand = ptx_wgmma.shared_operand(piece, k_axis)
     address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
     return operand, t.call(_descriptor, address, tl.constexpr(operand.constant))
 
 
-def _registers(accumulator: Any) -> Any:
+def _registers(accumulator: Traced) -> Traced:
     """An accumulator that may be under way as a tile."""
     if isinstance(accumulator, hopper.warpgroup_mma_accumulator):
         return tl.tensor(accumulator.handle, accumulator.type.tensor_type)
     return accumulator
 
 
-def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any, k_axis: int) -> list[Any]:
+def multiply(t: Trace, a: Traced, b: Traced, accumulators: list[Traced], adds: Traced, k_axis: int) -> list[Traced]:
     """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored, its depth along `k_axis`, the
     accumulators' columns one behind the other. `adds`: are they read? (A constant, or a run-time condition.)
     """
@@ -69,7 +67,7 @@ def multiply(t: Trace, a: Any, b: Any, accumulators: list[Any], adds: Any, k_axi
     return [t.call(hopper.warpgroup_mma_init, tile) for tile in tiles]
 
 
-def multiply_words(t: Trace, a: packed_bytes, b: list[Any], accumulator: Any, adds: Any) -> Any:
+def multiply_words(t: Trace, a: packed_bytes, b: list[Traced], accumulator: Traced, adds: Traced) -> Traced:
     """accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces as wide as those of A, as they are stored (N × K)."""
     tile = t.call(ptx_wgmma.fence, _registers(accumulator))
     for words, piece in zip(a.pieces, b, strict=True):

@@ -6,33 +6,32 @@ tiles take one for every column of a thread, which the compiler keeps across a l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, gl
+from tritonkittens.lang.core.backend import Trace, Traced, gl
 from tritonkittens.lang.core.constants import unwrap
 
 ROWS = 64
 HALVES = 2  # rows of a thread in an accumulator of 64 rows
 
 
-def is_fragment(piece: Any) -> bool:
+def is_fragment(piece: Traced) -> bool:
     """Is it an fp32 accumulator of 64 rows of one warpgroup?"""
     layout = getattr(piece.type, "layout", None)
     return (isinstance(layout, gl.NVMMADistributedLayout) and list(unwrap(layout.version)) == [3, 0] and list(unwrap(layout.warps_per_cta)) == [4, 1]
             and int(unwrap(piece.shape[0])) == ROWS and piece.dtype == tl.float32)
 
 
-def keep_between(t: Trace, piece: Any, lower: Any, upper: Any, fill: float) -> Any:
+def keep_between(t: Trace, piece: Traced, lower: Traced, upper: Traced, fill: float) -> Traced:
     """The elements whose column is at least `lower` and below `upper` (int32, one for each row, None for no bound), the others `fill`."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     return in_place(t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds)
 
 
-def in_place(t: Trace, piece: Any, text: Callable[[int], str], constraint: str, of_rows: list[Any]) -> Any:
+def in_place(t: Trace, piece: Traced, text: Callable[[int], str], constraint: str, of_rows: list[Traced]) -> Traced:
     """An accumulator after assembly that works in place on the elements of a thread, $0 …: behind them stand the operands again, then two registers, for two
     rows, of each vector in `of_rows`. `text` makes it for so many elements."""
     elements = int(unwrap(piece.shape[1])) // 2

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -17,7 +16,7 @@ from tritonkittens.lang.register.construction import _column, _row
 from tritonkittens.lang.register.elementwise import _add, _div, _eq, _ge, _gt, _le, _lt, _mul, _ne, _sub, refuse_fp8
 
 
-def _check(name: str, x: Any, v: Any, axis: int) -> None:
+def _check(name: str, x: Traced, v: Traced, axis: int) -> None:
     if len(axes_of(x)) != 2:
         raise TileError(f"{name}: the first operand has shape {list(shape_of(x))}; it must be a tile of two axes")
     if axes_of(v) != (axes_of(x)[axis],):
@@ -26,7 +25,7 @@ def _check(name: str, x: Any, v: Any, axis: int) -> None:
                         f"got {list(shape_of(v))}")
 
 
-def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
+def combine(t: Trace, name: str, fn: Callable[..., Traced], x: Traced, v: Traced, axis: int) -> Traced:
     """`fn(piece, vector broadcast along the other axis)` for every piece; axis 0: one value per row, 1: one value per column."""
     _check(name, x, v, axis)
     axes, pieces, vectors = axes_of(x), pieces_of(x), pieces_of(v)
@@ -40,8 +39,8 @@ def combine(t: Trace, name: str, fn: Any, x: Any, v: Any, axis: int) -> Any:
     return assemble(axes, out)
 
 
-def _broadcast_op(name: str, fn: Any, symbol: str, axis: int) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any, v: Any) -> Any:
+def _broadcast_op(name: str, fn: Callee, symbol: str, axis: int) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced, v: Traced) -> Traced:
         refuse_fp8(name, x, v)
         return combine(t, name, in_fp32(t, lambda p, w: t.call(fn, p, w)), x, v, axis)
 
@@ -66,12 +65,12 @@ eq_row, eq_col = _broadcast_op("eq_row", _eq, "=", 0), _broadcast_op("eq_col", _
 ne_row, ne_col = _broadcast_op("ne_row", _ne, "≠", 0), _broadcast_op("ne_col", _ne, "≠", 1)
 
 
-def _spread(t: Trace, piece: Any, vector: Any) -> Any:
+def _spread(t: Trace, piece: Traced, vector: Traced) -> Traced:
     return t.call("broadcast_to", vector, tuple(int(unwrap(n)) for n in piece.shape))
 
 
 @op
-def broadcast_row(t: Trace, x: Any, v: Any) -> Any:
+def broadcast_row(t: Trace, x: Traced, v: Traced) -> Traced:
     """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every row holds the row's value of the column vector
     `v` (rows).
     """
@@ -79,7 +78,7 @@ def broadcast_row(t: Trace, x: Any, v: Any) -> Any:
 
 
 @op
-def broadcast_col(t: Trace, x: Any, v: Any) -> Any:
+def broadcast_col(t: Trace, x: Traced, v: Traced) -> Traced:
     """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every column holds the column's value of the row
     vector `v` (cols).
     """
@@ -91,8 +90,8 @@ def _exp2_affine(x, v, scale):
     return tl.exp2(x * scale - v)
 
 
-def _exp2_op(name: str, axis: int) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any, scale: Any, v: Any) -> Any:
+def _exp2_op(name: str, axis: int) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced, scale: Traced, v: Traced) -> Traced:
         if dtype_of(x) != tl.float32:
             raise TileError(f"{name}: needs an fp32 tile, got {name_of(dtype_of(x))}")
         return combine(t, name, lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, axis)

@@ -1,13 +1,11 @@
 """Numbers that compilers know nothing of, to keep arithmetic where it is written."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 
 
 @triton.jit
@@ -16,13 +14,12 @@ def _coordinate(AXIS: tl.constexpr):
 
 
 @op
-def opaque_zero(t: Trace, axis: Any = "y") -> Any:
-    """Zero, which the compiler cannot tell: the block's coordinate along an `axis` that the grid of a template does not have (nor may that of another kernel
-    which calls this), "y" or "z", two zeros that it cannot tell from each other either. What an index or address it is added to leads to is computed where it
-    is used, and not once for a whole loop, to be held in registers that accumulators need.
+def opaque_zero(t: Trace, axis: Traced = "y") -> Traced:
+    """Zero, which the compiler does not know to be zero: the block's coordinate along an `axis` ("y" or "z") that the grid of a template does not have. Another
+    kernel that calls this must not have it either. An address to which it is added is computed where it is used, and not once before a loop, to be held in
+    registers that accumulators need.
 
-    It is in a uniform register. With a zero made of the number of an iteration, which ptxas may count in a vector register, descriptors are in vector registers
-    too, and in front of every wgmma is a move to a uniform one: the backward of attention of dimension 64 was 4 to 10 % slower so on the H200 under a causal
-    mask (`bench/results/attention_variants.json`).
+    The zero is in a uniform register. A zero computed from an iteration's number may be in a vector register; then descriptors are too, and every wgmma needs a
+    move to a uniform register (measured: docs/notes/attention_backward.md).
     """
     return t.call(_coordinate, axis)

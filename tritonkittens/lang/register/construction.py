@@ -1,13 +1,11 @@
 """Making register tiles: fills, ranges, layout changes, and `apply`."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import DistributedLayout, Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import constant, itemsize, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -18,7 +16,7 @@ WARPGROUP = 4  # warps
 MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
 
 
-def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
+def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
     """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
     if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.chip.wgmma:
         warps_m = min(t.num_warps, rows // 16)
@@ -27,34 +25,34 @@ def accumulator_layout(t: Trace, rows: int, cols: int) -> Any:
     return warp_layout(t, rows)
 
 
-def warp_layout(t: Trace, rows: int) -> Any:
+def warp_layout(t: Trace, rows: int) -> DistributedLayout:
     """Accumulator layout of mma.sync: every warp computes 16×8 tiles."""
     warps_m = min(t.num_warps, max(1, rows // 16))
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
 
 
-def is_accumulator(t: Trace, piece: Any) -> bool:
+def is_accumulator(t: Trace, piece: Traced) -> bool:
     """Does a piece of a register tile lie as the tensor cores leave it?"""
     return t.explicit and isinstance(piece.type.layout, gl.NVMMADistributedLayout)
 
 
-def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> Any:
+def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> DistributedLayout:
     """Layout for global access: every thread holds 16 bytes of a row, neighbours hold neighbouring pieces."""
     vector = min(cols, max(1, 16 // itemsize))
     lanes = min(32, max(1, cols // vector))
     return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [t.num_warps, 1], [1, 0])
 
 
-def row_layout(t: Trace, cols: int) -> Any:
+def row_layout(t: Trace, cols: int) -> DistributedLayout:
     """One row a thread: the layout of tensor-memory loads (32x32b)."""
     return gl.BlockedLayout([1, cols], [32, 1], [t.num_warps, 1], [0, 1])
 
 
-def vector_layout(t: Trace) -> Any:
+def vector_layout(t: Trace) -> DistributedLayout:
     return gl.BlockedLayout([1], [32], [t.num_warps], [0])
 
 
-def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> Any:
+def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> DistributedLayout | None:
     """Layout of one power-of-two piece of a register tile of layout kind "mma", "row" or "memory"."""
     if not t.explicit:
         return None
@@ -65,7 +63,7 @@ def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> An
     return accumulator_layout(t, rows, cols)
 
 
-def _tile_type(what: Any, dtype: Any) -> Any:
+def _tile_type(what: Traced, dtype: Traced) -> TileType:
     what, dtype = unwrap(what), unwrap(dtype)
     if isinstance(what, (rt, rv, col_vec, row_vec, tt)):
         return what
@@ -75,7 +73,7 @@ def _tile_type(what: Any, dtype: Any) -> Any:
     raise TileError(f"{what!r}: give a register type (rt, rv, col_vec, row_vec) or a shape of one or two extents")
 
 
-def _layouts(t: Trace, what: Any) -> tuple[tuple[tuple[int, ...], ...], list[Any]]:
+def _layouts(t: Trace, what: TileType) -> tuple[tuple[tuple[int, ...], ...], list[DistributedLayout | None]]:
     """How a register type is split along each axis, and the register layout of each piece (None outside explicit kernels)."""
     if isinstance(what, rv):
         lengths = split(what.length)
@@ -91,7 +89,7 @@ def _layouts(t: Trace, what: Any) -> tuple[tuple[tuple[int, ...], ...], list[Any
     return (axes[what.axis],), [gl.SliceLayout(1 - what.axis, piece) if t.explicit else None for piece in first]
 
 
-def make(t: Trace, what: Any, value: Any) -> Any:
+def make(t: Trace, what: TileType, value: Traced) -> Traced:
     """A register tile or vector of type `what` with every element `value`."""
     value = constant(unwrap(value), what.dtype, f"fill of {what!r}")
     axes, layouts = _layouts(t, what)
@@ -100,7 +98,7 @@ def make(t: Trace, what: Any, value: Any) -> Any:
 
 
 @op
-def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
+def full(t: Trace, what: Traced, value: Traced, dtype: Traced = None) -> Traced:
     """A register tile or vector filled with `value`, a number or a run-time scalar.
 
     `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by
@@ -110,7 +108,7 @@ def full(t: Trace, what: Any, value: Any, dtype: Any = None) -> Any:
 
 
 @op
-def zero(t: Trace, what: Any, dtype: Any = None) -> Any:
+def zero(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
     """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves
     both homes.
     """
@@ -119,32 +117,32 @@ def zero(t: Trace, what: Any, dtype: Any = None) -> Any:
 
 
 @op
-def one(t: Trace, what: Any, dtype: Any = None) -> Any:
+def one(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
     """A register tile or vector of ones; see `full`."""
     return make(t, _tile_type(what, dtype), 1)
 
 
 @op
-def pos_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+def pos_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
     """A register tile or vector of +∞; see `full`."""
     return make(t, _tile_type(what, dtype), float("inf"))
 
 
 @op
-def neg_infty(t: Trace, what: Any, dtype: Any = None) -> Any:
+def neg_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
     """A register tile or vector of −∞; see `full`."""
     return make(t, _tile_type(what, dtype), float("-inf"))
 
 
 @op
-def full_like(t: Trace, x: Any, value: Any, dtype: Any = None) -> Any:
+def full_like(t: Trace, x: Traced, value: Traced, dtype: Traced = None) -> Traced:
     """A tile or vector of the shape and layout of `x`, filled with `value`."""
     dtype = unwrap(dtype) or pieces_of(x)[0].dtype
     value = constant(unwrap(value), dtype, f"full_like(dtype={name_of(dtype)})")
     return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype, getattr(p.type, "layout", None)), x)
 
 
-def indices(t: Trace, x: Any, axis: int, start: Any = 0) -> list[Any]:
+def indices(t: Trace, x: Traced, axis: int, start: Traced = 0) -> list[Traced]:
     """For every piece of the tile `x` (row-major) the global index along `axis` as a vector, offset by `start`."""
     axes = axes_of(x)
     pieces = pieces_of(x)
@@ -170,12 +168,12 @@ def _row(v):
     return v[None, :]
 
 
-def index_tiles(t: Trace, x: Any, row: Any, col: Any) -> tuple[list[Any], list[Any]]:
+def index_tiles(t: Trace, x: Traced, row: Traced, col: Traced) -> tuple[list[Traced], list[Traced]]:
     """For every piece of `x` its row indices (n, 1) and column indices (1, m), with the tile's global origin (row, col)."""
     return [t.call(_column, v) for v in indices(t, x, 0, row)], [t.call(_row, v) for v in indices(t, x, 1, col)]
 
 
-def vector_indices(t: Trace, v: Any, start: Any = 0) -> list[Any]:
+def vector_indices(t: Trace, v: Traced, start: Traced = 0) -> list[Traced]:
     """For every piece of the vector `v` the index of its elements, offset by `start`."""
     out, n0 = [], 0
     for piece, n in zip(pieces_of(v), axes_of(v)[0], strict=True):
@@ -186,7 +184,7 @@ def vector_indices(t: Trace, v: Any, start: Any = 0) -> list[Any]:
 
 
 @op
-def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
+def iota(t: Trace, x: Traced, axis: Traced = 1, start: Traced = 0) -> Traced:
     """An int32 tile or vector whose elements are their index along `axis` (0 rows, 1 columns; a vector has one), counted from `start`.
 
     `x` is a register type (`tk.rt(tk.fp32, 64, 96)`) or a tile or vector whose shape and layout the result takes.
@@ -204,7 +202,7 @@ def iota(t: Trace, x: Any, axis: Any = 1, start: Any = 0) -> Any:
 
 
 @op
-def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
+def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> Traced:
     """`f(row, col, x)` for every element of a tile `x`, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
 
     `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type.
@@ -221,7 +219,7 @@ def apply(t: Trace, x: Any, f: Any, row: Any = 0, col: Any = 0) -> Any:
 
 
 @op
-def pin(t: Trace, x: Any) -> Any:
+def pin(t: Trace, x: Traced) -> Traced:
     """The tile or vector (32-bit elements), computed here. Compilers move arithmetic to where its result is used; behind a product that overwrites the
     operands' registers it would need them twice.
     """
@@ -233,7 +231,7 @@ def pin(t: Trace, x: Any) -> Any:
 
 
 @op
-def scheduling_barrier(t: Trace, number: Any) -> Any:
+def scheduling_barrier(t: Trace, number: Traced) -> None:
     """Ends the basic block within which ptxas schedules, by a loop that is never entered: what it has to compute in front of this it does not mix with what
     stands behind. (What only that uses it may still compute there: exponentials of a backward.) `number` is a run-time number ≥ 0 that compilers know nothing
     of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic it keeps that in front of a wait. Takes two
@@ -245,7 +243,7 @@ def scheduling_barrier(t: Trace, number: Any) -> Any:
 
 
 @op
-def swap_layout(t: Trace, x: Any) -> Any:
+def swap_layout(t: Trace, x: Traced) -> Traced:
     """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it:
     the same values.
     """
@@ -253,7 +251,7 @@ def swap_layout(t: Trace, x: Any) -> Any:
 
 
 @op
-def transpose(t: Trace, x: Any) -> Any:
+def transpose(t: Trace, x: Traced) -> Traced:
     """The transposed register tile (columns × rows), or a transposed view of a shared tile."""
     if hasattr(x, "transposed_view"):
         return x.transposed_view(t)
@@ -273,21 +271,21 @@ def _halves(x):
     return x.reshape([ROWS, 2, COLS]).permute([0, 2, 1]).split()
 
 
-def _has_whole_rows(layout: Any, cols: int) -> bool:
+def _has_whole_rows(layout: DistributedLayout, cols: int) -> bool:
     """Does a thread hold all columns of its rows, as of what it loads from tensor memory?"""
     if isinstance(layout, gl.DistributedLinearLayout):
         return all(base[1] == 0 for base in (*layout.lane_bases, *layout.warp_bases))
     return isinstance(layout, gl.BlockedLayout) and layout.size_per_thread[1] >= cols
 
 
-def _kind(t: Trace, piece: Any) -> str:
+def _kind(t: Trace, piece: Traced) -> str:
     """Which kind of layout, see `piece_layout`, a piece of so many columns has."""
     if is_accumulator(t, piece):
         return "mma"
     return "row" if _has_whole_rows(piece.type.layout, int(unwrap(piece.shape[1]))) else "memory"
 
 
-def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
+def _cut(t: Trace, piece: Traced, cols: int) -> list[Traced]:
     """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
     rows, whole = (int(unwrap(extent)) for extent in piece.shape)
     if whole == cols:
@@ -303,7 +301,7 @@ def _cut(t: Trace, piece: Any, cols: int) -> list[Any]:
 
 
 @op
-def split_cols(t: Trace, x: Any, cols: Any = None) -> Any:
+def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
     """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile); with `cols` all cut into tiles of so many columns.
 
     Raises `TileError` where `cols` does not divide a piece's columns into a power of two of tiles.
@@ -326,7 +324,7 @@ def _beside(left, right):
     return tl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
 
 
-def _united(t: Trace, left: Any, right: Any) -> Any:
+def _united(t: Trace, left: Traced, right: Traced) -> Traced:
     """Two pieces alike as one. An accumulator's stay in the registers where they are."""
     if not t.explicit:
         return t.call(_beside, left, right)
@@ -336,7 +334,7 @@ def _united(t: Trace, left: Any, right: Any) -> Any:
 
 
 @op
-def concat_cols(t: Trace, *tiles: Any, whole: Any = False) -> Any:
+def concat_cols(t: Trace, *tiles: Traced, whole: Traced = False) -> Traced:
     """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a
     power of two, become one piece, as one product leaves it."""
     axes = [axes_of(x) for x in tiles]

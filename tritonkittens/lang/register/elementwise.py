@@ -6,14 +6,13 @@ Transcendental functions are computed in fp32 and returned in the operand's type
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx.convert import to_bf16, to_f16
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import FP8, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -123,7 +122,7 @@ def _gelu_for_fp16(x):
     return v * ptx_math.ex2(log_tail) + tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
-def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
+def _in_fp32(t: Trace, fn: Callee, x: Traced) -> Traced:
     dtype = x.dtype
     if not dtype.is_floating():
         raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {name_of(dtype)}")
@@ -132,15 +131,15 @@ def _in_fp32(t: Trace, fn: Any, x: Any) -> Any:
     return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
 
 
-def refuse_fp8(name: str, *operands: Any) -> None:
+def refuse_fp8(name: str, *operands: Traced) -> None:
     """The hardware has no arithmetic on fp8: refuse it by name before the compiler does."""
     for x in operands:
         if dtype_of(x) in FP8:
             raise TileError(f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 first")
 
 
-def _unary(name: str, fn: Any, meaning: str, any_dtype: bool = False) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any) -> Any:
+def _unary(name: str, fn: Callee, meaning: str, any_dtype: bool = False) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced) -> Traced:
         x = t.scalar(x)
         if any_dtype:
             refuse_fp8(name, x)
@@ -173,13 +172,13 @@ neg = _unary("neg", _neg, "−x", any_dtype=True)
 relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", any_dtype=True)
 
 
-def _rounded_to(fast: Any) -> tl.dtype | None:
+def _rounded_to(fast: Traced) -> tl.dtype | None:
     """The element type of at most 16 bits that results are rounded to, where `fast` is one."""
     return fast if isinstance(fast, tl.dtype) and fast.primitive_bitwidth <= 16 else None
 
 
 @op
-def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
+def gelu(t: Trace, x: Traced, approximate: Traced = "none", fast: Traced = False) -> Traced:
     """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`).
 
     `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). It may be the element type that the results are rounded to, for
@@ -201,7 +200,7 @@ def gelu(t: Trace, x: Any, approximate: Any = "none", fast: Any = False) -> Any:
 
 
 @op
-def silu(t: Trace, x: Any, fast: Any = False) -> Any:
+def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
     """x · sigmoid(x); `fast` as in `gelu`, shorter still for bf16 and fp8: a relative error of 4.9e-4 from x = −8 on."""
     fast = not t.interpreted and unwrap(fast)
     form = _silu if not fast else _fast_silu if _rounded_to(fast) in (None, tl.float16) else _silu_for_bf16
@@ -209,13 +208,13 @@ def silu(t: Trace, x: Any, fast: Any = False) -> Any:
 
 
 @op
-def copy(t: Trace, x: Any) -> Any:
+def copy(t: Trace, x: Traced) -> Traced:
     """The tile itself: values are immutable, so a copy costs nothing."""
     return x
 
 
 @op
-def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
+def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
     """Element-wise conversion of a tile, vector or scalar `x` to `dtype`.
 
     `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range
@@ -226,7 +225,7 @@ def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
     if rounding not in (None, "rtne", "rtz"):
         raise TileError(f"cast(rounding={rounding!r}): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)")
 
-    def piece(p: Any) -> Any:
+    def piece(p: Traced) -> Traced:
         narrower = dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
         if rounding and not narrower:
             raise TileError(f"cast({name_of(p.dtype)} → {name_of(dtype)}, rounding={rounding!r}): only a conversion to a narrower float rounds")
@@ -236,7 +235,7 @@ def cast(t: Trace, x: Any, dtype: Any, rounding: Any = None) -> Any:
 
 
 @op
-def cast_pairs(t: Trace, x: Any, dtype: Any) -> Any:
+def cast_pairs(t: Trace, x: Traced, dtype: Traced) -> Traced:
     """`cast` of a tile from fp32 to bf16 or fp16 by instructions that convert two elements into one register (PTX ISA, cvt.bf16x2). The compiler finds them for
     elements that are used at once; those that a loop carries it may pack the wrong way round, and turn around again in every iteration.
     """
@@ -304,12 +303,12 @@ def _fma(a, b, c):
     return a * b + c
 
 
-def keep_type(t: Trace, fn: Callable[..., Any]) -> Callable[..., Any]:
+def keep_type(t: Trace, fn: Callable[..., Traced]) -> Callable[..., Traced]:
     """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in
     the tile's type.
     """
 
-    def computed(*operands: Any) -> Any:
+    def computed(*operands: Traced) -> Traced:
         out = fn(*operands)
         tiles = {x.dtype for x in operands if isinstance(x, tl.tensor) and x.type.is_block()}
         if len(tiles) != 1 or not out.dtype.is_floating() or not (dtype := tiles.pop()).is_floating() or out.dtype == dtype:
@@ -319,8 +318,8 @@ def keep_type(t: Trace, fn: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def _nary(name: str, fn: Any, meaning: str) -> Callable[..., Any]:
-    def binary(t: Trace, a: Any, b: Any) -> Any:
+def _nary(name: str, fn: Callee, meaning: str) -> Callable[..., Traced]:
+    def binary(t: Trace, a: Traced, b: Traced) -> Traced:
         refuse_fp8(name, a, b)
         return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y: t.call(fn, x, y))), a, b)
 
@@ -347,13 +346,13 @@ ne = _nary("ne", _ne, "a ≠ b as booleans")
 
 
 @op
-def fma(t: Trace, a: Any, b: Any, c: Any) -> Any:
+def fma(t: Trace, a: Traced, b: Traced, c: Traced) -> Traced:
     """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars); raises `TileError` for fp8 elements."""
     refuse_fp8("fma", a, b, c)
     return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y, z: t.call(_fma, x, y, z))), a, b, c)
 
 
 @op
-def where(t: Trace, condition: Any, a: Any, b: Any) -> Any:
+def where(t: Trace, condition: Traced, a: Traced, b: Traced) -> Traced:
     """`a` where `condition`, else `b` (tiles of one shape, or scalars)."""
     return apply_pieces(t, in_fp32(t, lambda c, x, y: t.call("where", c, x, y)), condition, a, b)

@@ -7,11 +7,10 @@ has the tile's. `fill` is a number or a run-time scalar; a number that the eleme
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import triton
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import constant, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -67,7 +66,7 @@ def _keep_block(row, col, a, b):
     return row // a == col // a
 
 
-def _fill(t: Trace, name: str, x: Any, kept: list[Any], fill: Any) -> Any:
+def _fill(t: Trace, name: str, x: Traced, kept: list[Traced], fill: Traced) -> Traced:
     """`x` where `kept` (one predicate tile a piece), else `fill` in the tile's element type."""
     dtype = pieces_of(x)[0].dtype
     fill = constant(unwrap(fill), dtype, f"{name}: fill of a tile of {name_of(dtype)}")
@@ -110,7 +109,7 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def _mask(t: Trace, name: str, x: Any, keep: Any, fill: Any, row: Any, col: Any, a: Any = 0, b: Any = 0) -> Any:
+def _mask(t: Trace, name: str, x: Traced, keep: Callee, fill: Traced, row: Traced, col: Traced, a: Traced = 0, b: Traced = 0) -> Traced:
     if len(axes_of(x)) != 2:
         raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
     if keep in _BOUNDS and isinstance(unwrap(fill), (int, float)) and t.explicit and all(is_fragment(p) for p in pieces_of(x)):
@@ -130,8 +129,8 @@ _ORIGIN = """
 `row` and `col` are the global coordinates of the tile's first element, in elements. Returns a tile of the shape and dtype of `x`."""
 
 
-def _causal(name: str, keep: Any, text: str) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+def _causal(name: str, keep: Callee, text: str) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
         return _mask(t, name, x, keep, fill, row, col)
 
     operation.__name__ = operation.__qualname__ = name
@@ -144,61 +143,61 @@ make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row of a til
 
 
 @op
-def tril(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
+def tril(t: Trace, x: Traced, diagonal: Traced = 0, fill: Traced = 0.0, row: Traced = 0, col: Traced = 0) -> Traced:
     """Keep col − row ≤ `diagonal`, as `torch.tril`; the rest becomes `fill`."""
     return _mask(t, "tril", x, _keep_lower, fill, row, col, diagonal)
 
 
 @op
-def triu(t: Trace, x: Any, diagonal: Any = 0, fill: Any = 0.0, row: Any = 0, col: Any = 0) -> Any:
+def triu(t: Trace, x: Traced, diagonal: Traced = 0, fill: Traced = 0.0, row: Traced = 0, col: Traced = 0) -> Traced:
     """Keep col − row ≥ `diagonal`, as `torch.triu`; the rest becomes `fill`."""
     return _mask(t, "triu", x, _keep_upper, fill, row, col, diagonal)
 
 
 @op
-def left_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+def left_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
     """Columns < `index` become `fill`."""
     return _mask(t, "left_fill", x, _keep_right, fill, 0, 0, index)
 
 
 @op
-def right_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+def right_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
     """Columns ≥ `index` become `fill` (with −∞: the ragged last key block of attention)."""
     return _mask(t, "right_fill", x, _keep_left, fill, 0, 0, index)
 
 
 @op
-def upper_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+def upper_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
     """Rows < `index` become `fill`."""
     return _mask(t, "upper_fill", x, _keep_bottom, fill, 0, 0, index)
 
 
 @op
-def lower_fill(t: Trace, x: Any, index: Any, fill: Any = 0.0) -> Any:
+def lower_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
     """Rows ≥ `index` become `fill`."""
     return _mask(t, "lower_fill", x, _keep_top, fill, 0, 0, index)
 
 
 @op
-def upper_right_fill(t: Trace, x: Any, row_index: Any, col_index: Any, fill: Any = 0.0) -> Any:
+def upper_right_fill(t: Trace, x: Traced, row_index: Traced, col_index: Traced, fill: Traced = 0.0) -> Traced:
     """Elements with row < `row_index` and col ≥ `col_index` become `fill`."""
     return _mask(t, "upper_right_fill", x, _keep_not_corner, fill, 0, 0, row_index, col_index)
 
 
 @op
-def sliding_window(t: Trace, x: Any, left: Any, right: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+def sliding_window(t: Trace, x: Traced, left: Traced, right: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
     """Keep row − `left` ≤ col ≤ row + `right` (global coordinates); the rest becomes `fill`."""
     return _mask(t, "sliding_window", x, _keep_window, fill, row, col, left, right)
 
 
 @op
-def block_diagonal(t: Trace, x: Any, block: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+def block_diagonal(t: Trace, x: Traced, block: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
     """Keep elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`."""
     return _mask(t, "block_diagonal", x, _keep_block, fill, row, col, block)
 
 
 @op
-def mask(t: Trace, x: Any, predicate: Any, fill: Any = NEG_INFTY, row: Any = 0, col: Any = 0) -> Any:
+def mask(t: Trace, x: Traced, predicate: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
     """Keep where `predicate(row, col)` holds (a `@triton.jit` function of broadcastable index tiles); the rest becomes `fill`."""
     if len(axes_of(x)) != 2:
         raise TileError(f"mask of shape {list(shape_of(x))}: needs a register tile of two axes")

@@ -7,12 +7,11 @@ fp32 for every float, in int32 for integers of up to 32 bits. Maxima and minima 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Callee, Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import itemsize, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -30,12 +29,12 @@ def _reduce_prod(x, axis: tl.constexpr):
     return tl.reduce(x, axis, _mul)
 
 
-_JOIN: dict[str, tuple[Any, Any]] = {
+_JOIN: dict[str, tuple[Callee, Callee]] = {
     "max": ("max", "maximum"), "min": ("min", "minimum"), "sum": ("sum", _add), "prod": (_reduce_prod, _mul),
 }
 
 
-def _widened(t: Trace, x: Any) -> Any:
+def _widened(t: Trace, x: Traced) -> Traced:
     """The tile in the type that it is added up in."""
     dtype = dtype_of(x)
     if dtype.is_floating():
@@ -45,7 +44,7 @@ def _widened(t: Trace, x: Any) -> Any:
     return x if dtype == wide else apply_pieces(t, lambda p: t.method(p, "to", wide), x)
 
 
-def _lines(x: Any, axis: int) -> list[list[Any]]:
+def _lines(x: Traced, axis: int) -> list[list[Traced]]:
     """The pieces of a tile grouped by what they share after reducing over `axis` (1: along a row)."""
     axes, pieces = axes_of(x), pieces_of(x)
     down, across = len(axes[0]), len(axes[1])
@@ -59,7 +58,7 @@ def _with_first(pairs, more, index):
     return tl.where(index[None, :, None] == 0, pairs + more[:, None, :], pairs)
 
 
-def _by_quad(t: Trace, reduce: Any, piece: Any, before: Any = None) -> Any:
+def _by_quad(t: Trace, reduce: Callee, piece: Traced, before: Traced = None) -> Traced:
     """What each lane of a quad holds of an accumulator's rows, reduced: rows × 4. Sums of `before` are what the first of its elements is added to."""
     rows, cols = (int(unwrap(extent)) for extent in piece.shape)
     pairs = t.call(reduce, t.call("reshape", piece, (rows, cols // 8, 4, 2)), 3)
@@ -74,7 +73,7 @@ def _by_quad(t: Trace, reduce: Any, piece: Any, before: Any = None) -> Any:
     return t.call(reduce, pairs, 1)
 
 
-def _joined(t: Trace, join: Any, parts: list[Any]) -> Any:
+def _joined(t: Trace, join: Callee, parts: list[Traced]) -> Traced:
     """Tensors of one shape, which may lie differently, as one."""
     total = parts[0]
     for part in parts[1:]:
@@ -82,7 +81,7 @@ def _joined(t: Trace, join: Any, parts: list[Any]) -> Any:
     return total
 
 
-def reduce_axis(t: Trace, x: Any, kind: str, axis: int) -> Any:
+def reduce_axis(t: Trace, x: Traced, kind: str, axis: int) -> Traced:
     """Reduce a tile over `axis` to a vector, in the element types of the module's rule."""
     if len(axes_of(x)) != 2:
         raise TileError(f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a register tile of two axes")
@@ -112,8 +111,8 @@ def _reduction_doc(name: str, kind: str, axis: int) -> str:
             "Raises `TileError` for anything but a tile of two axes, or where `accumulate` does not fit.")
 
 
-def _reduction(name: str, kind: str, axis: int) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any, accumulate: Any = None) -> Any:
+def _reduction(name: str, kind: str, axis: int) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced, accumulate: Traced = None) -> Traced:
         out = reduce_axis(t, x, kind, axis)
         accumulate = unwrap(accumulate)
         if accumulate is None:
@@ -136,7 +135,7 @@ row_prod, col_prod = _reduction("row_prod", "prod", 1), _reduction("col_prod", "
 
 
 @op
-def row_sum_by_quad(t: Trace, x: Any, accumulate: Any = None) -> Any:
+def row_sum_by_quad(t: Trace, x: Traced, accumulate: Traced = None) -> Traced:
     """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it
     completes them. `accumulate`: such sums, which they are added to.
 
@@ -158,8 +157,8 @@ def row_sum_by_quad(t: Trace, x: Any, accumulate: Any = None) -> Any:
     return assemble((axes[0], (4,)), out)
 
 
-def _to_scalar(name: str) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any) -> Any:
+def _to_scalar(name: str) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced) -> Traced:
         if len(axes_of(x)) not in (1, 2):
             raise TileError(f"{name} of {unwrap(x)!r}: needs a register tile or vector")
         (reduce, join), dtype = _JOIN[name], dtype_of(x)
@@ -192,8 +191,8 @@ def _scale(x, factor):
     return x * factor
 
 
-def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any) -> Any:
+def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced) -> Traced:
         if len(axes_of(x)) != 2:
             raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
         x = apply_pieces(t, lambda p: t.method(p, "to", tl.float32), x)
@@ -219,8 +218,8 @@ def _index_where(x, extreme, index, none):
     return tl.where(x == extreme, index, none)
 
 
-def _arg(name: str, kind: str, axis: int) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any) -> Any:
+def _arg(name: str, kind: str, axis: int) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced) -> Traced:
         if len(axes_of(x)) != 2:
             raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
         x = _widened(t, x)
@@ -255,7 +254,7 @@ def _add_row_vector(x, v):
     return x + v[None, :]
 
 
-def _scan_piece(t: Trace, piece: Any, axis: int) -> Any:
+def _scan_piece(t: Trace, piece: Traced, axis: int) -> Traced:
     if not t.explicit:
         return t.call(_cumsum, piece, axis)
     # Triton has no scan of tensor-core layouts: a detour through rows in threads
@@ -264,14 +263,14 @@ def _scan_piece(t: Trace, piece: Any, axis: int) -> Any:
     return t.convert(t.call(_cumsum, blocked, axis), piece.type.layout)
 
 
-def _scan(name: str, axis: int) -> Callable[..., Any]:
-    def operation(t: Trace, x: Any) -> Any:
+def _scan(name: str, axis: int) -> Callable[..., Traced]:
+    def operation(t: Trace, x: Traced) -> Traced:
         axes = axes_of(x)
         if len(axes) != 2:
             raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
         x, scanned = _widened(t, x), []
         for line in _lines(x, axis):
-            done: list[Any] = []
+            done: list[Traced] = []
             carry = None
             for piece in line:
                 out = _scan_piece(t, piece, axis)
@@ -299,7 +298,7 @@ def _where_differs(index, column, value, other):
 
 
 @op
-def row_topk(t: Trace, x: Any, k: Any) -> Any:
+def row_topk(t: Trace, x: Traced, k: Traced) -> Traced:
     """The `k` largest values of each row of a tile `x` (rows × cols), in descending order, and their columns.
 
     Two tuples of k column vectors (rows): values in the element type of `x`, int32 columns; equal values come from left to right. `x` holds
@@ -336,7 +335,7 @@ def _rescale(m_old, m_new, scale):
 
 
 @op
-def softmax_step(t: Trace, s: Any, m: Any, l: Any, scale: Any = 1.0) -> Any:  # noqa: E741
+def softmax_step(t: Trace, s: Traced, m: Traced, l: Traced, scale: Traced = 1.0) -> Traced:  # noqa: E741
     """One step of the online softmax in base 2: returns (p, m', l', alpha).
 
     `s` are scores (rows × cols), `m` the running maximum and `l` the running sum (column vectors, rows), all fp32.
@@ -354,7 +353,7 @@ def softmax_step(t: Trace, s: Any, m: Any, l: Any, scale: Any = 1.0) -> Any:  # 
 
 
 @op
-def hasnan(t: Trace, x: Any) -> Any:
+def hasnan(t: Trace, x: Traced) -> Traced:
     """1 (int32) if any element of the tile is NaN, else 0. For debugging."""
     flags = apply_pieces(t, in_fp32(t, lambda p: t.method(t.method(p, "__ne__", p), "to", tl.int32)), x)
     return t.call(max, flags)

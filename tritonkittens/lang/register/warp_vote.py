@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of
 from tritonkittens.lang.register.accumulator_masks import HALVES, in_place, is_fragment
@@ -15,7 +14,7 @@ from tritonkittens.lang.register.broadcast import mul_row
 
 
 @op
-def rescale_row(t: Trace, x: Any, factor: Any) -> Any:
+def rescale_row(t: Trace, x: Traced, factor: Traced) -> Traced:
     """`mul_row(x, factor)`, `factor` a column vector. Of an accumulator of wgmma of 64 rows, a warp all of whose rows have the factor 1 multiplies nothing: it
     asks its threads and branches. For the results of an online softmax, whose largest scores seldom grow (Source: FlashAttention-4, its conditional rescaling).
     """
@@ -35,7 +34,7 @@ def rescale_asm(elements: int) -> str:
 
 
 @op
-def warp_exceeds(t: Trace, x: Any, limit: Any, *more: Any) -> Any:
+def warp_exceeds(t: Trace, x: Traced, limit: Traced, *more: Traced) -> Traced:
     """1 (int32) in a warp where an element of `x` that it holds is above `limit`, a number or scalar, or NaN, else 0; `more` tiles, each with its limit, count
     as well. In a branch on it stand only operations within a warp: those of elements, reductions of rows. PTX ISA, vote.sync."""
     t.require_explicit("warp_exceeds")

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import shared as ptx_shared
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import apply_pieces, assemble, axes_of, pieces_of, shape_of, struct
@@ -56,7 +56,7 @@ class ClusterSplitK(Schedule):
     def cluster_parts(self) -> int:  # type: ignore[override]
         return self.parts
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         info = setup(t, ctx, index)
         begin, count = t.call(iterations_of, ctx.part, t.scalar(self.parts), info.iterations)
         return struct(**{**info.fields, "task_id": index, "begin": begin, "count": count})
@@ -84,7 +84,7 @@ def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
     return consumers * (sharers - 1) * slice_bytes(plan, sharers)
 
 
-def new_mailboxes(t: Trace, T: Any) -> dict[str, Any]:
+def new_mailboxes(t: Trace, T: Traced) -> dict[str, Traced]:
     """The mailboxes of all consumers, on which semaphore what others send arrives, and that which says that the others have read what was sent to them."""
     number = T.received // STEP
     boxes = allocate_pieces(t, sv(tl.float32, STEP // 4), number, f"parts of {T.sharers - 1} other blocks for {T.consumers} consumers")
@@ -92,20 +92,20 @@ def new_mailboxes(t: Trace, T: Any) -> dict[str, Any]:
     return {"received": boxes, "parts_arrived": new_semaphores(t, T.consumers, 1), "parts_read": new_semaphores(t, T.consumers, (T.sharers - 1) * WARPS)}
 
 
-def _as_tile(t: Trace, x: Any) -> Any:
+def _as_tile(t: Trace, x: Traced) -> Traced:
     """A tile, or a vector's values in columns of one."""
     return x if len(shape_of(x)) == 2 else t.call(add_row, t.call(zero, rt(tl.float32, shape_of(x)[0], SPREAD)), x)
 
 
 @op
-def _sent_part(t: Trace, ctx: Any, state: Any) -> Any:
+def _sent_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
     """What this block has of a task, its vectors in the layout of those that are read."""
     part = t.call(own_part, ctx, state)
     return struct(**{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()})
 
 
 @op
-def _slices(t: Trace, ctx: Any, part: Any) -> Any:
+def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
     """What every block is sent: the columns of tiles that are its own, and vectors."""
     sharers = unwrap(ctx.config).sharers
     cut = {n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers for n, x in part.fields.items()}
@@ -113,7 +113,7 @@ def _slices(t: Trace, ctx: Any, part: Any) -> Any:
 
 
 @op
-def _mine(t: Trace, ctx: Any, slices: Any) -> Any:
+def _mine(t: Trace, ctx: Traced, slices: Traced) -> Traced:
     """The columns of this block."""
     chosen = dict(slices[0].fields)
     for block in range(1, unwrap(ctx.config).sharers):
@@ -125,7 +125,7 @@ def _mine(t: Trace, ctx: Any, slices: Any) -> Any:
 
 
 @op
-def _box(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
+def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
     """The address, in this block, of this thread's first 16 bytes in a mailbox of this consumer."""
     config = unwrap(ctx.config)
     steps = slice_bytes(config._plan, config.sharers) // STEP
@@ -135,7 +135,7 @@ def _box(t: Trace, ctx: Any, memory: Any, number: Any) -> Any:
 
 
 @op
-def _send(t: Trace, ctx: Any, memory: Any, part: Any, block: Any) -> Any:
+def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) -> Traced:
     """Send a block what is its own, into the mailbox that it keeps for this block."""
     bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker))
     address = t.call(ptx_cluster.mapa, t.call(_box, ctx, memory, t.call(_number, ctx.part, block)), block)
@@ -146,7 +146,7 @@ def _send(t: Trace, ctx: Any, memory: Any, part: Any, block: Any) -> Any:
 
 
 @op
-def _with_received(t: Trace, ctx: Any, memory: Any, mine: Any, number: Any) -> Any:
+def _with_received(t: Trace, ctx: Traced, memory: Traced, mine: Traced, number: Traced) -> Traced:
     """What this block has, merged with what lies in a mailbox."""
     config = unwrap(ctx.config)
     address, theirs = t.call(_box, ctx, memory, number), {}
@@ -163,7 +163,7 @@ def _with_received(t: Trace, ctx: Any, memory: Any, mine: Any, number: Any) -> A
 
 
 @op
-def _expect_parts(t: Trace, ctx: Any, memory: Any) -> Any:
+def _expect_parts(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     config = unwrap(ctx.config)
     t.call(expect, t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker)), config.received // config.consumers)
 

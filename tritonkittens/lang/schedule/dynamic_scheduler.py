@@ -4,7 +4,7 @@ With `Dynamic`, the producer fetches the next task number from a counter in glob
 the whole work tile; otherwise each role calls `setup` with the number. A thread block begins with the task of its own number, without a wait.
 
 With `broadcast_tile`, a thread block's first work tile is broadcast too, if the loads before the roles begin needed it: what `setup` reads from memory would
-otherwise wait in each role behind those loads.
+otherwise queue in each role after those loads.
 
 The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its dynamic
 persistent tile scheduler.
@@ -12,14 +12,14 @@ persistent tile scheduler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import barrier as ptx_barrier
 from tritonkittens.inline_ptx import shared as ptx_shared
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import WARPS
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
@@ -48,7 +48,7 @@ class Dynamic(Schedule):
         return min(work_tiles, slots)
 
 
-def tile_broadcast_memory(t: Trace, T: Any) -> dict[str, Any]:
+def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     """The shared memory for broadcast work tiles, and with a dynamic schedule its full and empty barriers. Otherwise only the first work tile is broadcast, before
     the roles begin."""
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.dynamic else 1)), None, "numbers of tasks")
@@ -60,18 +60,18 @@ def tile_broadcast_memory(t: Trace, T: Any) -> dict[str, Any]:
 
 
 @op
-def numbered(t: Trace, number: Any) -> Any:
+def numbered(t: Trace, number: Traced) -> Traced:
     """The number of a task as a record, from which each receiver computes the work tile."""
     return struct(number=t.scalar(number))
 
 
 @op
-def _place(t: Trace, memory: Any, slot: Any) -> Any:
+def _place(t: Trace, memory: Traced, slot: Traced) -> Traced:
     return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(t.scalar(slot), "__mul__", 4 * NUMBERS))
 
 
 @op
-def _write(t: Trace, place: Any, task: Any) -> None:
+def _write(t: Trace, place: Traced, task: Traced) -> None:
     numbers = list(numbers_of(task))
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
         raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast task has at most "
@@ -81,7 +81,7 @@ def _write(t: Trace, place: Any, task: Any) -> None:
 
 
 @op
-def _read(t: Trace, place: Any, task: Any) -> Any:
+def _read(t: Trace, place: Traced, task: Traced) -> Traced:
     numbers = list(numbers_of(task))
     read = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
     received, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(read, numbers, strict=True)], 0)

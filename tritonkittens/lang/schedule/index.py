@@ -1,12 +1,10 @@
 """Integer arithmetic on task and thread-block numbers."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 
 
 class Knob:
@@ -19,19 +17,19 @@ def _ceil_div(a, b):
 
 
 @op
-def ceil_div(t: Trace, a: Any, b: Any) -> Any:
+def ceil_div(t: Trace, a: Traced, b: Traced) -> Traced:
     """⌈a / b⌉ for non-negative integers."""
     return t.call(_ceil_div, a, b)
 
 
 @op
-def block_index(t: Trace, axis: Any = 0) -> Any:
+def block_index(t: Trace, axis: Traced = 0) -> Traced:
     """Index of this block in the launch grid."""
     return t.call("program_id", axis)
 
 
 @op
-def block_count(t: Trace, axis: Any = 0) -> Any:
+def block_count(t: Trace, axis: Traced = 0) -> Traced:
     """Blocks in the launch grid."""
     return t.call("num_programs", axis)
 
@@ -42,7 +40,7 @@ def _unravel(index, extent):
 
 
 @op
-def unravel(t: Trace, index: Any, extent: Any) -> Any:
+def unravel(t: Trace, index: Traced, extent: Traced) -> Traced:
     """(index // extent, index % extent)."""
     return t.call(_unravel, index, extent)
 

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.schedule.index import Knob, _ceil_div, _unravel
@@ -53,7 +52,7 @@ class LongestFirst(Order):
 
 
 @op
-def tile_at(t: Trace, order: Any, task: Any, rows: Any, cols: Any) -> Any:
+def tile_at(t: Trace, order: Traced, task: Traced, rows: Traced, cols: Traced) -> Traced:
     """(row, col) of task number `task` of a `rows` × `cols` grid of tiles, in an `Order`. Past the last task, row or col lies outside."""
     order = unwrap(order)
     if isinstance(order, Supergroup):
@@ -85,7 +84,7 @@ def _supergroup(task, rows, cols, GROUP: tl.constexpr):
 
 
 @op
-def supergroup(t: Trace, task: Any, rows: Any, cols: Any, group: Any) -> Any:
+def supergroup(t: Trace, task: Traced, rows: Traced, cols: Traced, group: Traced) -> Traced:
     """(row, col) of tile number `task` of a `rows` × `cols` grid, walked in bands of `group` rows, column by column within a band.
 
     Blocks that run at the same time then share rows of A and columns of B in L2. Source: Triton matmul tutorial, "L2 cache optimizations".
@@ -111,7 +110,7 @@ def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
 
 
 @op
-def longest_first(t: Trace, task: Any, tiles: Any, others: Any = 1) -> Any:
+def longest_first(t: Trace, task: Traced, tiles: Traced, others: Traced = 1) -> Traced:
     """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
 
     There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -18,15 +18,15 @@ MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
 
 
 class _Split(Schedule):
-    """Whole tasks below a number, behind it equal parts of the others, by part."""
+    """Whole tasks below a number, above it equal parts of the others, by part."""
 
     whole_tasks: ClassVar[bool] = False
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         """Parts of a task that is split."""
         raise NotImplementedError
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         if not self.splits:
             return super().tile(t, ctx, A, index)
         whole, tasks, *numbers = extra(ctx.config, A)[2:]
@@ -64,7 +64,7 @@ class SplitK(_Split):
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
         return SplitPlan((0, tasks), self.parts * tasks)
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         return t.scalar(self.parts)
 
 
@@ -78,8 +78,8 @@ class SplitTail(_Split):
     splits: ClassVar[bool] = True
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. Behind whole rounds `MOST_TAIL_PARTS` at most: the last of
-        a task's parts reads them all, which takes longer than more of them spare (GEMM 8192³ on the H200: a tail of 4 tasks)."""
+        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. After whole rounds `MOST_TAIL_PARTS` at most: the last of
+        a task's parts reads all others (measured: docs/notes/gemm.md)."""
         whole = tasks // slots * slots
         return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
 
@@ -94,7 +94,7 @@ class SplitTail(_Split):
         whole, each = self.split(tasks, slots, blocks_per_sm)
         return SplitPlan((whole, tasks, each), (tasks - whole) * each)
 
-    def _parts(self, t: Trace, numbers: list[Any]) -> Any:
+    def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
         return numbers[0]
 
 
@@ -133,15 +133,15 @@ class StreamK(Schedule):
         whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
         return SplitPlan((whole, tasks), self.sums_per_block * blocks)
 
-    def first(self, t: Trace, ctx: Any, A: Any) -> Any:
+    def first(self, t: Trace, ctx: Traced, A: Traced) -> Traced:
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_first, block, blocks, whole, steps)
 
-    def next(self, t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+    def next(self, t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
         block, blocks, whole, _, _, steps = _stream(t, ctx, A)
         return t.call(_stream_next, index, tile.count, block, blocks, whole, steps)
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         index, begin, count, is_valid, parts, part, slot, late = t.call(_stream_part, index, *_stream(t, ctx, A))
         info = setup(t, ctx, index)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": late}
@@ -163,8 +163,8 @@ def _stream_first(block, blocks, whole, steps):
 
 @triton.jit
 def _stream_next(index, count, block, blocks, whole, steps):
-    behind = index + blocks
-    return tl.where(index < whole, tl.where(behind < whole, behind, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
+    after = index + blocks
+    return tl.where(index < whole, tl.where(after < whole, after, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def _steps(tasks, whole, iterations):
 
 @triton.jit
 def _tail_part(index, whole, tasks, parts):
-    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, behind it the first parts of all others, then their second, …: blocks side
+    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, after it the first parts of all others, then their second, …: blocks side
     by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
     is a whole one, nothing."""
     task, shared, part, slot = index, 1, 0, 0
@@ -214,7 +214,7 @@ def _tail_part(index, whole, tasks, parts):
     return task, shared, part, slot, part < parts
 
 
-def _stream(t: Trace, ctx: Any, A: Any) -> tuple[Any, ...]:
+def _stream(t: Trace, ctx: Traced, A: Traced) -> tuple[Traced, ...]:
     """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
     cluster = unwrap(ctx.config).cluster_size
     whole, tasks = extra(ctx.config, A)[2:4]
@@ -232,7 +232,7 @@ def _stream_k(block, blocks, tiles, iterations):
 
 
 @op
-def stream_k(t: Trace, block: Any, blocks: Any, tiles: Any, iterations: Any) -> Any:
+def stream_k(t: Trace, block: Traced, blocks: Traced, tiles: Traced, iterations: Traced) -> Traced:
     """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, split evenly.
 
     From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -33,7 +33,7 @@ def elements(plan: Any) -> int:
 
 
 @op
-def settled(t: Trace, ctx: Any, state: Any) -> Any:
+def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
     """The state with all products waited for, its tiles in registers; they must be the accumulators that the layout declares."""
     tiles = {n: t.call(load, t.call(mma_wait, v)) for n, v in state.fields.items()}
     declared = {n: tile.shape for n, tile in unwrap(ctx.config)._plan.accumulators}
@@ -45,7 +45,7 @@ def settled(t: Trace, ctx: Any, state: Any) -> Any:
 
 
 @op
-def own_part(t: Trace, ctx: Any, state: Any) -> Any:
+def own_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
     """What this consumer has of a task, with all products waited for: its accumulators, or what hook `part` returns, which must be what the layout declares."""
     config = unwrap(ctx.config)
     if not config._plan.merged:
@@ -59,7 +59,7 @@ def own_part(t: Trace, ctx: Any, state: Any) -> Any:
     return struct(**{n: values[n] for n in declared})
 
 
-def _order(t: Trace, piece: Any) -> list[int]:
+def _order(t: Trace, piece: Traced) -> list[int]:
     """A permutation of the bits of an element's place in a piece (the row's, then the column's, each from the highest) that puts those of a thread's first four
     registers last and those of threads before them: in this order a thread has 16 bytes side by side, and neighbouring threads are neighbours.
 
@@ -74,7 +74,7 @@ def _order(t: Trace, piece: Any) -> list[int]:
     return places[::-1]
 
 
-def _by_thread(t: Trace, piece: Any) -> Any:
+def _by_thread(t: Trace, piece: Traced) -> Traced:
     """A piece as a vector in the order of its registers: no register moves, and memory is accessed in whole lines, whatever the layout. A vector is one."""
     if len(piece.shape) == 1:
         return piece
@@ -83,7 +83,7 @@ def _by_thread(t: Trace, piece: Any) -> Any:
     return t.method(bits, "reshape", [2 ** len(order)])
 
 
-def _as_before(t: Trace, vector: Any, piece: Any) -> Any:
+def _as_before(t: Trace, vector: Traced, piece: Traced) -> Traced:
     """The inverse of `_by_thread`, laid out as `piece`."""
     if len(piece.shape) == 1:
         return vector
@@ -92,7 +92,7 @@ def _as_before(t: Trace, vector: Any, piece: Any) -> Any:
     return t.call(gl.convert_layout, t.method(bits, "reshape", piece.shape), piece.type.layout, assert_trivial=True)
 
 
-def _place(t: Trace, ctx: Any, slot: Any) -> Any:
+def _place(t: Trace, ctx: Traced, slot: Traced) -> Traced:
     """Where slot number `slot` keeps what this consumer has summed up."""
     config = unwrap(ctx.config)
     place = t.method(t.method(t.method(slot, "to", tl.int64), "__mul__", config.cluster), "__add__", ctx.rank)
@@ -100,12 +100,12 @@ def _place(t: Trace, ctx: Any, slot: Any) -> Any:
     return t.method(ctx.partials, "__add__", t.method(place, "__mul__", elements(config._plan)))
 
 
-def _pointers(t: Trace, base: Any, vector: Any) -> Any:
+def _pointers(t: Trace, base: Traced, vector: Traced) -> Traced:
     return t.method(base, "__add__", t.call(gl.arange, 0, vector.numel, vector.type.layout))
 
 
 @op
-def _put(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
+def _put(t: Trace, ctx: Traced, slot: Traced, state: Traced) -> Traced:
     base = _place(t, ctx, slot)
     for tile in state.fields.values():
         for piece in pieces_of(tile):
@@ -115,7 +115,7 @@ def _put(t: Trace, ctx: Any, slot: Any, state: Any) -> Any:
 
 
 @op
-def _read(t: Trace, ctx: Any, slot: Any, like: Any) -> Any:
+def _read(t: Trace, ctx: Traced, slot: Traced, like: Traced) -> Traced:
     """What lies in a slot, laid out as `like`."""
     out, base = {}, _place(t, ctx, slot)
     for name, x in like.fields.items():
@@ -129,8 +129,8 @@ def _read(t: Trace, ctx: Any, slot: Any, like: Any) -> Any:
 
 
 @op
-def _join(t: Trace, ctx: Any, state: Any, theirs: Any) -> Any:
-    """Two parts, or what has been joined and the part behind it: merged by the hook, or added. Laid out as `state`."""
+def _join(t: Trace, ctx: Traced, state: Traced, theirs: Traced) -> Traced:
+    """Two parts, or what has been joined and the next part: merged by the hook, or added. Laid out as `state`."""
     config = unwrap(ctx.config)
     if not config._plan.merged:
         return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n]) for n, x in state.fields.items()})
@@ -162,7 +162,7 @@ def join_parts(ctx, state):
                 state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:
                 state = _read(ctx, _slot_of(ctx, 0), state)
-                if PARTS > 0:  # a loop of known length: the loads of several parts are under way at once
+                if PARTS > 0:  # a loop of known length: the loads of several parts are in flight at once
                     for part in tl.static_range(1, PARTS):
                         state = _join(ctx, state, _read(ctx, _slot_of(ctx, part), state))
                 else:

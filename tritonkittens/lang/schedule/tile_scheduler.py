@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
@@ -24,7 +24,7 @@ RESERVED = {"globals", "args", "config", "task_id", "task", "late_task", "iterat
 
 
 @op
-def task(t: Trace, iterations: Any, when: Any = None, edges: Any = None, **coordinates: Any) -> Any:
+def task(t: Trace, /, iterations: Traced, when: Traced = None, edges: Traced = None, **coordinates: Traced) -> Traced:
     """What `setup` returns: the number of `iterations` (0 or more) of this task and its coordinates, scalars and records of them, which better are constants
     where they are the same in every task. A false `when` ends the loop over tasks. `edges`: how many iterations, from the first on, differ from the others (in
     attention: mask), where that is known, a number of the task or the constant 0 or 1, written in place, for a variable is a number of the task; see `ctx.edge`
@@ -84,15 +84,15 @@ class Schedule(Knob):
 
     # ------------------------------------------------------------ on the device
 
-    def first(self, t: Trace, ctx: Any, A: Any) -> Any:
+    def first(self, t: Trace, ctx: Traced, A: Traced) -> Traced:
         """The index of this thread block's first work tile."""
         return t.call(_block, unwrap(ctx.config).cluster_size)
 
-    def next(self, t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+    def next(self, t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
         """The index of the work tile after `index`; `tile` says how much of a task that one is."""
         return t.method(index, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
 
-    def tile(self, t: Trace, ctx: Any, A: Any, index: Any) -> struct:
+    def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         """Work tile number `index`: the fields of its task, its iterations `begin` … `begin` + `count`, and which thread blocks share the task."""
         info = setup(t, ctx, index)
         return struct(**{**info.fields, "task_id": index, "begin": t.scalar(0), "count": info.iterations})
@@ -113,7 +113,7 @@ class Persistent(Schedule):
     """As many thread blocks as run at once, each taking every so-many-th task: what one task ends with overlaps with the loads of the next."""
 
 
-def setup(t: Trace, ctx: Any, index: Any) -> struct:
+def setup(t: Trace, ctx: Traced, index: Traced) -> struct:
     """What hook `setup` returns for task number `index`."""
     info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task_id": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
@@ -138,7 +138,7 @@ def _blocks(CLUSTER: tl.constexpr):
 
 
 @op
-def depends_on(t: Trace, tile: Any) -> Any:
+def depends_on(t: Trace, tile: Traced) -> Traced:
     """Zero, computed from all numbers of a work tile: who has it has computed them."""
     found = t.call(opaque_zero)
     mixed = t.scalar(0)
@@ -149,26 +149,26 @@ def depends_on(t: Trace, tile: Any) -> Any:
 
 
 @op
-def first_index(t: Trace, ctx: Any, A: Any) -> Any:
+def first_index(t: Trace, ctx: Traced, A: Traced) -> Traced:
     """The index of this thread block's first work tile."""
     return unwrap(ctx.config).schedule.first(t, ctx, A)
 
 
 @op
-def next_index(t: Trace, ctx: Any, A: Any, index: Any, tile: Any) -> Any:
+def next_index(t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
     """The index of this thread block's work tile after `index`."""
     config = unwrap(ctx.config)
     return index if config.one_tile_per_block else config.schedule.next(t, ctx, A, index, tile)
 
 
 @op
-def work_tile(t: Trace, ctx: Any, A: Any, index: Any) -> Any:
+def work_tile(t: Trace, ctx: Traced, A: Traced, index: Traced) -> Traced:
     """Work tile number `index`, see `Schedule.tile`."""
     return unwrap(ctx.config).schedule.tile(t, ctx, A, index)
 
 
 @op
-def tile_after(t: Trace, ctx: Any, A: Any, tile: Any, following: Any) -> Any:
+def tile_after(t: Trace, ctx: Traced, A: Traced, tile: Traced, following: Traced) -> Traced:
     """Work tile number `following`, which comes after `tile`; with `one_tile_per_block` an invalid one. The compiler then leaves the loop out, and no division
     follows a task's last iteration."""
     if unwrap(ctx.config).one_tile_per_block:
@@ -177,6 +177,6 @@ def tile_after(t: Trace, ctx: Any, A: Any, tile: Any, following: Any) -> Any:
 
 
 @op
-def any_tile(t: Trace, ctx: Any, A: Any) -> Any:
+def any_tile(t: Trace, ctx: Traced, A: Traced) -> Traced:
     """A work tile of which only the fields matter: the code that computes its numbers is dead."""
     return t.call(work_tile, ctx, A, t.scalar(0))

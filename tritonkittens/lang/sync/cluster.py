@@ -1,11 +1,9 @@
 """Clusters of thread blocks, and programmatic dependent launch."""
 from __future__ import annotations
 
-from typing import Any
-
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import pdl
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
 
@@ -16,7 +14,7 @@ CLUSTER_OF_ROLES = (
 
 
 @op
-def cluster_sync(t: Trace) -> Any:
+def cluster_sync(t: Trace) -> None:
     """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after.
 
     Only in kernels without roles: the barrier counts the warps of all roles, which are not there before `specialize` nor behind it. A kernel
@@ -32,7 +30,7 @@ def cluster_sync(t: Trace) -> Any:
 
 
 @op
-def cluster_rank(t: Trace) -> Any:
+def cluster_rank(t: Trace) -> Traced:
     """This block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA, %cluster_ctarank."""
     t.require_explicit("cluster_rank")
     t.require("cluster_rank (clusters)", "tma")
@@ -40,7 +38,7 @@ def cluster_rank(t: Trace) -> Any:
 
 
 @op
-def dependents_launch(t: Trace) -> Any:
+def dependents_launch(t: Trace) -> None:
     """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with
     `launch_pdl=True`.
 
@@ -51,7 +49,7 @@ def dependents_launch(t: Trace) -> Any:
 
 
 @op
-def dependency_wait(t: Trace) -> Any:
+def dependency_wait(t: Trace) -> None:
     """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start
     earlier.
 

@@ -1,16 +1,14 @@
 """Named barriers of a thread block. Source: PTX ISA, barrier.sync, barrier.arrive."""
 from __future__ import annotations
 
-from typing import Any
-
 from tritonkittens.inline_ptx import barrier as ptx_barrier
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 
 
 @op
-def named_sync(t: Trace, identifier: Any, threads: Any) -> Any:
+def named_sync(t: Trace, identifier: Traced, threads: Traced) -> None:
     """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX
     ISA, barrier.sync."""
     _check_named(identifier, threads)
@@ -18,13 +16,13 @@ def named_sync(t: Trace, identifier: Any, threads: Any) -> Any:
 
 
 @op
-def named_arrive(t: Trace, identifier: Any, threads: Any) -> Any:
+def named_arrive(t: Trace, identifier: Traced, threads: Traced) -> None:
     """Arrive at a named barrier without waiting."""
     _check_named(identifier, threads)
     t.call(ptx_barrier.arrive, unwrap(identifier), unwrap(threads))
 
 
-def _check_named(identifier: Any, threads: Any) -> None:
+def _check_named(identifier: Traced, threads: Traced) -> None:
     identifier, threads = unwrap(identifier), unwrap(threads)
     if isinstance(identifier, int) and not 8 <= identifier <= 15:
         raise TileError(f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)")

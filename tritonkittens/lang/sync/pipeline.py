@@ -6,12 +6,10 @@ Source: CUTLASS, `cutlass/pipeline/pipeline.hpp` (PipelineTmaAsync, PipelineStat
 """
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -19,7 +17,7 @@ from tritonkittens.lang.sync.semaphores import arrive, expect, make_semaphores, 
 
 
 @op
-def pipeline(t: Trace, stages: Any, empty_arrivals: Any = 1, full_arrivals: Any = 1) -> Any:
+def pipeline(t: Trace, stages: Traced, empty_arrivals: Traced = 1, full_arrivals: Traced = 1) -> Traced:
     """Make the barriers of a ring: a record with `full` and `empty`, `stages` semaphores each. Made by the whole kernel before its roles start.
 
     Args:
@@ -53,7 +51,7 @@ def pipeline(t: Trace, stages: Any, empty_arrivals: Any = 1, full_arrivals: Any 
 
 
 @op
-def pipeline_state(t: Trace, pipe: Any) -> Any:
+def pipeline_state(t: Trace, pipe: Traced) -> Traced:
     """Where a role is in a ring, at its start: a record with `index` (the stage), `phase` (parity of the round) and `count` (stages so far). `pipe`: a
     pipeline, or the number of its stages."""
     stages = unwrap(pipe.stages if isinstance(pipe, struct) else pipe)
@@ -69,13 +67,13 @@ def _advance(index, phase, count, STAGES: tl.constexpr):
 
 
 @op
-def advance(t: Trace, state: Any) -> Any:
+def advance(t: Trace, state: Traced) -> Traced:
     """The state of the next stage."""
     index, phase, count = t.call(_advance, state.index, state.phase, state.count, state.stages)
     return state.replace(index=index, phase=phase, count=count)
 
 
-def _barrier(t: Trace, pipe: Any, state: Any, which: str, verb: str) -> Any:
+def _barrier(t: Trace, pipe: Traced, state: Traced, which: str, verb: str) -> Traced:
     """A stage's full or empty barrier."""
     fields = pipe.fields if isinstance(pipe, struct) else {}
     if not {"full", "stages"} <= fields.keys() or not isinstance(state, struct) or "phase" not in state.fields:
@@ -86,25 +84,25 @@ def _barrier(t: Trace, pipe: Any, state: Any, which: str, verb: str) -> Any:
 
 
 @op
-def producer_acquire(t: Trace, pipe: Any, state: Any) -> Any:
+def producer_acquire(t: Trace, pipe: Traced, state: Traced) -> None:
     """Wait until the consumers have released the stage (at once in the first round)."""
     t.call(wait, _barrier(t, pipe, state, "empty", "producer_acquire"), t.method(state.phase, "__xor__", 1))
 
 
 @op
-def producer_commit(t: Trace, pipe: Any, state: Any, what: Any) -> Any:
+def producer_commit(t: Trace, pipe: Traced, state: Traced, what: Traced) -> None:
     """Announce the copies into the stage: bytes, or the tiles that they fill. One barrier may gather several copies (K and V)."""
     t.call(expect, _barrier(t, pipe, state, "full", "producer_commit"), what)
 
 
 @op
-def consumer_wait(t: Trace, pipe: Any, state: Any) -> Any:
+def consumer_wait(t: Trace, pipe: Traced, state: Traced) -> None:
     """Wait until the copies into the stage have landed."""
     t.call(wait, _barrier(t, pipe, state, "full", "consumer_wait"), state.phase)
 
 
 @op
-def consumer_release(t: Trace, pipe: Any, state: Any, per: Any = "role") -> Any:
+def consumer_release(t: Trace, pipe: Traced, state: Traced, per: Traced = "role") -> None:
     """Release the stage to the producer; see `arrive` for `per`."""
     t.call(arrive, _barrier(t, pipe, state, "empty", "consumer_release"), per=per)
 

@@ -12,7 +12,7 @@ from tritonkittens.arch import WARP
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.inline_ptx import timing
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import Trace, base_type, base_value, gl, hopper, mbarrier, op
+from tritonkittens.lang.core.backend import Semantic, Trace, Traced, base_type, base_value, gl, hopper, mbarrier, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
@@ -22,7 +22,7 @@ REPORT = "report"  # the debug mode in which waits say who is stuck
 
 
 class semaphore_type(base_type):
-    def __init__(self, number: int | None, piece: Any):
+    def __init__(self, number: int | None, piece: base_type):
         self.number, self.piece = number, piece
 
     def __eq__(self, other: object) -> bool:
@@ -37,10 +37,10 @@ class semaphore_type(base_type):
     def mangle(self) -> str:
         return f"B{self.number}_{self.piece.mangle()}B"
 
-    def _flatten_ir_types(self, builder: Any, out: list) -> None:
+    def _flatten_ir_types(self, builder: Any, out: list[Any]) -> None:
         self.piece._flatten_ir_types(builder, out)
 
-    def _unflatten_ir(self, handles: list, cursor: int) -> tuple[semaphore, int]:
+    def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[semaphore, int]:
         piece, cursor = self.piece._unflatten_ir(handles, cursor)
         return semaphore(self.number, piece), cursor
 
@@ -48,31 +48,31 @@ class semaphore_type(base_type):
 class semaphore(base_value):
     """An mbarrier in shared memory, or an array of them: `arrived[slot]`. Made by `tk.semaphores`."""
 
-    def __init__(self, number: int | None, piece: Any, arrivals: int | None = None):
+    def __init__(self, number: int | None, piece: Traced, arrivals: int | None = None):
         self.number, self.piece = number, piece
         self.arrivals = arrivals  # that complete a phase, until they are made
 
     @property
-    def type(self) -> semaphore_type:  # type: ignore[override]
+    def type(self) -> semaphore_type:
         return semaphore_type(self.number, self.piece.type)
 
     @property
-    def __asm_operand__(self) -> Any:
+    def __asm_operand__(self) -> Traced:
         return self.piece
 
-    def barrier(self, t: Trace) -> Any:
+    def barrier(self, t: Trace) -> Traced:
         """The mbarrier itself; raises `TileError` for an array."""
         if self.number is not None:
             raise TileError(f"this is an array of {self.number} semaphores: take one, semaphores[i]")
         return self.piece
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         self.piece._flatten_ir(handles)
 
     def _set_name(self, builder: Any, name: str) -> None:
         self.piece._set_name(builder, name)
 
-    def __getitem__(self, i: Any, _semantic: Any = None, _generator: Any = None) -> semaphore:
+    def __getitem__(self, i: Traced, _semantic: Semantic = None, _generator: Any = None) -> semaphore:
         if self.number is None:
             raise TileError("this is one semaphore, not an array")
         index = unwrap(i)
@@ -82,7 +82,7 @@ class semaphore(base_value):
 
 
 @op
-def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
+def semaphores(t: Trace, number: Traced, arrivals: Traced = 1) -> Traced:
     """`number` mbarriers in shared memory, each completing its phase after `arrivals` arrivals (and the bytes it was told to expect).
 
     Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
@@ -94,7 +94,7 @@ def semaphores(t: Trace, number: Any, arrivals: Any = 1) -> Any:
     return made
 
 
-def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
+def new_semaphores(t: Trace, number: Traced, arrivals: Traced) -> semaphore:
     """Their memory: for one `make_semaphores`, `publish` and barrier behind several."""
     t.require_explicit("semaphores")
     t.require("semaphores (mbarrier)", "tma")
@@ -108,12 +108,15 @@ def new_semaphores(t: Trace, number: Any, arrivals: Any) -> semaphore:
 
 def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
     """Make mbarriers in the memory of `new_semaphores`, of all arrays of a kernel together."""
-    counts = [(sem.number, sem.arrivals) for sem in made]
+    counts = []
+    for sem in made:
+        assert sem.number is not None and sem.arrivals is not None, "an array that new_semaphores made"
+        counts.append((sem.number, sem.arrivals))
     t.call(asm, ptx_mbarrier.init_all_text(counts), ",".join("r" * len(counts)), [sem.piece for sem in made])
 
 
 @op
-def expect(t: Trace, sem: Any, what: Any) -> Any:
+def expect(t: Trace, sem: Traced, what: Traced) -> None:
     """Arrive once and make the current phase wait for bytes of TMA copies as well: a number of bytes, or tiles whose bytes add up."""
     what = unwrap(what)
     items = what if isinstance(what, (tuple, list, tl.tuple)) else [what]
@@ -121,7 +124,7 @@ def expect(t: Trace, sem: Any, what: Any) -> Any:
     t.call(mbarrier.expect, _semaphore(sem, "expect").barrier(t), nbytes)
 
 
-def role_thread(t: Trace) -> Any:
+def role_thread(t: Trace) -> Traced:
     """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler
     believes of scalars.
 
@@ -141,7 +144,7 @@ def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
 
 
 @op
-def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = None, scope: Any = "cluster", fenced: Any = False) -> Any:
+def arrive(t: Trace, sem: Traced, count: Traced = 1, per: Traced = "role", cta: Traced = None, scope: Traced = "cluster", fenced: Traced = False) -> None:
     """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
     any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
 
@@ -171,14 +174,14 @@ def arrive(t: Trace, sem: Any, count: Any = 1, per: Any = "role", cta: Any = Non
         t.call(mbarrier.arrive, bar, count=count)
 
 
-def _semaphore(sem: Any, what: str) -> semaphore:
+def _semaphore(sem: Traced, what: str) -> semaphore:
     if not isinstance(sem, semaphore):
         raise TileError(f"{what}({unwrap(sem)!r}): needs a semaphore, made by tk.semaphores")
     return sem
 
 
 @op
-def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
+def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
     """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1
     returns at once.
 
@@ -195,7 +198,7 @@ def wait(t: Trace, sem: Any, phase: Any, scope: Any = "cta") -> Any:
 
 
 @op
-def careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any = WAIT_LIMIT_NS, name: Any = None, scope: Any = "cta") -> Any:
+def careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_LIMIT_NS, name: Traced = None, scope: Traced = "cta") -> None:
     """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the
     place in the source if None), the phase, the block and the warps of the block that wait.
 
@@ -226,7 +229,7 @@ def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread
             asm("trap;", "", [])
 
 
-def _careful_wait(t: Trace, sem: Any, phase: Any, limit_ns: Any, name: Any, scope: Any) -> None:
+def _careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced, name: Traced, scope: Traced) -> None:
     limit, name, scope = unwrap(limit_ns), unwrap(name), unwrap(scope)
     if not isinstance(limit, int) or limit < 1:
         raise TileError(f"careful_wait(limit_ns={limit!r}): must be a positive compile-time number of nanoseconds")
@@ -245,7 +248,7 @@ def _place(t: Trace) -> str:
 
 
 @op
-def sync(t: Trace) -> Any:
+def sync(t: Trace) -> None:
     """Synchronise the threads of this role (of the whole block outside roles)."""
     if t.explicit:
         t.call(gl.barrier)

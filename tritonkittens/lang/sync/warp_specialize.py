@@ -9,7 +9,7 @@ import triton.language as tl
 from tritonkittens.arch import REGISTERS, WARP
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import registers as ptx_registers
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import JITFunction, Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill, check_registers
@@ -33,7 +33,7 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
 
 
 @op
-def specialize(t: Trace, roles: Any, warps: Any, registers: Any = None, cluster_sync: Any = False) -> Any:
+def specialize(t: Trace, roles: Traced, warps: Traced, registers: Traced = None, cluster_sync: Traced = False) -> None:
     """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
 
     `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
@@ -66,14 +66,14 @@ class _InCluster:
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
-    def call_JitFunction(self, fn: Any, args: Any, kwargs: dict, **context: Any) -> Any:
+    def call_JitFunction(self, fn: JITFunction, args: list[Traced], kwargs: dict[str, Traced], **context: Any) -> Traced:
         self.generator.call_JitFunction(_meet, [], {}, **context)
         result = self.generator.call_JitFunction(fn, args, kwargs, **context)
         self.generator.call_JitFunction(_meet, [], {}, **context)
         return result
 
 
-def start_roles(t: Trace, roles: Any, warps: Any, registers: Any, cluster_sync: bool = False) -> None:
+def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, cluster_sync: bool = False) -> None:
     """`specialize` of explicit tiles where nothing was written since a fence."""
     t.require("warp roles (setmaxnreg)", "tma")
     warps, registers = unwrap(warps), unwrap(registers)
@@ -104,7 +104,7 @@ def start_roles(t: Trace, roles: Any, warps: Any, registers: Any, cluster_sync: 
 
 
 @op
-def increase_registers(t: Trace, count: Any) -> Any:
+def increase_registers(t: Trace, count: Traced) -> None:
     """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by
     itself."""
     t.require("increase_registers (setmaxnreg)", "tma")
@@ -113,14 +113,14 @@ def increase_registers(t: Trace, count: Any) -> Any:
 
 
 @op
-def decrease_registers(t: Trace, count: Any) -> Any:
+def decrease_registers(t: Trace, count: Traced) -> None:
     """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
     t.require("decrease_registers (setmaxnreg)", "tma")
     _check_count(count)
     t.call(ptx_registers.dec, unwrap(count))
 
 
-def _check_count(count: Any) -> None:
+def _check_count(count: Traced) -> None:
     count = unwrap(count)
     if not isinstance(count, int) or count % 8 or not 24 <= count <= 256:
         raise TileError(f"registers: {count!r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")

@@ -44,7 +44,7 @@ def cluster_slots(multiprocessors: int, size: int) -> int:
 class Call:
     """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as possible."""
 
-    def __init__(self, template: lcf, tensors: tuple):
+    def __init__(self, template: lcf, tensors: tuple[Any, ...]):
         plan, name = template._plan, type(template).__name__
         if len(tensors) != len(plan.globals):
             raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
@@ -78,14 +78,14 @@ class Call:
         if blocks < self.fewest:
             raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (one_tile_per_block=True, or OnePerBlock())")
 
-    def _workspace(self, tensors: tuple, blocks: int = 0) -> tuple:
+    def _workspace(self, tensors: tuple[Any, ...], blocks: int = 0) -> tuple[Any, ...]:
         """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums and their counters."""
         if self.splits:
             floats, counters = self.room
             return workspace(tensors[0].device, max(floats, blocks * self.room_of_block), counters)
         return workspace(tensors[0].device, 0, COUNTERS)[1:] if self.dynamic else ()
 
-    def arguments(self, tensors: tuple, args: dict[str, Any], blocks: int | None = None) -> tuple:
+    def arguments(self, tensors: tuple[Any, ...], args: dict[str, Any], blocks: int | None = None) -> tuple[Any, ...]:
         """The kernel's run-time arguments, for a grid of `blocks` where that is given."""
         if len(args) != len(self.args) or any(n not in args for n in self.args):
             raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")

@@ -19,7 +19,7 @@ MAX_CONSUMERS = 4
 
 
 def error_of(T: lcf, message: str) -> TileError:
-    """The error of a template: the message behind its name."""
+    """The error of a template: its name and the message."""
     return TileError(f"{type(T).__name__}{message if message.startswith(('(', '.')) else ': ' + message}")
 
 

@@ -1,20 +1,18 @@
 """How the thread blocks of a cluster meet when they begin, and wait for each other when they end."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import cluster as ptx_cluster
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.sync.semaphores import wait
 from tritonkittens.lang.template.facts import facts
 
 
 @op
-def open_cluster(t: Trace, T: Any) -> Any:
+def open_cluster(t: Trace, T: Traced) -> Traced:
     """Before the first copy to other blocks all warps of a cluster meet, so that every block has made its barriers. Blocks that share a task's iterations only
     arrive: they send each other nothing before its end, see `cluster_opened`. The barriers are all that was written, and fenced."""
     if unwrap(T).cluster_size > 1:
@@ -24,7 +22,7 @@ def open_cluster(t: Trace, T: Any) -> Any:
 
 
 @op
-def cluster_opened(t: Trace, T: Any) -> Any:
+def cluster_opened(t: Trace, T: Traced) -> Traced:
     """The other half of `open_cluster`, where that only arrived."""
     if unwrap(T).sharers > 1:
         t.call(ptx_cluster.wait)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -12,7 +12,7 @@ from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.storage import BLOCK_TASK
 
 
-def counted(t: Trace, hook: Any, key: str, counters: tuple[str, ...], *args: Any) -> tuple[Any, list[int]]:
+def counted(t: Trace, hook: Traced, key: str, counters: tuple[str, ...], *args: Traced) -> tuple[Traced, list[int]]:
     """Call a hook; what it returns and how much it adds to counters of the bill. A hook that is already in the module is not traced again: then, what it added
     when it was."""
     account, found = bill(), []
@@ -27,7 +27,7 @@ def counted(t: Trace, hook: Any, key: str, counters: tuple[str, ...], *args: Any
 
 
 @op
-def await_block_task(t: Trace, tiles: Any) -> Any:
+def await_block_task(t: Trace, tiles: Traced) -> Traced:
     """Wait until the block's task tiles are full, when a task begins, or its late ones, after the first iteration: a parity tells two phases apart, so no consumer
     may miss one."""
     if "group" in tiles.fields:
@@ -35,7 +35,7 @@ def await_block_task(t: Trace, tiles: Any) -> Any:
 
 
 @op
-def release_block_task(t: Trace, ctx: Any, computed_last: Any = False) -> Any:
+def release_block_task(t: Trace, ctx: Traced, computed_last: Traced = False) -> Traced:
     """Release the block's task tiles that hook `compute_last`, where it was called, has not released."""
     last = f"compute_last: {type(unwrap(ctx.config)).compute_last.cache_key}" if unwrap(computed_last) else ""
     for group in BLOCK_TASK:
@@ -44,20 +44,20 @@ def release_block_task(t: Trace, ctx: Any, computed_last: Any = False) -> Any:
 
 
 @op
-def call_start(t: Trace, ctx: Any) -> Any:
+def call_start(t: Trace, ctx: Traced) -> Traced:
     """The state that a consumer begins a task with."""
     hook = getattr(type(unwrap(ctx.config)), "start", None)
     return struct() if hook is None else _state(t, ctx, "start", t.call(hook, ctx), None)
 
 
 @op
-def call_load_params(t: Trace, ctx: Any) -> Any:
+def call_load_params(t: Trace, ctx: Traced) -> Traced:
     """The context plus what hook `load_params` returns."""
     hook = getattr(type(unwrap(ctx.config)), "load_params", None)
     return ctx if hook is None else struct(**{**ctx.fields, "params": t.call(hook, ctx)})
 
 
-def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
+def _state(t: Trace, ctx: Traced, what: str, new: Traced, old: Traced) -> Traced:
     name = type(unwrap(ctx.config)).__name__
     if not isinstance(new, struct):
         raise TileError(f"{name}.{what} must return the state (a tk.struct), got {new!r}")
@@ -67,7 +67,7 @@ def _state(t: Trace, ctx: Any, what: str, new: Any, old: Any) -> Any:
 
 
 def _hook(what: str) -> Any:
-    def call(t: Trace, ctx: Any, state: Any, *inputs: Any) -> Any:
+    def call(t: Trace, ctx: Traced, state: Traced, *inputs: Traced) -> Traced:
         config = unwrap(ctx.config)
         hook = getattr(type(config), what)
         read_before = bill().reads_shared
@@ -117,13 +117,13 @@ call_compute, call_compute_last, _first_hook = _hook("compute"), _hook("compute_
 
 
 @op
-def call_compute_first(t: Trace, ctx: Any, state: Any, input: Any) -> Any:
+def call_compute_first(t: Trace, ctx: Traced, state: Traced, input: Traced) -> Traced:
     """Iteration 0 of a pipelined computation."""
     return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "compute_first") else t.call(call_compute, ctx, state, input, input)
 
 
 @op
-def release(t: Trace, ctx: Any, tiles: Any) -> Any:
+def release(t: Trace, ctx: Traced, tiles: Traced) -> Traced:
     """Release the input tiles of this iteration to the producer: `compute_first` and `compute` of a template with lagged tiles do so once, as soon as nothing reads
     the tiles any more. Or, in `compute_last` itself, release `ctx.task` tiles with `per="block"` or `ctx.late_task` tiles: stores that read them have been waited
     for (`tk.store_read_wait`)."""
@@ -137,7 +137,7 @@ def release(t: Trace, ctx: Any, tiles: Any) -> Any:
 
 
 @op
-def wait_for(t: Trace, tiles: Any) -> Any:
+def wait_for(t: Trace, tiles: Traced) -> Traced:
     """Wait until lagged tiles are full: `compute` and `compute_last` do so once, before they use them and after what needs the input only. Or, in `compute_first`,
     wait for `ctx.late_task`, where it uses them; later hooks need not wait."""
     group = unwrap(tiles.fields.get("group"))
@@ -148,19 +148,19 @@ def wait_for(t: Trace, tiles: Any) -> Any:
 
 
 @op
-def release_slot(t: Trace, empty: Any, slot: Any, T: Any) -> Any:
+def release_slot(t: Trace, empty: Traced, slot: Traced, T: Traced) -> Traced:
     """Release a stage, after the hook that used it."""
     t.call(_release, t.call(empty.__getitem__, slot), T, bill().reads_ring is False)
 
 
 @op
-def release_before(t: Trace, memory: Any, slot: Any, T: Any) -> Any:
+def release_before(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
     """Release what is left of the previous iteration's stage: its lagged tiles, or all of it."""
     t.call(release_slot, (memory.lagged_pipeline if memory.lagged.fields else memory.input_pipeline).empty, slot, T)
 
 
 @op
-def _release(t: Trace, bar: Any, T: Any, unread: Any = False) -> Any:
+def _release(t: Trace, bar: Traced, T: Traced, unread: Traced = False) -> Traced:
     """Arrive at the empty barrier of a stage, for the producers of all blocks of the cluster: each writes into the stages of all.
 
     Scope "cta" is enough in a cluster too: what reads a stage are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences,

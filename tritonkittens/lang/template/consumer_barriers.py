@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import GROUP, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
@@ -16,19 +16,19 @@ FINISH_BARRIER = 15
 
 
 @op
-def await_previous(t: Trace, worker: Any) -> Any:
+def await_previous(t: Trace, worker: Traced) -> Traced:
     """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a task. Both call equally often."""
     t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
 
 @op
-def call_next(t: Trace, worker: Any, T: Any) -> Any:
+def call_next(t: Trace, worker: Traced, T: Traced) -> Traced:
     """The next consumer, after the last one the first, may go on."""
     t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
 @op
-def warp_scheduler_sync(t: Trace, ctx: Any) -> Any:
+def warp_scheduler_sync(t: Trace, ctx: Traced) -> Traced:
     """Wait for this consumer's turn (templates with `warp_scheduler_barrier=True` and several consumers; otherwise nothing). Source: FlashAttention-3 (Shah et
     al., 2024), section 3.1."""
     if _has_turns(ctx.config):
@@ -36,14 +36,14 @@ def warp_scheduler_sync(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def warp_scheduler_arrive(t: Trace, ctx: Any) -> Any:
+def warp_scheduler_arrive(t: Trace, ctx: Traced) -> Traced:
     """Pass the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
     if _has_turns(ctx.config):
         t.call(call_next, ctx.worker, ctx.config)
 
 
 @op
-def open_turns(t: Trace, worker: Any, T: Any) -> Any:
+def open_turns(t: Trace, worker: Traced, T: Traced) -> Traced:
     """The last consumer passes the first turn to consumer 0."""
     if _has_turns(T) and unwrap(worker) == unwrap(T).consumers - 1:
         t.call(call_next, worker, T)
@@ -54,7 +54,7 @@ def _has_turns(T: Any) -> bool:
 
 
 @op
-def sync_consumers(t: Trace, ctx: Any) -> Any:
+def sync_consumers(t: Trace, ctx: Traced) -> Traced:
     """All consumers of a task meet: each then sees what the others wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it. Each
     calls it equally often."""
     t.call(named_sync, MEETING_BARRIER, unwrap(ctx.config).consumers * GROUP)
@@ -69,41 +69,41 @@ def _of_two(ctx: Any, call: str) -> int:
     return unwrap(ctx.worker)
 
 
-def _arrive_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
+def _arrive_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:
     t.call(named_arrive, barrier + 1 - _of_two(ctx, call), 2 * GROUP)
 
 
-def _wait_for_other(t: Trace, ctx: Any, barrier: int, call: str) -> None:
+def _wait_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:
     t.call(named_sync, barrier + _of_two(ctx, call), 2 * GROUP)
 
 
 @op
-def exchange_commit(t: Trace, ctx: Any) -> Any:
+def exchange_commit(t: Trace, ctx: Traced) -> Traced:
     """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read them, to the other of two consumers, which
     reads them after `tk.exchange_wait`. Both call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits until it needs the other's tiles."""
     _arrive_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_commit")
 
 
 @op
-def exchange_wait(t: Trace, ctx: Any) -> Any:
+def exchange_wait(t: Trace, ctx: Traced) -> Traced:
     """Wait until the other consumer has called `tk.exchange_commit`."""
     _wait_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_wait")
 
 
 @op
-def exchange_release(t: Trace, ctx: Any) -> Any:
+def exchange_release(t: Trace, ctx: Traced) -> Traced:
     """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after `tk.exchange_acquire`. Both call both equally often,
     in turn."""
     _arrive_for_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 
 @op
-def exchange_acquire(t: Trace, ctx: Any) -> Any:
+def exchange_acquire(t: Trace, ctx: Traced) -> Traced:
     """Wait until the other consumer has called `tk.exchange_release`."""
     _wait_for_other(t, ctx, TURN_BARRIER, "exchange_acquire")
 
 
 @op
-def meet_at_end(t: Trace, T: Any) -> Any:
+def meet_at_end(t: Trace, T: Traced) -> Traced:
     """All consumers of the block are done with their products."""
     t.call(named_sync, FINISH_BARRIER, unwrap(T).consumers * GROUP)

@@ -1,11 +1,9 @@
 """What the hooks of a template see: the context of a task, of an iteration, of a consumer."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.register.compiler_hints import opaque_zero
@@ -15,7 +13,7 @@ from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, i
 
 
 @op
-def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
+def new_context(t: Trace, G: Traced, A: Traced, T: Traced) -> Traced:
     """What all hooks see before `setup` has said what the task is."""
     plan, args = unwrap(T)._plan, dict(zip(unwrap(T)._plan.args, A, strict=False))
     tensors = {}
@@ -31,27 +29,27 @@ def new_context(t: Trace, G: Any, A: Any, T: Any) -> Any:
 
 
 @op
-def extended(t: Trace, ctx: Any, more: Any) -> Any:
+def extended(t: Trace, ctx: Traced, more: Traced) -> Traced:
     """The context plus the fields of a work tile."""
     scalars = {n: t.scalar(v) if isinstance(unwrap(v), int) and n != "edges" else v for n, v in more.fields.items()}
     return struct(**{**ctx.fields, **scalars})
 
 
 @op
-def at_iteration(t: Trace, ctx: Any, i: Any, edge: Any = None) -> Any:
+def at_iteration(t: Trace, ctx: Traced, i: Traced, edge: Traced = None) -> Traced:
     """The context of an iteration; for consumers also whether it is an `edge`."""
     return struct(**{**ctx.fields, "iter": i, **({} if edge is None else {"edge": edge})})
 
 
 @op
-def marked_edges(t: Trace, tile: Any) -> Any:
-    """Which iterations of a index are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where the task tells."""
+def marked_edges(t: Trace, tile: Traced) -> Traced:
+    """Which iterations of a work tile are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where `setup` computes the number."""
     edges = unwrap(tile.edges)
     return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
 
 
 @op
-def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
+def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """The context with the block's task tiles addressed anew: their slot is zero, but the compiler cannot tell. Otherwise it would compute the descriptors of all
     their parts once, and keep them in registers that accumulators need."""
     plan = unwrap(ctx.config)._plan
@@ -60,7 +58,7 @@ def addressed_anew(t: Trace, ctx: Any, memory: Any) -> Any:
 
 
 @op
-def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
+def of_consumer(t: Trace, ctx: Traced, memory: Traced, worker: Traced, turn: Traced) -> Traced:
     """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
     plan = config._plan
@@ -73,13 +71,13 @@ def of_consumer(t: Trace, ctx: Any, memory: Any, worker: Any, turn: Any) -> Any:
 
 
 @op
-def without(t: Trace, ctx: Any, *names: Any) -> Any:
+def without(t: Trace, ctx: Traced, *names: Traced) -> Traced:
     """The context without these fields: their tiles were released."""
     gone = [unwrap(name) for name in names]
     return struct(**{n: v for n, v in ctx.fields.items() if n not in gone})
 
 
 @op
-def after_input(t: Trace, ctx: Any) -> Any:
+def after_input(t: Trace, ctx: Traced) -> Traced:
     """The context after a consumer has released its own task tiles."""
     return t.call(without, ctx, "task") if unwrap(ctx.config)._plan.per == "consumer" else ctx

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -21,7 +21,7 @@ from tritonkittens.lang.types.tiles import split, st
 
 
 @op
-def call_store(t: Trace, ctx: Any, output: Any) -> Any:
+def call_store(t: Trace, ctx: Traced, output: Traced) -> Traced:
     """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
     config = unwrap(ctx.config)
     expected = copies(config._plan.output)
@@ -31,7 +31,7 @@ def call_store(t: Trace, ctx: Any, output: Any) -> Any:
 
 
 @op
-def wait_for_stores(t: Trace, ctx: Any, slots: Any) -> Any:
+def wait_for_stores(t: Trace, ctx: Traced, slots: Traced) -> Traced:
     """Wait until at most the stores of the newest `slots` slots still read shared memory."""
     t.call(store_read_wait, unwrap(slots) * copies(unwrap(ctx.config)._plan.output))
 
@@ -47,7 +47,7 @@ def _loads_tiles(config: Any) -> bool:
 
 
 @op
-def release_epilogue(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
+def release_epilogue(t: Trace, memory: Traced, worker: Traced, T: Traced) -> Traced:
     """Let the producer load for `finish`, or consumers write scratch tiles over which the previous task's results were staged. Called in the first iteration:
     by then the previous task's stores have been read while products were in flight."""
     config = unwrap(T)
@@ -61,7 +61,7 @@ def release_epilogue(t: Trace, memory: Any, worker: Any, T: Any) -> Any:
 
 
 @op
-def _leave_epilogue(t: Trace, T: Any) -> Any:
+def _leave_epilogue(t: Trace, T: Traced) -> Traced:
     """All stores have read shared memory, and products are done: of all consumers whose tiles lie over one another."""
     t.call(store_read_wait, 0)
     if unwrap(T).placement(t.arch).over_own:
@@ -70,7 +70,7 @@ def _leave_epilogue(t: Trace, T: Any) -> Any:
         t.call(meet_at_end, T)
 
 
-def staged(t: Trace, ctx: Any, memory: Any) -> Any:
+def staged(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """The epilogue tiles of a consumer, with the barrier on which it loads them itself, if it does."""
     tiles = t.call(epilogue_tiles, ctx, memory, ctx.worker)
     if unwrap(ctx.config)._plan.epilogue_reloads:
@@ -79,7 +79,7 @@ def staged(t: Trace, ctx: Any, memory: Any) -> Any:
 
 
 @op
-def _call_finish(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+def _call_finish(t: Trace, ctx: Traced, state: Traced, memory: Traced) -> Traced:
     hook = getattr(type(unwrap(ctx.config)), "finish", None)
     if hook is not None:
         t.call(hook, ctx, state, staged(t, ctx, memory))
@@ -94,7 +94,7 @@ def _finish_if_last(ctx, state, memory):
 
 
 @op
-def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: Any, more: Any) -> Any:
+def finish_task(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced, phases: Traced, more: Traced) -> Traced:
     """Stage and store the results. The epilogue tiles must be free: the previous task's stores have read them, and over the ring all consumers are done.
 
     `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion of the
@@ -126,7 +126,7 @@ def finish_task(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any, phases: 
 
 
 @op
-def end_task(t: Trace, carried: Any, ctx: Any, ended: Any, state: Any, memory: Any, turn: Any, phases: Any, tile: Any, more: Any) -> Any:
+def end_task(t: Trace, carried: Traced, ctx: Traced, ended: Traced, state: Traced, memory: Traced, turn: Traced, phases: Traced, tile: Traced, more: Traced) -> Traced:
     """Finish a task, or let an extension do it (point `task_ends`); returns what the extensions carry to the next task."""
     config = unwrap(ctx.config)
     if any("task_ends" in extension.points for extension in config.extensions):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.template.hook_table import Hook
@@ -53,7 +53,7 @@ class Extension:
         """Raise `TileError` where compute hook `what` does not call the extension's operations as often as it must."""
 
     @staticmethod
-    def added_memory(t: Trace, T: Any) -> dict[str, Any]:
+    def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:
         """Tiles and pipelines in shared memory, by name."""
         return {}
 
@@ -79,34 +79,34 @@ def _functions(T: Any, point: Any) -> list[tuple[str, Any]]:
 
 
 @op
-def values_at(t: Trace, T: Any, point: Any, *args: Any) -> Any:
+def values_at(t: Trace, T: Traced, point: Traced, *args: Traced) -> Traced:
     """Call a point of every extension: a record of what each returns."""
     return struct(**{name: t.call(function, *args) for name, function in _functions(T, point)})
 
 
 @op
-def values_from(t: Trace, T: Any, point: Any, values: Any, *args: Any) -> Any:
+def values_from(t: Trace, T: Traced, point: Traced, values: Traced, *args: Traced) -> Traced:
     """The same, where each gets its own of these values, and keeps it where it has no such point."""
     changed = {name: t.call(function, values.fields.get(name), *args) for name, function in _functions(T, point)}
     return struct(**(values.fields | changed))
 
 
 @op
-def at(t: Trace, T: Any, point: Any, *args: Any) -> Any:
+def at(t: Trace, T: Traced, point: Traced, *args: Traced) -> Traced:
     """Call a point of every extension."""
     for _, function in _functions(T, point):
         t.call(function, *args)
 
 
 @op
-def at_with(t: Trace, T: Any, point: Any, values: Any, *args: Any) -> Any:
+def at_with(t: Trace, T: Traced, point: Traced, values: Traced, *args: Traced) -> Traced:
     """The same, where each gets its own of these values."""
     for name, function in _functions(T, point):
         t.call(function, values.fields.get(name), *args)
 
 
 @op
-def context_at(t: Trace, T: Any, point: Any, ctx: Any, *args: Any) -> Any:
+def context_at(t: Trace, T: Traced, point: Traced, ctx: Traced, *args: Traced) -> Traced:
     """A context, after a point of every extension has added to it."""
     for _, function in _functions(T, point):
         ctx = t.call(function, ctx, *args)

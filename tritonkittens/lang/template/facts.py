@@ -1,11 +1,9 @@
 """What is constant of a template on an architecture, for the code of its roles."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.template.storage import block_tasks
@@ -14,7 +12,7 @@ EARLY_STAGES = 2  # more keep the roles waiting for the barriers between their c
 
 
 @op
-def facts(t: Trace, T: Any) -> Any:
+def facts(t: Trace, T: Traced) -> Traced:
     """A record of constants.
 
     - `stages` of the rings; no epilogue tiles lie over the first `safe_stages` of them where these lie `over_ring`; `output_stages` of lcsf;

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tritonkittens.inline_ptx.tensormap import parameter_address
 from tritonkittens.inline_ptx.tma import prefetch_tensormap
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.schedule.dynamic_scheduler import broadcast_first
@@ -30,9 +30,9 @@ from tritonkittens.lang.types.tiles import split
 
 
 @op
-def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
+def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Traced:
     config, shared = unwrap(T), (G, A, memory, T)
-    roles: list[tuple[Any, tuple]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
+    roles: list[tuple[Any, tuple[Any, ...]]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
     roles.append((producer, shared))
     if config.lagged_producer:
         roles.append((lagged_producer, shared))
@@ -49,7 +49,7 @@ def _run_roles(t: Trace, G: Any, A: Any, memory: Any, T: Any) -> Any:
 
 
 @op
-def _prefetch_descriptors(t: Trace, G: Any, T: Any) -> Any:
+def _prefetch_descriptors(t: Trace, G: Traced, T: Traced) -> Traced:
     """Fetch the tensor maps while the semaphores are made: the first copy would wait for them."""
     t.require(f"{type(unwrap(T)).__name__} (TMA, warp roles)", "tma")
     for g in G:

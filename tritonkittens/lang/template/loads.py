@@ -1,12 +1,10 @@
 """The copies that the producers start: how each load hook is called, and what it must do, checked when the kernel is compiled."""
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -16,7 +14,7 @@ from tritonkittens.lang.template.smem_plan import nbytes
 from tritonkittens.lang.template.storage import block_tasks, in_slot, slot_tiles
 
 
-def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected: int, *args: Any) -> None:
+def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
     _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
     if copied != expected:
@@ -25,7 +23,7 @@ def _checked_load(t: Trace, hook: Any, what: str, consumer: int | None, expected
 
 
 @op
-def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+def load_input(t: Trace, ctx: Traced, memory: Traced, slot: Traced) -> Traced:
     """Ask for the input tiles of an iteration."""
     config = unwrap(ctx.config)
     expected = nbytes(config._plan.input)
@@ -34,7 +32,7 @@ def load_input(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
 
 
 @op
-def load_lagged(t: Trace, ctx: Any, memory: Any, slot: Any) -> Any:
+def load_lagged(t: Trace, ctx: Traced, memory: Traced, slot: Traced) -> Traced:
     """Ask for the lagged tiles of an iteration."""
     config = unwrap(ctx.config)
     expected, bar = nbytes(config._plan.lagged), t.call(memory.lagged_pipeline.full.__getitem__, slot)
@@ -48,7 +46,7 @@ def _remainder(number, divisor: tl.constexpr):
     return number % divisor
 
 
-def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, pipe: Any, turn: Any) -> None:
+def _load_for_consumers(t: Trace, ctx: Traced, what: str, tiles: Traced, chosen: Traced, pipe: Traced, turn: Traced) -> None:
     """Fill tiles of every consumer of the task, once it has released those of its previous task."""
     config = unwrap(ctx.config)
     expected, teams = nbytes(chosen), config.consumers // config.team
@@ -65,7 +63,7 @@ def _load_for_consumers(t: Trace, ctx: Any, what: str, tiles: Any, chosen: Any, 
 
 
 @op
-def load_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+def load_task(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
     """Fill the tiles that consumers keep for a task, once they have released those of the previous task."""
     config = unwrap(ctx.config)
     plan = config._plan
@@ -82,7 +80,7 @@ def load_task(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def load_epilogue(t: Trace, ctx: Any, memory: Any, turn: Any) -> Any:
+def load_epilogue(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
     """Load what `finish` reads into the epilogue tiles of each consumer, once it has released them."""
     plan = unwrap(ctx.config)._plan
     chosen = tuple((n, s) for n, s in plan.epilogue if n in plan.epilogue_loads)

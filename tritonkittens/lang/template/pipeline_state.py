@@ -11,7 +11,7 @@ def phase_before(phases, slot):
 
 @triton.jit
 def next_slot(slot, phases, STAGES: tl.constexpr):
-    """The slot behind `slot`, and the phases after it was used: one parity bit a slot."""
+    """The slot after `slot`, and the phases after its use: one parity bit a slot."""
     return tl.where(slot + 1 == STAGES, 0, slot + 1), phases ^ (1 << slot)
 
 
@@ -32,5 +32,5 @@ def skip_slots(slot, phases, count, STAGES: tl.constexpr):
     part = ((1 << rest) - 1) << slot
     part = (part | (part >> STAGES)) & ALL
     whole = tl.where((count // STAGES) % 2 == 1, ALL, 0)
-    behind = slot + rest
-    return tl.where(behind >= STAGES, behind - STAGES, behind), phases ^ whole ^ part
+    after = slot + rest
+    return tl.where(after >= STAGES, after - STAGES, after), phases ^ whole ^ part

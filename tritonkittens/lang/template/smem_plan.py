@@ -118,7 +118,7 @@ def _over_scratch(plan: layout, consumers: int) -> Places | None:
 
 
 def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tuple[int, str, int]]]) -> Places | None:
-    """For each finish tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles `homes`, with room left."""
+    """For each epilogue tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles `homes`, that it fits into."""
     if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.epilogue, *homes)):
         return None
     used: dict[tuple[str, int], int] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import triton.language as tl
 
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
-from tritonkittens.lang.core.backend import Trace, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces, piece_shared_layout, shared
@@ -33,8 +33,8 @@ def new_pipeline(t: Trace, stages: int, full_arrivals: int, empty_arrivals: int)
 
 
 @op
-def template_memory(t: Trace, T: Any) -> Any:
-    """All shared and tensor memory of the template, with room for its semaphores (`open_memory`), as one record."""
+def template_memory(t: Trace, T: Traced) -> Traced:
+    """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one record."""
     T = unwrap(T)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def template_memory(t: Trace, T: Any) -> Any:
     return struct(**fields, **found, **_accumulators(t, T))
 
 
-def _pipelines(t: Trace, T: Any) -> dict[str, Any]:
+def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
     """The pipelines between producers, consumers and the storer: `NAME_pipeline` has the full and empty barriers of tiles NAME."""
     plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
     found: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _pipelines(t: Trace, T: Any) -> dict[str, Any]:
     return found
 
 
-def _other_memory(t: Trace, T: Any) -> dict[str, Any]:
+def _other_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     """What tile schedulers and extensions keep, and the barrier of epilogue tiles over the ring."""
     found: dict[str, Any] = {}
     if T.sharers > 1:
@@ -101,7 +101,7 @@ def _other_memory(t: Trace, T: Any) -> dict[str, Any]:
     return found
 
 
-def _accumulators(t: Trace, T: Any) -> dict[str, Any]:
+def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
     """Accumulators in tensor memory, on chips that have it."""
     if not t.chip.tcgen05:
         return {}
@@ -112,7 +112,7 @@ def _accumulators(t: Trace, T: Any) -> dict[str, Any]:
 
 
 @op
-def open_memory(t: Trace, memory: Any, T: Any) -> Any:
+def open_memory(t: Trace, memory: Traced, T: Traced) -> Traced:
     """Make the semaphores of `template_memory`: after it all threads of the block, and copies, find them."""
     pairs = [field.fields.values() if isinstance(field, struct) else (field,) for field in memory.fields.values()]
     make_semaphores(t, [found for pair in pairs for found in pair if isinstance(found, semaphore)])
@@ -129,7 +129,7 @@ def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, stru
 
 
 @op
-def own_rings(t: Trace, memory: Any, T: Any) -> Any:
+def own_rings(t: Trace, memory: Traced, T: Traced) -> Traced:
     """The same memory, for a block of a cluster that loads its rings alone. One thread issues the many copies of a stage with page indices: between two of them
     the compiler would put a barrier."""
     plan = unwrap(T)._plan
@@ -139,12 +139,12 @@ def own_rings(t: Trace, memory: Any, T: Any) -> Any:
     return struct(**{**memory.fields, **rings})
 
 
-def in_slot(t: Trace, rings: struct, slot: Any) -> dict[str, Any]:
+def in_slot(t: Trace, rings: struct, slot: Traced) -> dict[str, Traced]:
     """The tiles in a slot of several rings, by name."""
     return {name: t.call(ring.__getitem__, slot) for name, ring in rings.fields.items()}
 
 
-def block_task_tiles(t: Trace, memory: Any, plan: Any, slot: Any, phase: Any) -> dict[str, struct]:
+def block_task_tiles(t: Trace, memory: Traced, plan: Traced, slot: Traced, phase: Traced) -> dict[str, struct]:
     """The tiles that all consumers of a task share, by group, with their full and empty barriers. `phase`: of the task; `slot`: zero."""
     found = {}
     for group in block_tasks(plan):
@@ -155,7 +155,7 @@ def block_task_tiles(t: Trace, memory: Any, plan: Any, slot: Any, phase: Any) ->
 
 
 @op
-def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
+def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, worker: Traced) -> Traced:
     """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the scratch tiles."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
@@ -174,7 +174,7 @@ def epilogue_tiles(t: Trace, ctx: Any, memory: Any, worker: Any) -> Any:
 
 
 @op
-def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
+def slot_tiles(t: Trace, memory: Traced, slot: Traced, producer: Traced = False) -> Traced:
     """The tiles of a stage; for the producer with its full barrier, for a consumer with lagged tiles with its empty barrier."""
     tiles, pipe = in_slot(t, memory.input, slot), memory.input_pipeline
     if unwrap(producer):
@@ -185,7 +185,7 @@ def slot_tiles(t: Trace, memory: Any, slot: Any, producer: Any = False) -> Any:
 
 
 @op
-def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
+def tiles_before(t: Trace, memory: Traced, slot: Traced, phases: Traced) -> Traced:
     """What `compute` sees of the previous iteration, and `compute_last` of the last: its lagged tiles, their full barrier and its phase, or all its tiles."""
     if not memory.lagged.fields:
         return t.call(slot_tiles, memory, slot)
@@ -194,6 +194,6 @@ def tiles_before(t: Trace, memory: Any, slot: Any, phases: Any) -> Any:
 
 
 @op
-def output_tiles(t: Trace, memory: Any, slot: Any) -> Any:
+def output_tiles(t: Trace, memory: Traced, slot: Traced) -> Traced:
     """The tiles of a slot of the output ring."""
     return struct(**in_slot(t, memory.output, slot))

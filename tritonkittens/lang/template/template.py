@@ -105,13 +105,7 @@ class lcf(Configuration, Interned):
 
     def __init__(self, **knobs: Any):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
-        refuse_old(type(self).__name__, "knob", knobs)
-        for name, value in knobs.items():
-            if name not in self._knobs():
-                known = ", ".join(sorted(n for n in self._knobs()))
-                raise TileError(f"{type(self).__name__}({name}={value!r}): no such knob; it has {known}")
-            setattr(self, name, value)
-        self._check_knobs()
+        self._take_knobs(knobs)
         derived = extensions_of(type(self))
         self.pipelined = check_hooks(type(self), self._stores, derived, [e for e in EXTENSIONS if e not in derived], KNOBS)
         self.one_tile_per_block = self.one_tile_per_block or self.schedule.one_tile_per_block
@@ -128,18 +122,33 @@ class lcf(Configuration, Interned):
         self._placements: dict[int, Placement] = {}
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
         self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
-        self._calls: dict[tuple, Call] = {}
+        self._calls: dict[tuple[Any, ...], Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
+        self._share_registers()
+        self._key = self._make_key(own)
+        self.__dict__.update(self._knobs())  # also where the default of a class changes
+
+    def _take_knobs(self, knobs: dict[str, Any]) -> None:
+        refuse_old(type(self).__name__, "knob", knobs)
+        for name, value in knobs.items():
+            if name not in self._knobs():
+                known = ", ".join(sorted(self._knobs()))
+                raise TileError(f"{type(self).__name__}({name}={value!r}): no such knob; it has {known}")
+            setattr(self, name, value)
+        self._check_knobs()
+
+    def _share_registers(self) -> None:
+        """How many warps a block has, and how its registers are shared between the roles."""
         busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
         share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
-        # Moving registers between roles costs a block's start 0.1 to 0.5 µs: not where an equal share is enough
+        # Moving registers between roles makes a block's start longer: not where an equal share is enough (measured: docs/notes/gemm.md)
         needed = self.needed_registers
         self.reallocates = bool(self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS))
-        # Registers are handed out by the launch: with several blocks on a multiprocessor each must ask for its share
+        # The launch allocates registers: with several blocks on a multiprocessor each must request its share
         mine = ("maxnreg", share) if self.reallocates else ("minnctapersm", self.blocks_per_sm)
         self._options = (mine,) if self.blocks_per_sm > 1 else ()
         if self.cluster_size > 1:
@@ -149,8 +158,6 @@ class lcf(Configuration, Interned):
         if asked > self._pool:
             raise self._error(f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} of {self._pool}, "
                               f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
-        self._key = self._make_key(own)
-        self.__dict__.update(self._knobs())  # also where the default of a class changes
 
     @property
     def _identity(self) -> str | int:
@@ -174,8 +181,8 @@ class lcf(Configuration, Interned):
     def _check_knobs(self) -> None:
         check_knobs(self)
 
-    def _moved(self, tiles: tuple) -> tuple:
-        """The tile types that TMA moves of a tensor: beside a tile that the cluster loads together, the blocks' parts."""
+    def _moved(self, tiles: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The tile types that TMA moves of a tensor: with a tile that the cluster loads together, also the parts that each block loads."""
         if self.cluster == 1:
             return tiles
         together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
@@ -197,15 +204,16 @@ class lcf(Configuration, Interned):
         return type(self).__name__, {"G": self.tensors, "A": self._plan.args}
 
     def tasks(self, *shapes: Any) -> int:
-        """How many tasks tensors of these shapes make, to launch no more blocks than that; by default unknown (one block for every slot of the device)."""
+        """How many tasks there are for tensors of these shapes. Override it to launch no more blocks than tasks; by default it is unknown, and a launch has as many
+        blocks as run at once."""
         return UNKNOWN_TASKS
 
     def blocks(self, slots: int, *shapes: Any) -> int:
-        """How many blocks (clusters) of the device's `slots` a launch takes."""
+        """How many blocks (clusters) a launch has on a device that runs `slots` of them at once."""
         return self.schedule.blocks(self.work_tiles(slots, *shapes), slots)
 
     def work_tiles(self, slots: int, *shapes: Any) -> int:
-        """How many tasks, or parts of tasks where the schedule fixes these, tensors of these shapes make for so many `slots`."""
+        """How many work tiles there are for tensors of these shapes on a device that runs `slots` blocks at once."""
         return self.schedule.work_tiles(self.tasks(*shapes), slots, self.blocks_per_sm)
 
     def _knobs(self) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import from_torch, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -28,14 +28,14 @@ class GlobalLayout(NamedTuple):
     kernel is compiled for, None in the place of those that it is not. `ragged` is None where the descriptors are made for sequences.
     """
 
-    maps: tuple
-    pointer: Any
-    shape: tuple = ()
-    strides: tuple = ()
-    even: Any = ()
-    parameter: Any = ()
-    fixed: Any = ()
-    ragged: Any = ()
+    maps: Traced
+    pointer: Traced
+    shape: Traced = ()
+    strides: Traced = ()
+    even: Traced = ()
+    parameter: Traced = ()
+    fixed: Traced = ()
+    ragged: Traced = ()
 
     @property
     def of_one_tensor(self) -> bool:
@@ -133,22 +133,22 @@ class gl:
         return GlobalLayout((), self.tensor, tuple(self.tensor.shape), tuple(self.tensor.stride()))
 
 
-def rank_of(g: Any) -> int:
+def rank_of(g: Traced) -> int:
     """Dimensions of a global layout inside a kernel."""
     return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
 
 
-def is_ragged(g: Any) -> bool:
+def is_ragged(g: Traced) -> bool:
     """Are the descriptors of a global layout inside a kernel made for sequences?"""
     return unwrap(getattr(g, "ragged", ())) is None
 
 
-def fixed_of(g: Any) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
+def fixed_of(g: Traced) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
     """(extents, strides) that the kernel is compiled for, with None for run-time values; None where all are."""
     return unwrap(getattr(g, "fixed", ())) or None
 
 
-def extents_of(g: Any) -> list[Any]:
+def extents_of(g: Traced) -> list[Traced]:
     """Extents of a global layout inside a kernel: constants of static dimensions, int32 scalars of others."""
     extents = list(g.maps[0].shape) if len(g.maps) else list(g.shape)
     fixed = fixed_of(g)
@@ -157,7 +157,7 @@ def extents_of(g: Any) -> list[Any]:
     return [tl.constexpr(constant) if constant is not None else extents[axis] for axis, constant in enumerate(fixed[0])]
 
 
-def strides_of(g: Any) -> list[Any]:
+def strides_of(g: Traced) -> list[Traced]:
     """Strides of a global layout inside a kernel, in elements: constants of static dimensions, else run-time values; the last one is 1
     where it is known when the kernel is compiled."""
     strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
@@ -169,13 +169,13 @@ def strides_of(g: Any) -> list[Any]:
     return [constant if constant is not None else strides[axis] for axis, constant in enumerate(fixed[1])]
 
 
-def is_even(g: Any) -> bool:
+def is_even(g: Traced) -> bool:
     """Is it known that `is_aligned` and that the columns are a multiple of 16 bytes as well, so that no 16-byte piece of a row crosses
     an edge?"""
     return unwrap(getattr(g, "even", ())) is None
 
 
-def is_aligned(g: Any) -> bool:
+def is_aligned(g: Traced) -> bool:
     """Is it known that columns are contiguous and all other strides multiples of 16 bytes? TMA descriptors need it."""
     return len(g.maps) > 0 or is_even(g)
 
@@ -186,14 +186,14 @@ def even_rows(tensor: torch.Tensor) -> bool:
     return last == 1 and not any(n * tensor.itemsize % PIECE for n in (*strides, tensor.shape[-1]))
 
 
-def check_global(g: Any, name: str) -> None:
+def check_global(g: Traced, name: str) -> None:
     """Refuse anything but a global layout where one is needed."""
     if not hasattr(g, "pointer") or not hasattr(g, "maps"):
         raise TileError(f"{name}: {g!r} is no global layout; pass tk.gl(tensor, tile types) to the kernel")
 
 
 @op
-def extent(t: Trace, g: Any, axis: Any) -> Any:
+def extent(t: Trace, g: Traced, axis: Traced) -> Traced:
     """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the dimension is `static`. Not the rows
     of a ragged one, which no descriptor has."""
     check_global(g, "extent")

@@ -33,7 +33,7 @@ class TileType(base_value):
     __triton_builtin__ = True  # lets kernel code call the constructor
 
     def __post_init__(self) -> None:
-        for f in fields(self):  # type: ignore[arg-type]
+        for f in fields(self):
             object.__setattr__(self, f.name, unwrap(getattr(self, f.name)))
         self.check()
 
@@ -41,26 +41,26 @@ class TileType(base_value):
         raise NotImplementedError
 
     @property
-    def type(self) -> constexpr_type:  # type: ignore[override]
+    def type(self) -> constexpr_type:
         return constexpr_type(self)
 
-    def _flatten_ir(self, handles: list) -> None:
+    def _flatten_ir(self, handles: list[Any]) -> None:
         pass
 
     def _set_name(self, builder: Any, name: str) -> None:
         pass
 
     def mangle(self) -> str:
-        values = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+        values = [getattr(self, f.name) for f in fields(self)]
         return type(self).__name__ + "_" + "_".join(v.mangle() if isinstance(v, TileType) else str(v) for v in values)
 
 
-def _element_type(tile: TileType, dtype: Any) -> None:
+def _element_type(tile: TileType, dtype: object) -> None:
     if dtype not in ELEMENT_TYPES:
         raise TileError(f"{tile!r}: {dtype!r} is no element type of a tile; use {names_of(ELEMENT_TYPES)}")
 
 
-def _positive_multiple(what: str, value: Any, step: int, why: str) -> None:
+def _positive_multiple(what: str, value: object, step: int, why: str) -> None:
     if not isinstance(value, int) or value <= 0 or value % step:
         raise TileError(f"{what}: {value!r} must be a positive multiple of {step} ({why})")
 

@@ -1,9 +1,7 @@
 """Ragged tensors: sequences of different lengths packed end to end along the rows. A sequence is a coordinate, in front of the others: a copy ends with it."""
 from __future__ import annotations
 
-from typing import Any
-
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -12,7 +10,7 @@ from tritonkittens.launch.tensormap import SPAN
 
 
 @op
-def sequence(t: Trace, begin: Any, rows: Any) -> Any:
+def sequence(t: Trace, begin: Traced, rows: Traced) -> Traced:
     """Rows `begin` … `begin` + `rows` − 1 (int32, inside the tensor) of a packed tensor, as the first coordinate of a load or store, in front of one for each
     dimension: `tk.load_async(tile, g, (tk.sequence(begin, rows), head, block, 0), arrived)`.
 
@@ -22,28 +20,28 @@ def sequence(t: Trace, begin: Any, rows: Any) -> Any:
     return struct(begin=t.scalar(begin), rows=t.scalar(rows))
 
 
-def split_sequence(coord: list[Any]) -> tuple[Any, list[Any]]:
+def split_sequence(coord: list[Traced]) -> tuple[Traced, list[Traced]]:
     """(the sequence or None, the other coordinates)."""
     return (coord[0], coord[1:]) if coord and isinstance(unwrap(coord[0]), struct) else (None, coord)
 
 
-def dimensions(g: Any) -> int:
+def dimensions(g: Traced) -> int:
     """Dimensions of the tensor behind a global layout inside a kernel; a ragged map has two more."""
     return rank_of(g) - (2 if is_ragged(g) else 0)
 
 
-def end_of(t: Trace, sequence: Any) -> Any:
+def end_of(t: Trace, sequence: Traced) -> Traced:
     """The row behind a sequence."""
     return t.method(sequence.begin, "__add__", sequence.rows)
 
 
-def ragged_place(t: Trace, sequence: Any, place: list[Any]) -> list[Any]:
+def ragged_place(t: Trace, sequence: Traced, place: list[Traced]) -> list[Traced]:
     """Coordinates in a ragged map (`launch.tensormap.ragged`) of the element coordinates of a sequence's tile."""
     row = t.method(t.method(t.scalar(place[-2]), "__sub__", sequence.rows), "__add__", SPAN)
     return [SPAN, end_of(t, sequence), *place[:-2], row, place[-1]]
 
 
-def check_sequence(g: Any, sequence: Any, of_tile: bool, what: str) -> None:
+def check_sequence(g: Traced, sequence: Traced, of_tile: bool, what: str) -> None:
     """Refuse a TMA copy of a sequence that the tensor's map does not bound."""
     if sequence is not None and not of_tile:
         raise TileError(f"{what} of a sequence: TMA moves tiles of it, not vectors, which begin at multiples of 16 bytes only")

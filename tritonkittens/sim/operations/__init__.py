@@ -2,3 +2,5 @@
 
 from . import barriers, control, copies, global_memory, inline_asm, products, scaled_products, shared_memory, tensor_memory, tma
 from .registry import EFFECTS, VIEWS
+
+__all__ = ["EFFECTS", "VIEWS"]

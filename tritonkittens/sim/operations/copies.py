@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..clocks import GENERIC
 from ..costs import GLOBAL_LATENCY, global_cycles
-from ..machine import GENERIC, Async, Role, Wait, poisoned
+from ..machine import Async, Role, Wait, poisoned
 from ..numbers import encode
 from ..ttgir import Op
 from ..values import Poison, Spans, View

@@ -109,7 +109,7 @@ def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) 
             wait = next(running)
         except StopIteration as end:
             threads.watch.forget()
-            return end.value  # type: ignore[no-any-return]
+            return end.value
         except (PtxFault, NoMeaning) as error:
             raise stop(role, op, error) from None
         simulation.steps += 1

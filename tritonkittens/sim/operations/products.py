@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ..clocks import ASYNC
 from ..costs import WGMMA_LATENCY, wgmma_cycles
-from ..machine import ASYNC, Async, Machine, Role, Wait
+from ..machine import Async, Machine, Role, Wait
 from ..numbers import round_to
 from ..report import Place
 from ..ttgir import Op, Scalar, Tensor

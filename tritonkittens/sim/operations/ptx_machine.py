@@ -12,10 +12,10 @@ from tritonkittens.inline_ptx import clc, tcgen05
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from .. import tensormaps
-from ..clocks import TENSOR_THREADS, Clock
+from ..clocks import ASYNC, GENERIC, TENSOR_THREADS, Clock
 from ..costs import TCGEN05_LATENCY, TMA_LATENCY, WGMMA_LATENCY, tma_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
-from ..machine import ASYNC, GENERIC, Async, Role, Wait
+from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..report import Finding, Place, Stop
 from ..spinning import Watch

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..clocks import ASYNC
 from ..costs import tcgen05_cycles
-from ..machine import ASYNC, Async, Role
+from ..machine import Async, Role
 from ..numbers import decode
 from ..pure_tensor import SCALED_TYPES, unpack_fp4
 from ..ttgir import MemDesc, Op

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
-from ..machine import ASYNC, Async, Role, Wait
+from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..pure_arith import max_number, maximum, min_number, minimum
 from ..ttgir import MemDesc, Op, Tensor

@@ -7,9 +7,10 @@ import numpy as np
 
 from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 
+from ..clocks import ASYNC
 from ..costs import TMA_LATENCY, tma_cycles
 from ..layouts import SHARED_STRIDE
-from ..machine import ASYNC, Async, Role, Wait
+from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..tensormaps import FORMATS, SWIZZLES
 from ..ttgir import Descriptor, Op, Scalar

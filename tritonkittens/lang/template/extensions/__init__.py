@@ -5,4 +5,6 @@ from tritonkittens.lang.template.extensions.index_prefetch import IndexPrefetch
 from tritonkittens.lang.template.extensions.reduce_store_warp import ReduceStoreWarp
 from tritonkittens.lang.template.extensions.split_task import SplitTask
 
+__all__ = ["EXTENSIONS", "DeferredEpilogue", "IndexPrefetch", "ReduceStoreWarp", "SplitTask"]
+
 EXTENSIONS: tuple[type[Extension], ...] = (SplitTask, DeferredEpilogue, ReduceStoreWarp, IndexPrefetch)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import triton
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
 from tritonkittens.lang.core.errors import TileError
@@ -24,13 +24,13 @@ from tritonkittens.lang.template.hook_table import CONSUMER, Hook
 
 
 @op
-def _tiles(t: Trace, T: Any) -> Any:
+def _tiles(t: Trace, T: Traced) -> Traced:
     """How many tiles of results wait."""
     return tl.constexpr(len(unwrap(T)._plan.deferred_results))
 
 
 @op
-def _every(t: Trace, T: Any) -> Any:
+def _every(t: Trace, T: Traced) -> Traced:
     """Iterations in which one of them leaves."""
     return tl.constexpr(1 + unwrap(T)._plan.deferred_steps)
 
@@ -38,13 +38,13 @@ def _every(t: Trace, T: Any) -> Any:
 # ---------------------------------------------------------------- the hooks
 
 
-def _staged(t: Trace, ctx: Any, memory: Any) -> Any:
+def _staged(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """The epilogue tiles, without those of `epilogue_loads`: the producer already loads these for the next task."""
     return t.call(without, staged(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
 
 
 @op
-def _call_defer_results(t: Trace, ctx: Any, state: Any, memory: Any) -> Any:
+def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) -> Traced:
     config = unwrap(ctx.config)
     results = t.call(type(config).defer_results, ctx, state, staged(t, ctx, memory))
     declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.deferred_results}
@@ -64,7 +64,7 @@ def _defer_joined(ctx, state, memory):
 
 
 @op
-def _defer(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
+def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -> Traced:
     """(what hook `defer_results` returns, 1 or 0 where another block finishes the task)."""
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
@@ -75,14 +75,14 @@ def _defer(t: Trace, ctx: Any, state: Any, memory: Any, turn: Any) -> Any:
 
 
 @op
-def _store(t: Trace, ctx: Any, results: Any, memory: Any, n: Any) -> Any:
+def _store(t: Trace, ctx: Traced, results: Traced, memory: Traced, n: Traced) -> Traced:
     """Store tile number n, or stage it for `finish_deferred`."""
     config, n = unwrap(ctx.config), unwrap(n)
     t.call(type(config).store_deferred, ctx, results.fields[config._plan.deferred_results[n][0]], _staged(t, ctx, memory), tl.constexpr(n))
 
 
 @op
-def _finish(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> Any:
+def _finish(t: Trace, ctx: Traced, memory: Traced, n: Traced, step: Traced, steps: Traced) -> Traced:
     """Step `step` of `steps` on tile number n, which is staged."""
     hook = getattr(type(unwrap(ctx.config)), "finish_deferred", None)
     if hook is not None:
@@ -90,7 +90,7 @@ def _finish(t: Trace, ctx: Any, memory: Any, n: Any, step: Any, steps: Any) -> A
 
 
 @op
-def _prefetch(t: Trace, ctx: Any, memory: Any) -> Any:
+def _prefetch(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """Start the loads for the next results, once the previous task's have left the epilogue tiles."""
     hook = getattr(type(unwrap(ctx.config)), "prefetch_deferred", None)
     if hook is not None and unwrap(ctx.config)._plan.epilogue_reloads:
@@ -124,13 +124,13 @@ def _store_at(before, results, memory, i, pending, T: tl.constexpr):
 
 
 @op
-def _nothing(t: Trace, T: Any) -> Any:
+def _nothing(t: Trace, T: Traced) -> Traced:
     """The results before the first task has ended."""
     return struct(**{n: t.call(zero, tile) for n, tile in unwrap(T)._plan.deferred_results})
 
 
 @op
-def _record(t: Trace, results: Any, done: Any, pending: Any) -> Any:
+def _record(t: Trace, results: Traced, done: Traced, pending: Traced) -> Traced:
     return struct(results=results, done=done, pending=t.scalar(pending))
 
 
@@ -141,7 +141,7 @@ def _consumer_begins(ctx, A, T: tl.constexpr):
 
 
 @op
-def _during(t: Trace, carried: Any, before: Any) -> Any:
+def _during(t: Trace, carried: Traced, before: Traced) -> Traced:
     return struct(results=carried.results, pending=carried.pending, before=before)
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.arch import WARP
-from tritonkittens.lang.core.backend import Trace, async_copy, gl, op
+from tritonkittens.lang.core.backend import Trace, Traced, async_copy, gl, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -31,7 +31,7 @@ OWN = tl.constexpr(2)  # windows of a producer: one in use, one in flight
 
 
 @op
-def iterations_of_window(t: Trace, T: Any) -> Any:
+def iterations_of_window(t: Trace, T: Traced) -> Traced:
     """Iterations whose indices a window holds."""
     return tl.constexpr(WINDOW // unwrap(T)._plan.page_indices)
 
@@ -43,7 +43,7 @@ def _window(number, PART: tl.constexpr):
 
 
 @op
-def _read_indices(t: Trace, ctx: Any, memory: Any, window: Any) -> Any:
+def _read_indices(t: Trace, ctx: Traced, memory: Traced, window: Traced) -> Traced:
     """Start reading the indices from iteration `ctx.iter` on into a window."""
     n = t.call(gl.arange, 0, WINDOW, gl.BlockedLayout([1], [WARP], [t.num_warps], [0]))
     config = type(unwrap(ctx.config))
@@ -57,13 +57,13 @@ def _read_indices(t: Trace, ctx: Any, memory: Any, window: Any) -> Any:
 
 
 @op
-def _wait_for_windows(t: Trace) -> Any:
+def _wait_for_windows(t: Trace) -> Traced:
     """Wait for the windows that this role has started to read."""
     t.call(load_async_wait, 0)
 
 
 @op
-def _with_indices(t: Trace, ctx: Any, memory: Any, window: Any, nth: Any) -> Any:
+def _with_indices(t: Trace, ctx: Traced, memory: Traced, window: Traced, nth: Traced) -> Traced:
     """The context of iteration `nth` of a window, with its indices."""
     vector, number = t.call(memory.windows.__getitem__, window), unwrap(ctx.config)._plan.page_indices
     first = t.method(t.scalar(nth), "__mul__", number)
@@ -144,7 +144,7 @@ class IndexPrefetch(Extension):
             raise T._error(f"its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to {MOST_INDICES}")
 
     @staticmethod
-    def added_memory(t: Trace, T: Any) -> dict[str, Any]:
+    def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:
         number = OWN.value * (1 + T.lagged_producer)
         return {"windows": allocate_pieces(t, sv(tl.int32, WINDOW), number, f"indices, {number} windows of {WINDOW}")}
 

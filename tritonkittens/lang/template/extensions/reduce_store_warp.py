@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import triton
 
-from tritonkittens.lang.core.backend import Trace, op
+from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
@@ -34,7 +34,7 @@ def _of(ctx: Any, call: str, of_reducer: bool = False) -> Any:
 
 
 @op
-def _consumer_iteration(t: Trace, ctx: Any, memory: Any, phases: Any) -> Any:
+def _consumer_iteration(t: Trace, ctx: Traced, memory: Traced, phases: Traced) -> Traced:
     """A consumer's context of an iteration, or of `compute_last`, with its stage of the reduce pipeline: `phases` are those of the input ring before it."""
     config = unwrap(ctx.config)
     # A fresh barrier counts as empty. Tiles are committed once an iteration; in a pipelined computation from the second on and in `compute_last`
@@ -46,7 +46,7 @@ def _consumer_iteration(t: Trace, ctx: Any, memory: Any, phases: Any) -> Any:
 
 
 @op
-def reduce_acquire(t: Trace, ctx: Any) -> Any:
+def reduce_acquire(t: Trace, ctx: Traced) -> Traced:
     """Wait until the reduce-store warp has read the scratch tiles, so that this consumer may write it. Once an iteration, before `tk.reduce_commit`."""
     bill().reduces_acquired += 1
     reducing = _of(ctx, "reduce_acquire")
@@ -54,7 +54,7 @@ def reduce_acquire(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def reduce_commit(t: Trace, ctx: Any) -> Any:
+def reduce_commit(t: Trace, ctx: Traced) -> Traced:
     """Pass the scratch tiles, written and fenced (`tk.fence_async`), to this consumer's reduce-store warp, which calls hook `reduce_store`. Once an iteration; in
     a pipelined computation not in the first, but in `compute_last`."""
     bill().reduces_committed += 1
@@ -62,7 +62,7 @@ def reduce_commit(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def reduce_wait(t: Trace, ctx: Any) -> Any:
+def reduce_wait(t: Trace, ctx: Traced) -> Traced:
     """The reduce-store warp waits until its consumer has called `tk.reduce_commit`: the scratch tiles may be read. Once in hook `reduce_store`, after what can be
     done before."""
     bill().reduces_awaited += 1
@@ -71,14 +71,14 @@ def reduce_wait(t: Trace, ctx: Any) -> Any:
 
 
 @op
-def _epilogue_begins(t: Trace, ctx: Any, memory: Any, phases: Any) -> Any:
+def _epilogue_begins(t: Trace, ctx: Traced, memory: Traced, phases: Traced) -> Traced:
     """After a task: its scratch tiles have been read."""
     uses = t.call(parity_of_uses, phases, unwrap(ctx.config).placement(t.arch).stages)
     t.call(wait, t.call(memory.reduce_pipeline.empty.__getitem__, ctx.worker), t.method(uses, "__xor__", 1))
 
 
 @op
-def _call_reduce_store(t: Trace, ctx: Any, memory: Any, uses: Any) -> Any:
+def _call_reduce_store(t: Trace, ctx: Traced, memory: Traced, uses: Traced) -> Traced:
     """Call hook `reduce_store` for use number `uses` of a consumer's scratch tiles, and release them."""
     config = unwrap(ctx.config)
     hook, pipe = type(config).reduce_store, memory.reduce_pipeline
@@ -144,7 +144,7 @@ class ReduceStoreWarp(Extension):
                             "'compute' and 'compute_last' call each once, in the hook itself, 'compute_first' neither")
 
     @staticmethod
-    def added_memory(t: Trace, T: Any) -> dict[str, Any]:
+    def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:
         return {"reduce_pipeline": new_pipeline(t, T.consumers, WARPS, 1)}
 
     @staticmethod
@@ -153,7 +153,7 @@ class ReduceStoreWarp(Extension):
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:
-        return ["  the scratch tiles leaves by a warp of its own for each consumer"]
+        return ["  the scratch tiles leave by a warp of its own for each consumer"]
 
 
 __all__ = ["reduce_acquire", "reduce_commit", "reduce_wait"]

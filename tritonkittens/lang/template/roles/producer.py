@@ -41,7 +41,8 @@ def load_early(ctx, tile, memory, T: tl.constexpr):
     if tile.is_valid:
         whole = extended(ctx, tile)
         own = own_rings(memory, T)
-        # The first input before the task tiles of one consumer; those of several are as many bytes as the input or more, and go first
+        # The first input before the task tiles of one consumer (measured: docs/notes/attention_decode.md). Those of several are as many bytes as the input or
+        # more, and go first
         LAST: tl.constexpr = T.consumers == 1
         count = early_count(tile, T)
         if not LAST:
@@ -68,7 +69,7 @@ def await_ring(memory, turn):
 
 
 @triton.jit
-def await_lagged(whole, memory, i, slot, phases, T: tl.constexpr):
+def load_lagged_of(whole, memory, i, slot, phases, T: tl.constexpr):
     """Load the lagged tiles of iteration `i`, which are used one iteration later, into `slot`."""
     before = iteration_context(whole, memory, i, 0, T)
     wait(memory.lagged_pipeline.empty[slot], phase_before(phases, slot))
@@ -76,7 +77,8 @@ def await_lagged(whole, memory, i, slot, phases, T: tl.constexpr):
 
 
 @triton.jit
-def producer(G, A, memory, T: tl.constexpr):
+def load_tile(whole, memory, tile, begun, slot, phases, previous, turn, T: tl.constexpr):
+    """Load what a work tile needs, from iteration `begun` on: (next stage, phases, the last stage)."""
     STAGES: tl.constexpr = facts(T).stages
     SAFE: tl.constexpr = facts(T).safe_stages
     OVER_RING: tl.constexpr = facts(T).over_ring
@@ -84,6 +86,48 @@ def producer(G, A, memory, T: tl.constexpr):
     EPILOGUE_LOADS: tl.constexpr = facts(T).epilogue_loads
     EARLY: tl.constexpr = facts(T).early_stages
     LAGGED: tl.constexpr = facts(T).lagged and not T.lagged_producer
+    if TASK:
+        if (tile.count == 0) and (turn > 0 or EARLY == 0):
+            load_task(whole, memory, turn)
+    if OVER_RING:
+        slot = begun  # the tail of the ring must be the stages that are filled last
+    at(T, "producer_task_begins", whole, memory, turn, 0, T)
+    for i in range(begun, tile.count):
+        if OVER_RING:
+            if i == SAFE:
+                await_ring(memory, turn)
+        at(T, "producer_iteration_begins", i, T)
+        here = iteration_context(whole, memory, i, 0, T)
+        wait(memory.input_pipeline.empty[slot], (phases >> slot) & 1)
+        load_input(here, memory, slot)
+        if TASK:
+            if (i == 0) and (turn > 0 or EARLY == 0):
+                load_task(whole, memory, turn)
+        if LAGGED:
+            if i > 0:
+                load_lagged_of(whole, memory, i - 1, previous, phases, T)
+            previous = slot
+        slot, phases = next_slot(slot, phases, STAGES)
+        if EPILOGUE_LOADS:  # consumers release the epilogue tiles once they are in the task: not before its first stages are on their way
+            if i == tl.minimum(tile.count, STAGES) - 1:
+                load_epilogue(whole, memory, turn)
+        at(T, "producer_iteration_ends", whole, memory, i, 0, T)
+    if LAGGED:
+        if tile.count > 0:
+            load_lagged_of(whole, memory, tile.count - 1, previous, phases, T)
+    if EPILOGUE_LOADS:
+        if tile.count == 0:
+            load_epilogue(whole, memory, turn)
+    if OVER_RING:
+        if tile.count <= SAFE:
+            await_ring(memory, turn)
+    return slot, phases, previous
+
+
+@triton.jit
+def producer(G, A, memory, T: tl.constexpr):
+    STAGES: tl.constexpr = facts(T).stages
+    EARLY: tl.constexpr = facts(T).early_stages
     DYNAMIC: tl.constexpr = facts(T).dynamic
     slot = 0
     phases = -1  # one parity bit a stage: a fresh barrier counts as empty
@@ -98,42 +142,7 @@ def producer(G, A, memory, T: tl.constexpr):
         slot, phases = skip_slots(slot, phases, begun, STAGES)
         previous = tl.maximum(begun - 1, 0)
     while tile.is_valid:
-        whole = extended(ctx, tile)
-        if TASK:
-            if (tile.count == 0) and (turn > 0 or EARLY == 0):
-                load_task(whole, memory, turn)
-        if OVER_RING:
-            slot = begun  # the tail of the ring must be the stages that are filled last
-        at(T, "producer_task_begins", whole, memory, turn, 0, T)
-        for i in range(begun, tile.count):
-            if OVER_RING:
-                if i == SAFE:
-                    await_ring(memory, turn)
-            at(T, "producer_iteration_begins", i, T)
-            here = iteration_context(whole, memory, i, 0, T)
-            wait(memory.input_pipeline.empty[slot], (phases >> slot) & 1)
-            load_input(here, memory, slot)
-            if TASK:
-                if (i == 0) and (turn > 0 or EARLY == 0):
-                    load_task(whole, memory, turn)
-            if LAGGED:
-                if i > 0:
-                    await_lagged(whole, memory, i - 1, previous, phases, T)
-                previous = slot
-            slot, phases = next_slot(slot, phases, STAGES)
-            if EPILOGUE_LOADS:  # consumers release the epilogue tiles once they are in the task: not before its first stages are on their way
-                if i == tl.minimum(tile.count, STAGES) - 1:
-                    load_epilogue(whole, memory, turn)
-            at(T, "producer_iteration_ends", whole, memory, i, 0, T)
-        if LAGGED:
-            if tile.count > 0:
-                await_lagged(whole, memory, tile.count - 1, previous, phases, T)
-        if EPILOGUE_LOADS:
-            if tile.count == 0:
-                load_epilogue(whole, memory, turn)
-        if OVER_RING:
-            if tile.count <= SAFE:
-                await_ring(memory, turn)
+        slot, phases, previous = load_tile(extended(ctx, tile), memory, tile, begun, slot, phases, previous, turn, T)
         if DYNAMIC:  # the ring is full: there is nothing to load before the answer is here
             index, tile = fetched_tile(ctx, A, memory, turn)
         else:
@@ -147,11 +156,33 @@ def producer(G, A, memory, T: tl.constexpr):
 
 
 @triton.jit
+def load_lagged_tile(whole, memory, tile, begun, slot, phases, turn, T: tl.constexpr):
+    """Load the lagged tiles of a work tile, from iteration `begun` on: (next stage, phases)."""
+    SAFE: tl.constexpr = facts(T).safe_stages
+    OVER_RING: tl.constexpr = facts(T).over_ring
+    if OVER_RING:
+        slot = begun
+    at(T, "producer_task_begins", whole, memory, turn, 1, T)
+    for i in range(begun, tile.count):
+        if OVER_RING:
+            if i == SAFE:
+                await_ring(memory, turn)
+        at(T, "producer_iteration_begins", i, T)
+        here = iteration_context(whole, memory, i, 1, T)
+        wait(memory.lagged_pipeline.empty[slot], (phases >> slot) & 1)
+        load_lagged(here, memory, slot)
+        slot, phases = next_slot(slot, phases, facts(T).stages)
+        at(T, "producer_iteration_ends", whole, memory, i, 1, T)
+    if OVER_RING:
+        if tile.count <= SAFE:
+            await_ring(memory, turn)
+    return slot, phases
+
+
+@triton.jit
 def lagged_producer(G, A, memory, T: tl.constexpr):
     """Loads the lagged tiles where the producer loads only the others."""
     STAGES: tl.constexpr = facts(T).stages
-    SAFE: tl.constexpr = facts(T).safe_stages
-    OVER_RING: tl.constexpr = facts(T).over_ring
     EARLY: tl.constexpr = facts(T).early_stages
     slot = 0
     phases = -1  # one parity bit a stage: a fresh barrier counts as empty
@@ -164,23 +195,7 @@ def lagged_producer(G, A, memory, T: tl.constexpr):
         begun = tl.where(tile.is_valid, tl.maximum(early_count(tile, T) - 1, 0), 0)
         slot, phases = skip_slots(slot, phases, begun, STAGES)
     while tile.is_valid:
-        whole = extended(ctx, tile)
-        if OVER_RING:
-            slot = begun
-        at(T, "producer_task_begins", whole, memory, turn, 1, T)
-        for i in range(begun, tile.count):
-            if OVER_RING:
-                if i == SAFE:
-                    await_ring(memory, turn)
-            at(T, "producer_iteration_begins", i, T)
-            here = iteration_context(whole, memory, i, 1, T)
-            wait(memory.lagged_pipeline.empty[slot], (phases >> slot) & 1)
-            load_lagged(here, memory, slot)
-            slot, phases = next_slot(slot, phases, STAGES)
-            at(T, "producer_iteration_ends", whole, memory, i, 1, T)
-        if OVER_RING:
-            if tile.count <= SAFE:
-                await_ring(memory, turn)
+        slot, phases = load_lagged_tile(extended(ctx, tile), memory, tile, begun, slot, phases, turn, T)
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
         begun = 0
