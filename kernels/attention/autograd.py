@@ -301,7 +301,10 @@ def decode_operator(
 
 
 @decode_operator.register_fake
-def _(q, k, v, lengths, starts, pages, causal, scale, softcap, num_splits):  # type: ignore[no-untyped-def]
+def _(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
+    softcap: float | None, num_splits: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

@@ -107,10 +107,10 @@ def test_bytes(cols, lengths, schedules, rng):
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
-@explored(4, 15)
 SPLITS = [DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 4), DecodeSplit(1, 2), DecodeSplit(split_rest=True)]
 
 
+@explored(4, 15)
 @pytest.mark.parametrize("split, page_size", crossed(SPLITS, [None, 16]), ids=str)
 def test_decode(split, page_size, schedules, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
