@@ -128,6 +128,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
 
+
 register(backward_operator, vmap_by_batch, second_derivative_of("attention"))
 
 
@@ -155,6 +156,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
 
 def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     return *_gradients(ctx, grad, grad_lse), None, None, None, None, None
+
 
 register(attention_operator, vmap_by_batch, _backward_of_operator, _save_of_operator)
 
@@ -244,6 +246,7 @@ def _varlen_gradients(
     features = scores.features(*longest_sequences(q, k, max_seqlen_q, max_seqlen_k))
     return run_packed_backward(grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, features, scores, deterministic)
 
+
 varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_varlen_backward", _varlen_gradients, mutates_args=())
 
 
@@ -270,6 +273,7 @@ def _backward_of_varlen(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) 
     run = _varlen_gradients if direct else functools.partial(call, "attention_varlen_backward")
     gradients = run(grad, grad_lse, q, k, v, out, lse, starts_q, starts_k, *ctx.rest)
     return *gradients, *(None for _ in range(2 + len(ctx.rest)))
+
 
 register(varlen_operator, vmap_by_loop, _backward_of_varlen, _save_varlen)
 register(varlen_backward_operator, vmap_by_loop, second_derivative_of("attention_varlen"))
@@ -340,6 +344,7 @@ def _vmap_decode(operator: Any, dims: tuple[int | None, ...], size: int, *args: 
     paged = args[5] is not None
     return (vmap_by_loop if paged else vmap_by_batch)(operator, dims, size, *args)
 
+
 register(decode_operator, _vmap_decode, refusing("attention_decode has no gradient; use attention"))
 register(fp8_operator, vmap_by_batch, refusing("attention_fp8 has no gradient; use attention of 16-bit operands"))
 
@@ -358,6 +363,7 @@ def ranges_operator(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: floa
 @ranges_operator.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
 
 ranges_backward_operator = torch.library.custom_op("tritonkittens::attention_ranges_backward", compute_ranges_backward, mutates_args=())
 
@@ -381,6 +387,7 @@ def _backward_of_ranges(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ..
     check_no_tangent("attention_ranges")
     gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
     return *gradients, *(None,) * 3
+
 
 register(ranges_operator, vmap_by_batch, _backward_of_ranges, _save_ranges)
 register(ranges_backward_operator, vmap_by_batch, second_derivative_of("attention_ranges"))

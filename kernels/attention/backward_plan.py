@@ -247,12 +247,12 @@ def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
 
 
-def parts_for(device: int, group: int, units: int, dynamic: bool = False, at_once: int = 0) -> int:
+def parts_for(device: int, group: int, tasks: int, dynamic: bool = False, at_once: int = 0) -> int:
     """Tasks that a group of so many query heads is split into, see `parts_of_group`; 1 for a group of one.
 
-    `units`: tasks of whole groups. `at_once`: bytes that those use at a time.
+    `tasks`: tasks of whole groups. `at_once`: bytes that those use at a time.
     """
-    return parts_of_group(units, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device)) if group > 1 else 1
+    return parts_of_group(tasks, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device)) if group > 1 else 1
 
 
 def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:

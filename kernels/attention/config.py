@@ -225,11 +225,11 @@ def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
 
 
 @functools.lru_cache
-def parts_of_group(units: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
+def parts_of_group(tasks: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
     """Tasks that the query heads of a group are split into for dK and dV: as few as fill the SMs, or nearly, and L2 permits.
 
     Args:
-        units: tasks of whole groups.
+        tasks: tasks of whole groups.
         group: query heads of a group.
         slots: SMs.
         dynamic: CTAs fetch tasks, which then need no whole waves.
@@ -238,7 +238,7 @@ def parts_of_group(units: int, group: int, slots: int, dynamic: bool = False, at
     More parts cost sums in fp32, or, with two passes, results of each part and their sum (measured:
     docs/notes/attention_backward.md).
     """
-    waves = {parts: max(1, units * parts / slots if dynamic else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
+    waves = {parts: max(1, tasks * parts / slots if dynamic else -(-tasks * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
     return next((parts for parts in waves if at_once <= parts and waves[parts] <= NEAR_BEST_WAVES * min(waves.values())), group)
 
 
