@@ -1,4 +1,4 @@
-"""Attention for PyTorch tensors: the public functions, the reference `attention_torch`, the operators and the kernels."""
+"""Attention for PyTorch tensors: public functions, the reference `attention_torch`, operators and kernels."""
 from tritonkittens.kernels.attention.autograd import attention_operator, varlen_operator
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config

@@ -1,7 +1,7 @@
-"""How a call of `attention` reaches its plan: at once, through an autograd function, or as an operator of torch.library.
+"""How a call of `attention` reaches its plan: directly, by an autograd function, or by an operator of torch.library.
 
-Plain tensors that want gradients take an autograd function, which costs half the host time of an operator. torch.compile, make_fx,
-vmap and tensor subclasses see the operator, which has the same backward.
+Plain tensors that want gradients take an autograd function, which costs half the host time of an operator.
+torch.compile, make_fx, vmap and tensor subclasses see the operator, which has the same backward.
 """
 from __future__ import annotations
 
@@ -183,7 +183,10 @@ def attend_varlen(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], scores: Scores, longest: tuple[int | None, int | None], return_lse: bool,
     deterministic: bool | None, out: Tensor | None, plain: bool,
 ) -> Results:  # fmt: skip
-    """`attention_varlen` of (q, k, v, cu_seqlens_q, cu_seqlens_k), checked where they are `plain`. `longest`: max_seqlen of q and of k."""
+    """`attention_varlen` of (q, k, v, cu_seqlens_q, cu_seqlens_k), checked where they are `plain`.
+
+    `longest`: max_seqlen_q and max_seqlen_k.
+    """
     q, k, v, *_ = tensors
     if not plain or requires_grad(q, k, v):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
@@ -224,7 +227,7 @@ def varlen_operator(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
     softcap: float | None, left: int, right: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention_varlen`; `left` and `right` as in `Scores`; `deterministic`: of the gradients."""
+    """(output, log-sum-exp) of `attention_varlen`; `left`, `right` as in `Scores`; `deterministic`: of the gradients."""
     check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
     return compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, Scores(scale, softcap, left, right))
 

@@ -1,4 +1,4 @@
-"""What one kind of backwards of `attention` does: the choice of one or two passes, the buffers between kernels, the launches."""
+"""What one kind of backwards of `attention` does: the choice of one or two passes, buffers between kernels, launches."""
 from __future__ import annotations
 
 import functools
@@ -29,9 +29,9 @@ Step = Callable[[Tensors], None]
 class BackwardPlan:
     """What one kind of backwards does: allocate gradients like `gradients`, then run the `steps` of a subclass.
 
-    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (L again where there is no gradient of the log-sum-exp), the
-    results dQ, of_keys and of_values, and what `make` adds. dK and dV are of_keys and of_values, or the buffers that are summed
-    into them. Without a subclass all gradients are zero: no query sees a key.
+    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (L again where there is no gradient of the
+    log-sum-exp), the results dQ, of_keys and of_values, and what `make` adds. dK and dV are of_keys and of_values, or
+    the buffers that are summed into them. Without a subclass all gradients are zero: no query sees a key.
     """
 
     def __init__(self, operands: Operands, gradients: Iterable[Tensor]):
@@ -79,7 +79,7 @@ def plain_step(kernel: Any, grid: tuple[int, ...], tensors: Tensors, names: tupl
 
 
 def summand_factor(numbers: dict[str, Any]) -> float:
-    """The factor of log-sum-exps that a kernel with these numbers adds to scores; 0 where the scale is too small for that."""
+    """The factor of log-sum-exps that a kernel with these numbers adds to scores; 0 where the scale is too small."""
     return 1 / numbers["scale"] if numbers["scale"] >= SMALLEST_SCALE else 0.0
 
 
@@ -99,7 +99,8 @@ def fused_backward(
 ) -> AttentionBackward | None:  # fmt: skip
     """The kernel of the backward in a single pass; None where two passes are used.
 
-    `cut`: whether the last tile of keys may be partial. `parts`: tasks of a group's query heads. `more`: knobs and their values.
+    `cut`: whether the last tile of keys may be partial. `parts`: tasks of a group's query heads. `more`: knobs and
+    their values.
     """
     return choose_fused(AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
                         softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=schedule_knobs(causal)["order"], **dict(more))
@@ -216,8 +217,8 @@ def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
 def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
     """(LSE_log2, dPsum) of the single pass, (B, H, groups of ROWS queries, PARTS, ROWS) bf16.
 
-    They lie in the group's first rows of dQ, which are written after their last use. Where those rows are too few or too short,
-    they get memory of their own.
+    They lie in the group's first rows of dQ, which are written after their last use. Where those rows are too few or
+    too short, they get memory of their own.
     """
     (batch, heads, queries, dim), (of_batch, of_head, of_row, _) = dq.shape, dq.stride()
     groups, parts = -(-queries // ROWS), PARTS.value
@@ -239,9 +240,9 @@ def strides_of_tiles(numbers: Tensor) -> tuple[int, int, int, int]:
 
 
 def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
-    """Bytes of Q, dO and fp32 dQ that all CTAs of a causal backward use at a time, if every key head has one query head.
+    """Bytes of Q, dO and fp32 dQ that all CTAs of a causal backward use at a time.
 
-    `tiles`: tiles of keys of a head.
+    `tiles`: tiles of keys of a head. Every key head counts as one query head.
     """
     heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))

@@ -1,4 +1,7 @@
-"""`CallPlan`: what one kind of calls of `attention` does. The first call chooses a kernel and binds its launch; later calls launch it."""
+"""`CallPlan`: what one kind of calls of `attention` does.
+
+The first call chooses a kernel and binds its launch; later calls launch it.
+"""
 from __future__ import annotations
 
 import functools
@@ -73,8 +76,8 @@ def write_results(
 class CallPlan:
     """What one kind of calls does.
 
-    `scores` is None until the operands were checked. `launches`, by whether a log-sum-exp is written, are bound where no operand
-    needs a copy. `reaches` are the bytes that `out` and the operands span.
+    `scores` is None until the operands were checked. `launches`, by whether a log-sum-exp is written, are bound where
+    no operand needs a copy. `reaches` are the bytes that `out` and the operands span.
     """
 
     def __init__(self, scores: Scores | None = None) -> None:
@@ -114,7 +117,10 @@ _plans: dict[tuple[Any, ...], CallPlan] = {}
 def find_plan(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, causal: bool, window: Any, scale: float | None, softcap: float | None,
 ) -> CallPlan:  # fmt: skip
-    """The plan for operands and arguments like these. It is new, and not kept, where they cannot be a key: fake tensors, a list as window."""
+    """The plan of calls like this one.
+
+    It is new, and not kept, where operands and arguments cannot be a key: fake tensors, a list as window.
+    """
     try:
         tensors = signature(q, k, v) if out is None else signature(q, k, v, out)
         types = (causal.__class__, *map(type, window or ()), scale.__class__, softcap.__class__)  # True is not 1
@@ -138,7 +144,7 @@ def run_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
     plan: CallPlan | None = None,
 ) -> None:  # fmt: skip
-    """Write the output and, where given, the log-sum-exp of checked operands. `plan`: None for a call with a `config`."""
+    """Write the output and, where given, the log-sum-exp of checked operands. `plan`: None where `config` is given."""
     if plan is not None and (launch := plan.launches.get(lse is not None)):
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
@@ -175,7 +181,10 @@ def launch_forward(
     make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor | None, others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
 ) -> None:  # fmt: skip
-    """Launch the kernel of `kernel_of` on q, k, `values` (V in the layout of the kernel) and `others`. Operands are copied where TMA needs it."""
+    """Launch the kernel of `kernel_of` on q, k, `values` (V as the kernel takes it) and `others`.
+
+    Operands are copied where TMA needs it.
+    """
     kernel, numbers = kernel_of(make, dtype, q, k, out.shape[3], lse is not None, scores, config)
     home = storable_home(out)
     kernel(as_addressable(q), as_addressable(k), values, home, *(() if lse is None else (lse,)), *others, **numbers)
@@ -191,7 +200,7 @@ def fill_empty(out: torch.Tensor, lse: torch.Tensor | None) -> None:
 
 
 def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int, name: str = "attention") -> Scores:
-    """The `Scores` of a call. Raises ValueError, which begins with `name`, for a scale or soft-cap that is not positive."""
+    """The `Scores` of a call. Raises ValueError, by `name`, for a scale or soft-cap that is not positive."""
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     if not 0 < scale < math.inf:
         raise ValueError(f"{name}: scale={scale}; it must be positive")

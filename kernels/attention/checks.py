@@ -116,7 +116,7 @@ def check_decode(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool,
     num_splits: int | None,
 ) -> tuple[int | None, int]:  # fmt: skip
-    """Check the operands of `attention_decode`. Returns (keys of a page, keys that the cache has room for a sequence)."""
+    """Check the operands of `attention_decode`. Returns (keys of a page, keys that a sequence may have)."""
     check(q, k, v, out, paged=pages is not None)
     (batch, _, queries, _), keys = q.shape, k.shape[2]
     if queries > ROWS:

@@ -63,9 +63,9 @@ class Config:
 def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
     """Order and schedule of a template. `dynamic`: CTAs have more than one task each.
 
-    Causal tasks differ in length: CTAs fetch them, longest first. As few heads as keep all CTAs busy run at a time, so that L2
-    holds their operands and gradients. Pairs of a long and a short task would leave the last wave half empty (measured:
-    docs/notes/attention_forward.md).
+    Causal tasks differ in length: CTAs fetch them, longest first. As few heads as keep all CTAs busy run at a time, so
+    that L2 holds their operands and gradients. Pairs of a long and a short task would leave the last wave half empty
+    (measured: docs/notes/attention_forward.md).
     """
     if not causal:
         return dict(order=tk.ColumnMajor())
@@ -73,7 +73,7 @@ def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
 
 
 class Shape(NamedTuple):
-    """What a forward computes. `heads`: of all batches. Packed sequences: keys of the longest, mean queries of a sequence."""
+    """What a forward computes. `heads`: of all batches. Packed: keys of the longest sequence, queries of a mean one."""
 
     head_dim: int
     value_dim: int
@@ -110,13 +110,13 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
 
     Measured: docs/notes/attention_forward.md. The reasons:
 
-    - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others. But tiles
-      of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64 keys only, which cost
-      more instructions a key: they are for short sequences. Causal short sequences are mostly diagonal, start and end, which three
-      CTAs an SM of one consumer each overlap. Windows and long packed causal sequences have two consumers, the only number
-      measured. Long turns keep these two from waiting for the same unit.
-    - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat 176, because
-      the largest score need not be known there. Long turns win as often as they lose.
+    - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
+      But tiles of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64
+      keys only, which cost more instructions a key: they are for short sequences. Causal short sequences are mostly
+      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long packed causal
+      sequences have two consumers, the only number measured. Long turns keep these two from waiting for the same unit.
+    - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
+      176, because the largest score need not be known there. Long turns win as often as they lose.
     - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128.
     - fp8: taller blocks, because a key costs fewer instructions in them; long turns at 128.
     """
@@ -171,7 +171,7 @@ def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], shape: Shape, slo
 
 @functools.lru_cache(maxsize=None)
 def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
-    """The kernel of the first configuration whose tiles fit. It has two stages where the epilogue's tiles then lie beside the ring."""
+    """The kernel of the first configuration that fits; with two stages where the epilogue's tiles then lie beside the ring."""
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -205,7 +205,8 @@ def choose_backward(
 def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: Any) -> Fused | None:
     """The single pass for dQ, dK and dV, for a padded dimension, of a template with these knobs.
 
-    None where two passes do less work (dimensions that differ or are far below 64), or where accumulators do not fit into registers.
+    None where two passes do less work (dimensions that differ or are far below 64), or where accumulators do not fit
+    into registers.
     """
     if head_dim != value_dim or not MIN_FUSED_DIM <= head_dim <= 128:
         return None
@@ -217,16 +218,16 @@ def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
     """Whether a single pass is faster than two.
 
-    With few keys, accumulating dQ in memory costs as much as the two extra products of two passes. Two passes, whose results need no
-    L2, gain more from dynamic schedules: a causal mask and dimension 128 each double the keys from which on a single pass wins
-    (measured: docs/notes/attention_backward.md).
+    With few keys, accumulating dQ in memory costs as much as the two extra products of two passes. Two passes, whose
+    results need no L2, gain more from dynamic schedules: a causal mask and dimension 128 each double the keys from
+    which on a single pass wins (measured: docs/notes/attention_backward.md).
     """
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 
 @functools.lru_cache
 def parts_of_group(tasks: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
-    """Tasks that the query heads of a group are split into for dK and dV: as few as fill the SMs, or nearly, and L2 permits.
+    """Tasks that the query heads of a group are split into for dK and dV: the fewest that nearly fill the SMs.
 
     Args:
         tasks: tasks of whole groups.

@@ -1,4 +1,4 @@
-"""What one kind of calls of `attention_decode` does: the split, the choice of a kernel, its launch and that of `combine`."""
+"""What one kind of calls of `attention_decode` does: the split, the choice of a kernel, the launches."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def _unpad_groups(
 
 
 class DecodePlan:
-    """What one kind of calls does. Made of checked operands, and called with operands like them, it returns the results."""
+    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the results."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, *,

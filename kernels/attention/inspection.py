@@ -1,4 +1,4 @@
-"""The kernels of attention for `python -m tritonkittens inspect`: forward, backward, decoding, packed sequences and what runs before and after them."""
+"""The kernels of attention for `python -m tritonkittens inspect`, by the calls that launch them."""
 from __future__ import annotations
 
 import functools

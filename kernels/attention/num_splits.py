@@ -1,7 +1,7 @@
 """How many CTAs read the keys of a decoded sequence: the heuristic for `num_splits` of `attention_decode`.
 
-`choose_split` predicts the time of every candidate `DecodeSplit` and takes the fastest. The constants of the prediction are the
-fields of `SplitCosts`, fitted to the times in bench/decode_splits.json.
+`choose_split` predicts the time of every candidate `DecodeSplit` and takes the fastest. The constants of the prediction
+are the fields of `SplitCosts`, fitted to the times in bench/decode_splits.json.
 """
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MIN_COLUMNS = 16  # of the results that a CTA of a cluster stores
 class SplitCosts:
     """Constants of `predicted_time`, in µs where no unit is given.
 
-    Fitted to the times of 6,100 splits on the H200 and the H100 (bench/decode_splits.json). docs/notes/attention_decode.md says how
-    well they predict. `python -m bench.decode_splits` measures again.
+    Fitted to the times of 6,100 splits on the H200 and the H100 (bench/decode_splits.json).
+    docs/notes/attention_decode.md says how well they predict. `python -m bench.decode_splits` measures again.
     """
 
     # A CTA's time for a block of keys: block + block_key · keys + block_byte · bytes of K and V
@@ -67,8 +67,9 @@ COSTS = SplitCosts()
 class RingOptions(NamedTuple):
     """What the shared memory of an SM's CTAs may hold: keys of a block, stages of a ring, bytes in flight.
 
-    More bytes in flight make starts longer, and let heads whose keys share pages drift apart. With fewer, memory waits for requests
-    (measured: docs/notes/attention_decode.md). Small blocks take as long as 64 keys, so keys of at most `few_bytes` come twice as many.
+    More bytes in flight make starts longer, and let heads whose keys share pages drift apart. With fewer, memory waits
+    for requests (measured: docs/notes/attention_decode.md). Small blocks take as long as 64 keys, so keys of at most
+    `few_bytes` come twice as many.
     """
 
     blocks_per_sm: int
@@ -124,8 +125,9 @@ class DecodeKind(NamedTuple):
 class DecodeSplit(NamedTuple):
     """Which CTAs read a sequence of one key head.
 
-    `num_splits` tasks read it, and a second kernel combines their results. The `cluster` of a task has so many CTAs, which merge
-    theirs through distributed shared memory. `split_rest`: tasks of an incomplete wave are split over all SMs.
+    `num_splits` tasks read it, and a second kernel combines their results. The `cluster` of a task has so many CTAs,
+    which merge theirs through distributed shared memory. `split_rest`: tasks of an incomplete wave are split over all
+    SMs.
     """
 
     num_splits: int = 1
@@ -142,7 +144,10 @@ def decode_kernel(
     kind: DecodeKind, partial: bool = True, lse: bool = True, dynamic: bool = False, cluster: int = 1, blocks_per_sm: int = 0, split_rest: bool = False,
     one_tile_per_block: bool = False,
 ) -> AttentionDecode:  # fmt: skip
-    """The decode kernel of a kind. `partial`: its results are splits in fp32. The other arguments: see `DecodeSplit` and `tk.Schedule`."""
+    """The decode kernel of a kind. `partial`: its results are splits in fp32.
+
+    Other arguments: see `DecodeSplit` and `tk.Schedule`.
+    """
     schedule = tk.Dynamic() if dynamic else tk.ClusterSplitK(cluster) if cluster > 1 else tk.SplitRest() if split_rest else tk.Persistent()
     knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
     knobs |= dict(partial=partial, lse=lse, schedule=schedule, one_tile_per_block=one_tile_per_block)
@@ -181,7 +186,7 @@ def row_tiles_of(group: int, queries: int) -> tuple[int, int]:
 
 
 class Ring(NamedTuple):
-    """The ring of a CTA: keys of a stage, bytes of K and V of a key, stages; CTAs of an SM; whether keys are in pages."""
+    """The ring of a CTA: keys of a stage, bytes of a key's K and V, stages; CTAs of an SM; whether keys are in pages."""
 
     tile_n: int = 64
     key_bytes: int = 512
@@ -215,7 +220,10 @@ class Rings(NamedTuple):
 
 
 def rings_of(kind: DecodeKind, whole: bool = True) -> Rings:
-    """The rings of a kind. Results that TMA cannot store are not `whole`: all are splits, which need more room, and no cluster shares a task."""
+    """The rings of a kind.
+
+    Results that TMA cannot store are not `whole`: all are splits, which need more room, and no cluster shares a task.
+    """
 
     def ring_of(kernel: AttentionDecode) -> Ring:
         return Ring(kernel.tile_n, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None)
@@ -230,7 +238,7 @@ def rings_of(kind: DecodeKind, whole: bool = True) -> Rings:
 
 
 def _runs(kernel: AttentionDecode) -> bool:
-    """Whether its tiles fit into shared memory and registers, and those of each MMA into the registers that threads are launched with."""
+    """Whether tiles fit into shared memory and registers, and an MMA's into the registers of a thread at launch."""
     mma = ROWS * max(kernel.tile_n, kernel.value_dim) // GROUP + OPERAND_REGISTERS
     with contextlib.suppress(tk.TileError):
         kernel.placement(90)

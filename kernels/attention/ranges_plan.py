@@ -1,7 +1,7 @@
 """What a call of `attention_ranges` does: queries whose ranges fit one mask become one call of the kernels.
 
-Neighbouring queries form a *run* where one causal or sliding-window mask describes their ranges. Neighbouring sequences with the
-same runs share the calls. No mask is built and no operand is copied.
+Neighbouring queries form a *run* where one causal or sliding-window mask describes their ranges. Neighbouring sequences
+with the same runs share the calls. No mask is built and no operand is copied.
 """
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tritonkittens.kernels.attention.reference import LIMIT
 class Run(NamedTuple):
     """Queries `first` … `behind` − 1 and keys `begin` … `end` − 1, under one mask.
 
-    The last query's own key is the last key. A query sees `left` keys before and `right` keys after its own (`LIMIT`: all).
+    The last query's own key is the last key. A query sees `left` keys before and `right` keys after its own (`LIMIT`:
+    all).
     """
 
     first: int
@@ -49,9 +50,9 @@ class Call(NamedTuple):
 def runs(ranges: np.ndarray) -> tuple[Run, ...]:
     """The runs of one sequence for its ranges, (queries, 2). Queries with an empty range are in no run.
 
-    In a run all ranges begin at one key, and then (in a window) each begins one key after the one before. They end one key later
-    each, and then all at the last key. Where a run could end at several queries it ends at the first, so that packed sequences
-    are runs of their own.
+    In a run all ranges begin at one key, and then (in a window) each begins one key after the one before. They end one
+    key later each, and then all at the last key. Where a run could end at several queries it ends at the first, so that
+    packed sequences are runs of their own.
     """
     if not len(ranges):
         return ()
@@ -76,7 +77,10 @@ def _run(first: int, behind: int, begin: np.ndarray, end: np.ndarray) -> Run:
 
 
 def calls(ranges: Tensor, keys: int) -> list[Call]:
-    """The calls for (B, 1, queries, 2) ranges. Raises ValueError for a range that ends before it begins or reaches beyond the keys."""
+    """The calls for (B, 1, queries, 2) ranges.
+
+    Raises ValueError for a range that ends before it begins or reaches beyond the keys.
+    """
     numbers = ranges[:, 0].numpy(force=True)
     begin, end = numbers[..., 0], numbers[..., 1]
     if ((begin < 0) & (begin <= end) | (end > keys)).any():
@@ -114,7 +118,7 @@ def _covers(found: list[Call], q: Tensor) -> bool:
 def compute_ranges_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dQ, dK, dV) for the gradient of the output. They are deterministic where `torch.use_deterministic_algorithms` says so."""
+    """(dQ, dK, dV) for the gradient of the output, deterministic as `torch.use_deterministic_algorithms` says."""
     found, deterministic = calls(ranges, k.shape[2]), torch.are_deterministic_algorithms_enabled()
     scores = [Scores(scale, softcap, c.run.left, c.run.right) for c in found]
     if len(found) == 1 and found[0].sequences == slice(0, q.shape[0]) and found[0].run[:4] == (0, q.shape[2], 0, k.shape[2]):

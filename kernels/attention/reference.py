@@ -26,7 +26,7 @@ def attention_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
     scale: float | None = None, softcap: float | None = None, dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention`, computed in `dtype`, not rounded, differentiable any number of times. Arguments as there."""
+    """(output, log-sum-exp) of `attention` in `dtype`, not rounded, differentiable any number of times."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
     scores = q.to(dtype) @ k.mT * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -1,4 +1,4 @@
-"""What one kind of backwards of `attention_varlen` does: the choice of one or two passes, the buffers between kernels, the launches."""
+"""What one kind of backwards of `attention_varlen` does: one or two passes, buffers between kernels, launches."""
 from __future__ import annotations
 
 import functools
@@ -52,15 +52,15 @@ def packed_backward(
 def packed_fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
 ) -> PackedBackward | None:  # fmt: skip
-    """The kernel of the backward in a single pass; None where two passes are used. `parts`: tasks of a group's query heads."""
+    """The kernel of the single pass; None where two passes are used. `parts`: tasks of a group's query heads."""
     return choose_fused(PackedBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
 
 
 def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """(LSE_log2, dPsum) of the single pass, (1, H, groups of ROWS queries, PARTS, ROWS) bf16.
 
-    They lie in the memory of dQ, (total, H, D) contiguous, which is written after their last use. Many short sequences need more
-    than that: then they get memory of their own.
+    They lie in the memory of dQ, (total, H, D) contiguous, which is written after their last use. Many short sequences
+    need more than that: then they get memory of their own.
     """
     shape = (2, 1, dq.shape[1], groups, PARTS.value, ROWS)
     numbers = math.prod(shape)

@@ -19,7 +19,7 @@ from tritonkittens.launch import multiprocessor_count
 
 
 def tiles_apart(total: int, sequences: int, height: int) -> int:
-    """Upper bound of the tiles of `height` rows, where each sequence, and the rows behind the last one, begins a new tile."""
+    """Upper bound of the tiles of `height` rows, where each sequence, and the rest of the rows, begins a new tile."""
     return total // height + sequences + 1
 
 
@@ -77,7 +77,8 @@ def run_varlen_forward(
     q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores,
 ) -> None:  # fmt: skip
     """Write the output and, where given, the log-sum-exp of checked operands. `longest`: see `longest_sequences`."""
-    # Queries and keys of the same sequences: every diagonal begins at a tile's corner. Only the device knows other lengths
+    # Queries and keys of the same sequences: every diagonal begins at a tile's corner. Only the device knows other
+    # lengths
     same = q.shape[0] == k.shape[0] and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
     key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores)
     run = _plans.get(key)

@@ -1,8 +1,12 @@
 """Gradients of attention in two passes: the kernels for dK and dV stream queries, the kernel for dQ streams keys.
 
-With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL): dV = Pᵀ dO, dS = P ∘ (dO Vᵀ − Δ), dK = scale · dSᵀ Q, dQ = scale · dS K.
-Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in every run and no fp32 buffer is needed.
-Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
+With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL):
+
+    dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ − Δ),  dK = scale · dSᵀ Q,  dQ = scale · dS K
+
+Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in
+every run and no fp32 buffer is needed. Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source:
+FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
 from __future__ import annotations
 
@@ -76,13 +80,14 @@ def preprocess(
     O, dO, L, dL, LSE_log2, dPsum, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
     n_part, queries, words_of_head, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
-    """LSE_log2 (+∞ for a query without keys, so that its P is zero) and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
+    """LSE_log2 and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
 
-    O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2, dPsum:
-    (B, H, S) fp32, `n_tile` between tiles. WIDTH: the power of two from DIM on.
+    O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2,
+    dPsum: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the power of two from DIM on. LSE_log2 is +∞ for a query
+    without keys, so that its P is zero.
 
-    With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64) bf16, see
-    `store_addends`, zeros after the last query. Then `words` become zero, `words_of_head` int32 a head.
+    With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64)
+    bf16, see `store_addends`, zeros after the last query. Then `words` become zero, `words_of_head` int32 a head.
     """
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
@@ -103,8 +108,8 @@ def preprocess(
 class AttentionBackwardQueries(QueryTiles):
     """dQ. The MMA of a block's dS with its keys overlaps the softmax of the next block.
 
-    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), LSE_log2 and dPsum:
-    (B, H, S) fp32, from `preprocess`. `gradient`: the factor of dQ.
+    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), LSE_log2 and
+    dPsum: (B, H, S) fp32, from `preprocess`. `gradient`: the factor of dQ.
     """
 
     tile_n: int = 64
@@ -182,10 +187,11 @@ class AttentionBackwardQueries(QueryTiles):
 
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
-    """The task of a tile `row` of keys, for result number `result` of `results`: the blocks of queries of a part of the group's heads.
+    """The task of a tile `row` of keys, for result number `result` of `results`.
 
-    With an `edge_loop` the blocks that need a mask come first, `edge_blocks` of every head. The others follow, last head first.
-    With `turns` tasks begin a head at different blocks, number `turned`, and end with those before it.
+    It has the blocks of queries of a part of the group's heads. With an `edge_loop` the blocks that need a mask come
+    first, `edge_blocks` of every head. The others follow, last head first. With `turns` tasks begin a head at different
+    blocks, number `turned`, and end with those before it.
     """
     HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
@@ -220,11 +226,12 @@ def place_of(ctx):
 class AttentionBackwardKeys(QueryTiles):
     """dK and dV, or one of them where registers do not hold both accumulators.
 
-    A task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of all heads of the group, that see
-    them. Scores are transposed, so that P and dS are operands in registers.
+    A task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of all heads of the
+    group, that see them. Scores are transposed, so that P and dS are operands in registers.
 
-    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address; dK like K, dV like V, or with a
-    multiple of their heads. Then a task is a part of a group's query heads, and the results are to be summed (`parts_of_group`).
+    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address; dK like K, dV like
+    V, or with a multiple of their heads. Then a task is a part of a group's query heads, and the results are to be
+    summed (`parts_of_group`).
     """
 
     tile_n: int = 64

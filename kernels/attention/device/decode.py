@@ -1,4 +1,4 @@
-"""Few queries against long keys and values, as in generating token by token. Reading K and V takes nearly all the time."""
+"""Attention of few queries against long keys and values. Reading K and V takes nearly all the time."""
 from __future__ import annotations
 
 import math
@@ -21,7 +21,10 @@ WORKING_REGISTERS, MASKING_REGISTERS = 56, 16
 
 @triton.jit
 def _hidden(ctx, s):
-    """The scores of this iteration's block, −∞ where a query does not see a key. Row r is query r % queries of a head of the group."""
+    """The scores of this iteration's block, −∞ where a query does not see a key.
+
+    Row r is query r % queries of a head of the group.
+    """
     col = (ctx.last - ctx.iter) * ctx.config.tile_n
     behind = ctx.keys - col  # columns that are keys
     if ctx.config.starts:
@@ -35,15 +38,16 @@ def _hidden(ctx, s):
 
 
 class AttentionDecode(tk.SplitTask, AttentionForward):
-    """Attention of at most 64 rows a tile: the queries of a group of heads are one tile, or `row_tiles` where there are too many.
+    """Attention of at most 64 rows a tile: the queries of a group of heads, or of a part of one (`row_tiles`).
 
-    Q: (B, tiles, rows, head_dim), tiles = H_kv · row_tiles, rows = heads of a tile · queries. K, V: (B, H_kv, S, …). lengths (with
-    `lengths`): (B,) int32, keys of each sequence. starts (with `starts`, which needs `causal`): (B,) int32, the first key that is
-    seen. O: (B, tiles, splits, rows, value_dim), fp32 where `partial`. L (with `lse`): (B, tiles, splits, rows) fp32.
+    Q: (B, tiles, rows, head_dim), tiles = H_kv · row_tiles, rows = heads of a tile · queries. K, V: (B, H_kv, S, …).
+    lengths (with `lengths`): (B,) int32, keys of each sequence. starts (with `starts`, which needs `causal`): (B,)
+    int32, the first key that is seen. O: (B, tiles, splits, rows, value_dim), fp32 where `partial`. L (with `lse`): (B,
+    tiles, splits, rows) fp32.
 
-    K and V are read once for all heads of a group. Several tasks, the splits, read a sequence where `partial`, and `combine` weighs
-    their results. Otherwise one task does, which CTAs may share (`ClusterSplitK`, `SplitRest`). Sources: Flash-Decoding (Dao et al.,
-    2023); `pack_gqa` of FlashAttention-3.
+    K and V are read once for all heads of a group. Several tasks, the splits, read a sequence where `partial`, and
+    `combine` weighs their results. Otherwise one task does, which CTAs may share (`ClusterSplitK`, `SplitRest`).
+    Sources: Flash-Decoding (Dao et al., 2023); `pack_gqa` of FlashAttention-3.
     """
 
     consumers: int = 1
@@ -83,10 +87,11 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     def _block(ctx):
         """The block of keys of this iteration, last to first.
 
-        Where reads are staggered and the task is long, blocks that need no mask begin at a place that depends on the sequence, and
-        wrap around. Otherwise tasks that start together, whose keys lie a power of two of bytes apart, would use few of memory's
-        channels. The place does not depend on the head: in (B, S, H, D) the heads of a sequence read neighbouring bytes. With fewer
-        CTAs an SM tasks drift apart by themselves (measured: docs/notes/attention_decode.md).
+        Where reads are staggered and the task is long, blocks that need no mask begin at a place that depends on the
+        sequence, and wrap around. Otherwise tasks that start together, whose keys lie a power of two of bytes apart,
+        would use few of memory's channels. The place does not depend on the head: in (B, S, H, D) the heads of a
+        sequence read neighbouring bytes. With fewer CTAs an SM tasks drift apart by themselves (measured:
+        docs/notes/attention_decode.md).
         """
         if ctx.config.staggers_reads:
             edges = tl.maximum(ctx.masked, 1)
@@ -106,8 +111,8 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     def _values(ctx, tiles, first):
         """V, with zeros after the sequence's last key: a cache may hold NaN there, and zero times NaN is NaN.
 
-        Only a task's first block reaches that far. A fence by the template would run for every stage that is released, which costs
-        short tasks most.
+        Only a task's first block reaches that far. A fence by the template would run for every stage that is released,
+        which costs short tasks most.
         """
         behind = ctx.keys - ctx.last * ctx.config.tile_n
         if ctx.config.lengths:
@@ -125,7 +130,8 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim)
         v = tk.st(self.dtype, self.tile_n, self.value_dim)
         o = tk.st(tk.fp32 if self.partial else self.dtype, self.tile_m, self.value_dim // self.sharers)
-        # First: a CTA needs their addresses first, and reading 64 bytes of a kernel's parameters takes about a hundred cycles
+        # First: a CTA needs their addresses first, and reading 64 bytes of a kernel's parameters takes about a hundred
+        # cycles
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
         merged = dict(o=tk.rt(tk.fp32, self.tile_m, self.value_dim), lse=tk.rv(tk.fp32, self.tile_m)) if self.sharers > 1 or self.splits else {}
@@ -151,7 +157,8 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         begin, end = first + split * blocks // splits, first + (split + 1) * blocks // splits
         seen = tl.maximum(keys - ctx.args.queries + 1, 0) if ctx.config.causal else keys
         masked, whole = end - seen // ctx.config.tile_n, end - tk.ceil_div(start, ctx.config.tile_n)
-        # Inline, so that 1 stays a constant: for a split the compiler cannot see that the loop for edges has no iterations left
+        # Inline, so that 1 stays a constant: for a split the compiler cannot see that the loop for edges has no
+        # iterations left
         return tk.task(end - begin, when=more, edges=1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None, batch=batch, kv_batch=batch,
                        head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1, split=split, keys=keys, start=start, masked=masked, whole=whole)
 
@@ -191,9 +198,10 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
 
 @triton.jit
 def _copy_at(ctx, n):
-    """The copy, of `copied` keys, that is number `n` of this iteration's block; greater numbers are of the blocks before it in memory.
+    """The copy that is number `n` of this iteration's block; higher numbers continue in the blocks before it.
 
-    After the sequence's last key it is the last copy in use again: the table may end there, or hold anything.
+    A copy has `copied` keys. After the sequence's last key it is the last copy in use again: the table may end there,
+    or hold anything.
     """
     COPIES: tl.constexpr = ctx.config.tile_n // ctx.config.copied
     block = ctx.last - ctx.iter - n // COPIES
@@ -212,12 +220,12 @@ def _load_pages(ctx, tiles, to, source, width):
 class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
     """K and V in pages of `page_size` keys anywhere in a pool. Source: PagedAttention (Kwon et al., 2023).
 
-    K, V: (pages of the pool, H_kv, page_size, …). pages: (B, pages of the longest sequence) int32, the pages of each sequence. Other
-    tensors as for `AttentionDecode`.
+    K, V: (pages of the pool, H_kv, page_size, …). pages: (B, pages of the longest sequence) int32, the pages of each
+    sequence. Other tensors as for `AttentionDecode`.
 
-    A block is loaded by copies of gcd(tile_n, page_size) keys, each in one page. Page numbers are prefetched through shared memory
-    (`page_index`), and one role reads lengths for all (`broadcast_tile`): once copies are in flight, a read of global memory takes
-    one to two thousand cycles (measured: docs/notes/attention_decode.md).
+    A block is loaded by copies of gcd(tile_n, page_size) keys, each in one page. Page numbers are prefetched through
+    shared memory (`page_index`), and one role reads lengths for all (`broadcast_tile`): once copies are in flight, a
+    read of global memory takes one to two thousand cycles (measured: docs/notes/attention_decode.md).
     """
 
     page_size: int = 16
@@ -234,9 +242,10 @@ class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
 
     @property
     def lagged_producer(self) -> bool:  # type: ignore[override]
-        """Whether V has a producer warp of its own: where a block takes several copies, one warp issues them too slowly.
+        """Whether V has a producer warp of its own: one warp issues several copies a block too slowly.
 
-        With one copy a block, the order in which K and V are requested is worth more (measured: docs/notes/attention_decode.md).
+        With one copy a block, the order in which K and V are requested is worth more (measured:
+        docs/notes/attention_decode.md).
         """
         return self.copied < self.tile_n
 
@@ -265,8 +274,8 @@ def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, splits, rows
             HAS_LSE: tl.constexpr):  # fmt: skip
     """One query of one head: the splits' outputs, weighed by their sums of exponentials. Grid: rows, tiles, batch.
 
-    O, L: contiguous, from `AttentionDecode`. out: (B, H, S, WIDTH) with these strides. lse: (B, H, S), contiguous. `launch_pdl`: it
-    starts early and waits.
+    O, L: contiguous, from `AttentionDecode`. out: (B, H, S, WIDTH) with these strides. lse: (B, H, S), contiguous.
+    `launch_pdl`: it starts early and waits.
     """
     tk.dependency_wait()
     row, tile, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)

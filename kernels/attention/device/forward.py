@@ -1,4 +1,5 @@
-"""Attention forward O = softmax(Q Kᵀ · scale) V: each consumer keeps a tile of queries, K and V stream through rings."""
+"""Attention forward O = softmax(Q Kᵀ · scale) V: each consumer keeps a tile of queries, K and V stream through rings.
+"""
 from __future__ import annotations
 
 import triton
@@ -35,19 +36,19 @@ class AttentionForward(QueryTiles):
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32.
 
-    Blocks of keys come last to first, so that only the first ones need a mask. The MMA of a block's scores overlaps the softmax of
-    the block before, whose MMA with V follows: K is input, V is lagged by one iteration. Where `tile_n` is no power of two, K comes
-    in swizzle lines (`key_lines`), so that one wgmma still computes a block's scores. Source: FlashAttention-3 (Shah et al., 2024),
-    algorithm 2.
+    Blocks of keys come last to first, so that only the first ones need a mask. The MMA of a block's scores overlaps the
+    softmax of the block before, whose MMA with V follows: K is input, V is lagged by one iteration. Where `tile_n` is
+    no power of two, K comes in swizzle lines (`key_lines`), so that one wgmma still computes a block's scores. Source:
+    FlashAttention-3 (Shah et al., 2024), algorithm 2.
 
-    The instructions between two MMAs of a consumer limit the kernel, not the tensor cores. A sixth of them find largest scores, a
-    seventh rescale the output. A `lazy` kernel does neither. A row's weights are relative to the largest score of its first block,
-    and may exceed one. A warp that finds a sum above `LIMIT`, or far above earlier ones (`GROWTH`), computes its weights again with
-    the true largest score. Floating point absorbs the factor, so results differ by rounding only. `GROWTH` keeps the errors of
-    operands with outliers near those of weights up to one.
+    The instructions between two MMAs of a consumer limit the kernel, not the tensor cores. A sixth of them find largest
+    scores, a seventh rescale the output. A `lazy` kernel does neither. A row's weights are relative to the largest
+    score of its first block, and may exceed one. A warp that finds a sum above `LIMIT`, or far above earlier ones
+    (`GROWTH`), computes its weights again with the true largest score. Floating point absorbs the factor, so results
+    differ by rounding only. `GROWTH` keeps the errors of operands with outliers near those of weights up to one.
 
-    On the diagonal of a causal mask, where a block has as many keys as a task has queries, the first consumer sees half a block: it
-    computes that half only.
+    On the diagonal of a causal mask, where a block has as many keys as a task has queries, the first consumer sees half
+    a block: it computes that half only.
 
     Measured variants: docs/notes/attention_forward.md.
     """
@@ -63,7 +64,7 @@ class AttentionForward(QueryTiles):
     def lazy(self) -> bool:
         """Whether a block's largest scores may stay unknown: registers hold its scores as long as its weights.
 
-        Not with two consumers at dimension 64: there ptxas copies MMA operands into registers of their own, which costs more.
+        Not with two consumers at dimension 64: there ptxas copies MMA operands into other registers, which costs more.
         """
         return self.tile_n <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
 
@@ -154,8 +155,8 @@ class AttentionForward(QueryTiles):
         """(P, largest score, factor of earlier sums) of a block's scores."""
         scale = ctx.config._scale(ctx)
         m = tk.row_max(s, accumulate=state.m)
-        # For rows that have seen no key. Where there are none, the selection still moves the wait for the MMA with V into the middle of the softmax, which
-        # is faster (measured: docs/notes/attention_forward.md)
+        # For rows that have seen no key. Where there are none, the selection still moves the wait for the MMA with V
+        # into the middle of the softmax, which is faster (measured: docs/notes/attention_forward.md)
         offset = tk.where(m == float("-inf"), 0.0, m * scale)
         return tk.exp2_row(s, scale, offset - ctx.config.raised), m, tk.exp2(state.m * scale - offset)
 
@@ -186,7 +187,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _release_input(ctx, input):
-        """Release a stage. A function of its own: the template counts releases where they are written, and only one branch runs."""
+        """Release a stage. The template counts releases where they are written, and only one branch runs: hence a function."""
         tk.release(ctx, input)
 
     @triton.jit

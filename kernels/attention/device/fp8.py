@@ -14,13 +14,14 @@ KEYS = tl.constexpr(128)  # of a program of `transposed_values`
 
 
 class AttentionForwardFp8(AttentionForward):
-    """8-bit MMAs need both operands with contiguous depth, so V comes transposed. Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
+    """8-bit MMAs need both operands with contiguous depth, so V comes transposed.
 
-    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V: (B, H_kv, value_dim, S_kv) from `transposed_values`, O: (B, H, S,
-    value_dim) of dtype `result`. descales: (3, B, H_kv) fp32, the scales of Q, K and V.
+    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V: (B, H_kv, value_dim, S_kv) from `transposed_values`, O: (B,
+    H, S, value_dim) of dtype `result`. descales: (3, B, H_kv) fp32, the scales of Q, K and V.
 
-    The keys of V come in the order in which a thread's accumulators hold them (`tk.byte_operand`), so that P needs no shuffle
-    between the MMAs. P is multiplied by 2⁸, which uses most of e4m3's range.
+    The keys of V come in the order in which a thread's accumulators hold them (`tk.byte_operand`), so that P needs no
+    shuffle between the MMAs. P is multiplied by 2⁸, which uses most of e4m3's range.
+    Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
     """
 
     raised: float = 8.0
@@ -59,9 +60,10 @@ class AttentionForwardFp8(AttentionForward):
 @plain_kernel
 @triton.jit
 def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM: tl.constexpr):
-    """V transposed, keys in the order of `tk.byte_operand`, zeros after the last. Grid: parts of 128 keys, key heads, batch.
+    """V transposed, keys in the order of `tk.byte_operand`, zeros after the last.
 
-    V: (B, H_kv, keys, DIM) with these strides. out: (B, H_kv, DIM, parts · 128), contiguous.
+    Grid: parts of 128 keys, key heads, batch. V: (B, H_kv, keys, DIM) with these strides. out: (B, H_kv, DIM, parts ·
+    128), contiguous.
     """
     place, width = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.num_programs(0) * KEYS
     key = tk.byte_operand_column(place)

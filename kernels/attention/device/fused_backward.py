@@ -1,4 +1,4 @@
-"""Gradients of attention in a single pass: dK and dV are accumulated in registers, dQ in global memory by TMA reductions."""
+"""Gradients of attention in a single pass: dK and dV accumulate in registers, dQ in global memory by TMA reductions."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,31 +15,33 @@ HALF = tl.constexpr(64 * 64)  # of a block's dQ: what one consumer computes
 
 
 class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
-    """dK, dV, and dQ accumulated in fp32: 5 products a block. The order of the sums, so the last bits of dQ, differs from run to run.
+    """dK, dV, and dQ accumulated in fp32, with 5 products a block. The last bits of dQ differ from run to run.
 
-    Q, K, V, dO: as for `AttentionBackwardKeys`. LSE_log2, dPsum: (B, H, groups, 3, 64) bf16, as `preprocess` writes them with
-    ADDENDS. dQ_accum: (B, H, blocks, block_numbers) fp32, the halves of each block of queries in the order of
-    `tk.store_fragments`, without the scale. words: (B, H, blocks, 2) int32, the states of the halves, zeros at first; a half stays
-    uninitialized where no query of its block sees a key. With `parts` dK, dV: (B, H_kv, tiles, 64 · summed) fp32, zeros at first,
-    for every 64 keys of whole tasks, in the same order.
+    Q, K, V, dO: as for `AttentionBackwardKeys`. LSE_log2, dPsum: (B, H, groups, 3, 64) bf16, as `preprocess` writes
+    them with ADDENDS. dQ_accum: (B, H, blocks, block_numbers) fp32, the halves of each block of queries in the order of
+    `tk.store_fragments`, without the scale. words: (B, H, blocks, 2) int32, the states of the halves, zeros at first; a
+    half stays uninitialized where no query of its block sees a key. With `parts` dK, dV: (B, H_kv, tiles, 64 · summed)
+    fp32, zeros at first, for every 64 keys of whole tasks, in the same order.
 
-    A task is `tile_m` keys for each of the two consumers. Scores are transposed, so that P and dS are operands in registers. dS
-    also goes through shared memory, because dQ needs that of all keys: each consumer computes half of dQ. An iteration computes P,
-    dS and dV of its block, and dQ and dK of the last block. Half an iteration between the store of dS and its use lets the
-    consumers drift out of phase, so that exponentials of one overlap MMAs of the other. Dimensions: 64 or 128, the same for keys
-    and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2, also for the warps that store dQ.
+    A task is `tile_m` keys for each of the two consumers. Scores are transposed, so that P and dS are operands in
+    registers. dS also goes through shared memory, because dQ needs that of all keys: each consumer computes half of dQ.
+    An iteration computes P, dS and dV of its block, and dQ and dK of the last block. Half an iteration between the
+    store of dS and its use lets the consumers drift out of phase, so that exponentials of one overlap MMAs of the
+    other. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix
+    B.2, also for the warps that store dQ.
 
-    The row values come by MMAs, too: three ones a row times the three bf16 parts of each value, which are exact. Threads would
-    otherwise read them once for each row, and add them one by one.
+    The row values come by MMAs, too: three ones a row times the three bf16 parts of each value, which are exact.
+    Threads would otherwise read them once for each row, and add them one by one.
 
-    A warp beside each consumer accumulates dQ. The first CTA to reach a half stores it and the others add (`first_store_reduce`),
-    so that nobody writes zeros first. With `turns` tasks of the same queries begin at different blocks: else all would reach the
-    same half first. A causal mask makes tasks begin at different blocks anyway.
+    A warp beside each consumer accumulates dQ. The first CTA to reach a half stores it and the others add
+    (`first_store_reduce`), so that nobody writes zeros first. With `turns` tasks of the same queries begin at different
+    blocks: else all would reach the same half first. A causal mask makes tasks begin at different blocks anyway.
 
     Measured variants: docs/notes/attention_backward.md.
     """
 
-    # No consumer loads or stores global memory directly: ptxas would then compute MMA descriptors after its wait for the ring, not before it
+    # No consumer loads or stores global memory directly: ptxas would then compute MMA descriptors after its wait for
+    # the ring, not before it
 
     consumers: int = 2
     edges_apart: bool = True
@@ -52,7 +54,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @property
     def addends_swizzle(self) -> int:
-        """At dimension 64 half of what rows allow: then ptxas computes the descriptors of V and dO before the MMA of dPsum, not after it."""
+        """At dimension 64 half of what rows allow: then ptxas computes the descriptors of V and dO before an MMA, not after."""
         return 64 if self.tile_n == 128 else 128
 
     @property
@@ -67,12 +69,12 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @property
     def keys_by_exchange(self) -> bool:
-        """Whether dK leaves from the memory of dS, which has room at dimension 64. The staging of dQ would have to be empty first."""
+        """Whether dK leaves from the memory of dS: there is room at dimension 64, and the staging of dQ is still in use."""
         return self.parts == 1 and self.panels == 1
 
     @property
     def products_first(self) -> bool:
-        """Whether the MMAs of dQ and dK are issued before the wait for the scores, and that of dP before the wait for dK."""
+        """Whether the MMAs of dQ and dK are issued before the wait for the scores, and dP's before the wait for dK."""
         return self.tile_n == 64
 
     def layout(self) -> tk.layout:
@@ -131,7 +133,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim))
-        # Registers that ptxas cannot tell to be equal: it would copy equal ones before every MMA, and serialize those in flight
+        # Registers that ptxas cannot tell to be equal: it would copy equal ones before every MMA, and serialize those
+        # in flight
         ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.tile_m, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
         return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16))
@@ -147,7 +150,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _weights(ctx, state, input, s, query):
-        """(P, derivative of the soft-cap) of the scores of queries from `query` on. Bounds of masks are computed where masks are."""
+        """(P, derivative of the soft-cap) of the scores of queries from `query` on."""
         slope = 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
@@ -164,7 +167,10 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _exchanged(ctx, consumer):
-        """dS of a consumer's keys, as an operand. An opaque index keeps the compiler from holding all its descriptors in registers."""
+        """dS of a consumer's keys, as an operand.
+
+        An opaque index keeps the compiler from holding all its descriptors in registers.
+        """
         return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
@@ -223,14 +229,14 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _exchange_ds(ctx, ds):
-        """Write dS to shared memory, and make it, and dQ where it is staged, visible to the other consumer, MMAs and bulk copies."""
+        """Write dS to shared memory, and make it, and a staged dQ, visible to the other consumer, MMAs and bulk copies."""
         tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.exchange_commit(ctx)
 
     @triton.jit
     def _next(ctx, state):
-        """The block of queries that follows the state's: as `place_of`, but counted, because a division takes as long as an MMA."""
+        """The next block of queries, as `place_of` computes it, but counted: a division takes as long as an MMA."""
         if ctx.edge and ctx.config.edge_loop:
             first, behind = ctx.begin_block, ctx.begin_block + ctx.edge_blocks
         else:
@@ -326,8 +332,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         """Coordinates of panel `number` of this consumer's dK and dV."""
         return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
-    # Between two tasks: last MMAs, release of K, store of dQ, release of V, next K and V. dV leaves from the memory of V and, at dimension 64, dK from that
-    # of dS, so that the ring never waits for stores
+    # Between two tasks: last MMAs, release of K, store of dQ, release of V, next K and V. dV leaves from the memory of
+    # V and, at dimension 64, dK from that of dS, so that the ring never waits for stores
     @triton.jit
     def compute_last(ctx, state, input):
         PANELS: tl.constexpr = ctx.config.panels
@@ -424,8 +430,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 def write_half(accum, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
     """Write 64 columns, number `across`, of rows `first` … `behind` − 1 of a gradient: factor · its accumulated values.
 
-    accum: tiles of 64 rows and SUMMED columns; this is tile number `tile`. MAY_BE_EMPTY: a half whose word in `words` is 0 counts as
-    zeros. home: a pointer to row 0, `stride_s` between rows, WIDTH columns.
+    accum: tiles of 64 rows and SUMMED columns; this is tile number `tile`. MAY_BE_EMPTY: a half whose word in `words`
+    is 0 counts as zeros. home: a pointer to row 0, `stride_s` between rows, WIDTH columns.
     """
     initialized = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if MAY_BE_EMPTY else True
     row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
@@ -442,8 +448,8 @@ def write_half(accum, words, tile, home, stride_s, first, behind, across, factor
 def postprocess(accum, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
     """dQ = factor · dQ_accum; or dK and dV of several parts, whose buffers were zeroed and are never empty.
 
-    Grid: columns, 64 at a time, of all tiles of 64 rows; B · heads, last first, because the last ones are still in L2. accum: see
-    `AttentionBackward`. home: (B, heads, rows, WIDTH) with these strides, the last 1.
+    Grid: columns, 64 at a time, of all tiles of 64 rows; B · heads, last first, because the last ones are still in L2.
+    accum: see `AttentionBackward`. home: (B, heads, rows, WIDTH) with these strides, the last 1.
     """
     ACROSS: tl.constexpr = (SUMMED + 63) // 64
     part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)

@@ -32,7 +32,8 @@ def keys_of(ctx, first, behind, shift, keys):
 def edges_of(ctx, first, behind, shift, keys, last):
     """(masked, whole): the blocks that need a mask, counted from the `last` one down.
 
-    The first `masked` blocks, and those from number `whole` on, have keys that one of the queries `first` … `behind` − 1 does not see.
+    They are the first `masked` blocks, and those from number `whole` on: one of the queries `first` … `behind` − 1 does
+    not see all their keys.
     """
     COLS: tl.constexpr = ctx.config.tile_n
     seen, begin = keys, 0  # every query sees the keys in between
@@ -47,7 +48,10 @@ def edges_of(ctx, first, behind, shift, keys, last):
 
 @triton.jit
 def squashed(ctx, s):
-    """tanh of the scores, in units of the soft-cap. Its error is a unit in the last place of 1; tanh.approx has 2⁻¹¹ of a score."""
+    """tanh of the scores, in units of the soft-cap.
+
+    Its error is a unit in the last place of 1; tanh.approx has 2⁻¹¹ of a score.
+    """
     return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.config._descaled(ctx, ctx.args.squash)))
 
 
@@ -80,7 +84,7 @@ def queries_of(ctx, first, behind, shift, queries):
 
 @triton.jit
 def whole_from(ctx, behind, shift, begin, end):
-    """Under a causal mask, the first block of queries, in `begin` … `end`, from which on all queries see all keys before `behind`."""
+    """Under a causal mask, the first block of queries, in `begin` … `end`, from which on all see all keys before `behind`."""
     return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.tile_n), begin), end)
 
 

@@ -23,10 +23,10 @@ def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_he
 
 
 class QueryTiles(tk.lcf):
-    """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see, last to first.
+    """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see.
 
-    Fields of its context: `batch` and `kv_batch` (first coordinates of queries and keys), `head`, `kv_head`, `row` (the task's
-    tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift`, `keys`.
+    Blocks come last to first. Fields of its context: `batch` and `kv_batch` (first coordinates of queries and keys), `head`, `kv_head`, `row` (the
+    task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift`, `keys`.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -51,8 +51,8 @@ class QueryTiles(tk.lcf):
     def numbers(self) -> tuple[str, ...]:
         """Names of a call's scalars.
 
-        `scale`: in base 2 (times log₂ e); with a soft-cap it is the cap. `left`, `right`: sides of a window. `squash`: factor of
-        scores inside the tanh (times 2 log₂ e).
+        `scale`: in base 2 (times log₂ e); with a soft-cap it is the cap. `left`, `right`: sides of a window. `squash`:
+        factor of scores inside the tanh (times 2 log₂ e).
         """
         return ("scale", *(("left", "right") if self.window else ()), *(("squash",) if self.softcap else ()))
 

@@ -1,8 +1,8 @@
 """The attention kernels on sequences of different lengths, packed end to end along the rows.
 
-The hooks are those of sequences of one length. A sequence is the first coordinate of a tile, and TMA ends a tile where its sequence
-ends, so that no kernel reads or writes a neighbour's rows. The rows after the last sequence count as one more, whose queries see no
-key and whose keys no query sees: outputs and gradients are zero there.
+The hooks are those of sequences of one length. A sequence is the first coordinate of a tile, and TMA ends a tile where
+its sequence ends, so that no kernel reads or writes a neighbour's rows. The rows after the last sequence count as one
+more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
 """
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # of a program of `list_ti
 
 @triton.jit
 def _bounds(starts, sequence, sequences, total):
-    """(begin, rows) of sequences; number `sequences` is the rest of the rows, later ones are empty. All lie inside, whatever `starts` holds."""
+    """(begin, rows) of sequences. Number `sequences` is the rest of the rows, later ones are empty.
+
+    All of them lie inside, whatever `starts` holds.
+    """
     begin = tl.load(starts + sequence, mask=sequence <= sequences, other=total)
     end = tl.load(starts + sequence + 1, mask=sequence < sequences, other=total)
     begin = tl.minimum(tl.maximum(begin, 0), total)
@@ -43,11 +46,12 @@ def _bounds(starts, sequence, sequences, total):
 def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
     """List the tiles of HEIGHT queries (or of keys) of all sequences. Grid: parts of ENTRIES entries.
 
-    An entry of `entries`, int32, contiguous, is: the tile in its sequence, −1 after the last one; the sequence's first query and
-    number of queries, first key and number of keys; the first block of NUMBERS of its queries, and its first tile, if every sequence
-    has whole ones.
+    An entry of `entries`, int32, contiguous, is: the tile in its sequence, −1 after the last one; the sequence's first
+    query and number of queries, first key and number of keys; the first block of NUMBERS of its queries, and its first
+    tile, if every sequence has whole ones.
 
-    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask the longest work comes first.
+    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask the longest work comes
+    first.
     """
     slot = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     count, of, first = 0, tl.zeros((ENTRIES,), tl.int32), tl.zeros((ENTRIES,), tl.int32)
@@ -91,7 +95,8 @@ def _entry(entries, slot, inside):
 
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is none."""
+    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is none.
+    """
     slot, head = tk.unravel(ctx.task_id, heads)
     row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
     return head, row, queries, keys, numbers, first
@@ -105,9 +110,9 @@ def packed_preprocess(
 ):  # fmt: skip
     """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads.
 
-    O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H, tiles · 64)
-    fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole blocks of TILES tiles,
-    with zeros after its end.
+    O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
+    tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole
+    blocks of TILES tiles, with zeros after its end.
     """
     tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
@@ -136,9 +141,9 @@ def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, 
                   OF_KEYS: tl.constexpr):  # fmt: skip
     """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads.
 
-    accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their `words`. home: dQ,
-    whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H, WIDTH) with these strides, the
-    last 1.
+    accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their
+    `words`. home: dQ, whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H,
+    WIDTH) with these strides, the last 1.
     """
     tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
@@ -162,8 +167,8 @@ def _packed_numbers(ctx, head, block):
 class Packed(QueryTiles):
     """What replaces a batch of sequences of one length.
 
-    Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the list of tiles. CTAs fetch
-    tasks: the heads of the first tile, then those of the second, and so on.
+    Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the list of tiles.
+    CTAs fetch tasks: the heads of the first tile, then those of the second, and so on.
     """
 
     schedule: tk.Schedule = tk.Dynamic()

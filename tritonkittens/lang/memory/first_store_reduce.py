@@ -1,8 +1,9 @@
 """Reduction into global memory that starts without zeros: the first CTA stores its values, the others add theirs.
 
-An int32 word in global memory holds the state of each buffer: 0 (empty), `INITIALIZING` (one role stores), `INITIALIZED` (others may add). A role waits only
-while the state is `INITIALIZING`. The role that set that state waits for nobody before it calls `mark_initialized`. So there is no deadlock, whatever the order
-of the CTAs and however few of them run at a time.
+An int32 word in global memory holds the state of each buffer: 0 (empty), `INITIALIZING` (one role stores),
+`INITIALIZED` (others may add). A role waits only while the state is `INITIALIZING`. The role that set that state waits
+for nobody before it calls `mark_initialized`. So there is no deadlock, whatever the order of the CTAs and however few
+of them run at a time.
 """
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def _is_initialized(word):
 
 @op
 def is_initialized(t: Trace, word: Traced) -> Traced:
-    """Whether the buffer with this `word` is initialized, so that bulk copies may add to it (see `store_or_add_bytes_async`).
+    """Whether the buffer with this `word` is initialized, so that `store_or_add_bytes_async` may add to it.
 
     Source: PTX ISA, ld.acquire, fence.proxy.async.
     """
@@ -79,9 +80,10 @@ def _store_or_add(pointer, src, nbytes, word, initialized, KIND: tl.constexpr, P
 
 @op
 def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, initialized: Traced = False) -> Traced:
-    """Start a bulk copy of a shared vector to the buffer at `pointer`: a store by the first caller, an addition by all others.
+    """Start a bulk copy of a shared vector to the buffer at `pointer`: the first caller stores, the others add.
 
-    An addition waits until the buffer is initialized. The copy is committed as a bulk group (see `store_add_bytes_async`).
+    An addition waits until the buffer is initialized. The copy is committed as a bulk group (see
+    `store_add_bytes_async`).
 
     Args:
         pointer: where the buffer begins, in global memory.
@@ -90,8 +92,9 @@ def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Trace
         nbytes: bytes to copy; None for the whole vector.
         initialized: what `is_initialized` returned for `word`. False costs an access of L2.
 
-    Returns `first`, which `mark_initialized` takes. Call that next, and wait for no other role in between. In debug mode a wait of more than two seconds ends
-    the launch with an error. Raises TileError for another dtype or another word. Source: PTX ISA, atom.acquire.
+    Returns `first`, which `mark_initialized` takes. Call that next, and wait for no other role in between. In debug
+    mode a wait of more than two seconds ends the launch with an error. Raises TileError for another dtype or another
+    word. Source: PTX ISA, atom.acquire.
     """
     kind = bulk_sum_type(src, "store_or_add_bytes_async")
     _check_word(t, "store_or_add_bytes_async", word)
