@@ -106,7 +106,7 @@ def bf16_trial(options: argparse.Namespace, shape: tuple[int, int, int], layout:
 def sweep_cases(options: argparse.Namespace) -> list[Case]:
     return [
         case(f"bf16 {m}x{n}x{k} {layout}", (m, n, k), functools.partial(bf16_trial, options, (m, n, k), layout), layout=layout,
-             epilogue_n=f"{layout}, {what}", extent=extent)
+             panel=f"{layout}, {what}", extent=extent)
         for layout in LAYOUTS for what, (m, n, k), extent in sweep()
     ]  # fmt: skip
 
@@ -146,7 +146,7 @@ def fp8_trial(options: argparse.Namespace, shape: tuple[int, int, int], scaling:
 def fp8_cases(options: argparse.Namespace) -> list[Case]:
     return [
         case(f"e4m3 {m}x{n}x{k} scale per {scaling}", (m, n, k), functools.partial(fp8_trial, options, (m, n, k), scaling),
-             scaling=scaling, epilogue_n=f"scale per {scaling}, {what}", extent=extent)
+             scaling=scaling, panel=f"scale per {scaling}, {what}", extent=extent)
         for scaling in SCALINGS for what, (m, n, k), extent in sweep() if scaling != "block" or k % SCALE_BLOCK == 0
     ]  # fmt: skip
 
@@ -156,7 +156,7 @@ def sustained_cases(options: argparse.Namespace) -> list[Case]:
     kinds = {"bf16": functools.partial(bf16_trial, options, layout="NN")}
     kinds |= {f"e4m3 scale per {scaling}": functools.partial(fp8_trial, options, scaling=scaling) for scaling in SCALINGS}
     return [
-        case(f"{kind} {side}x{side}x{side}", (side, side, side), functools.partial(prepare, shape=(side, side, side)), "sustained", epilogue_n=kind)
+        case(f"{kind} {side}x{side}x{side}", (side, side, side), functools.partial(prepare, shape=(side, side, side)), "sustained", panel=kind)
         for kind, prepare in kinds.items() for side in SUSTAINED
     ]  # fmt: skip
 

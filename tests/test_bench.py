@@ -583,13 +583,13 @@ def test_peers_are_registered_beside_each_other():
 def test_attention_reference(monkeypatch):
     q, k, v = (torch.randn(2, 3, 40, 16) for _ in range(3))
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert peers.Attention(q, k, v).error(heads=6, tile_m=40)(right) < 1e-6
+    assert peers.Attention(q, k, v).error(heads=6, rows=40)(right) < 1e-6
     assert peers.Attention(q, k, v).error()(right * 1.1) == pytest.approx(0.1, rel=1e-3)
     few = [x[:, :1] for x in (k, v)]
     shared = torch.nn.functional.scaled_dot_product_attention(q, *(x.expand_as(q) for x in few))
-    assert peers.Attention(q, *few).error(heads=6, tile_m=40)(shared) < 1e-6
+    assert peers.Attention(q, *few).error(heads=6, rows=40)(shared) < 1e-6
     causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert peers.Attention(q, k, v, True).error(heads=6, tile_m=40)(causal) < 1e-6
+    assert peers.Attention(q, k, v, True).error(heads=6, rows=40)(causal) < 1e-6
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3])

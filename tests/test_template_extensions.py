@@ -196,3 +196,8 @@ def test_points_of_an_extension_are_part_of_the_key():
     kept = [Counting.points, {}, {"consumer_ends": _consumer_ends}, {"consumer_ends": _iteration_ends}]
     extensions = [type("Same", (tk.Extension,), {"points": points}) for points in kept]
     assert len({type("Template", (extension, PipelinedStream), {})().cache_key for extension in extensions}) == len(kept)
+
+
+def test_a_point_that_there_is_not_is_refused():
+    with refused("Late.points['iteration_end']: no such point; points are consumer_begins, task_begins"):
+        type("Late", (tk.Extension,), {"points": dict(iteration_end=None)})

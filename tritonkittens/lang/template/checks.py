@@ -54,7 +54,7 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
         raise error_of(T, f".layout must return tk.layout(…), got {plan!r}")
     for extension in EXTENSIONS:
         given = [name for name in extension.added_fields if getattr(plan, name)]
-        if given and extension not in extensions:
+        if given and not any(issubclass(e, extension) for e in extensions):
             raise error_of(T, f"its layout has {given[0]}=…, which is of an extension; derive the class from tk.{extension.__name__} too")
     for extension in extensions:
         if extension.added_fields and extension.needs_fields and not any(getattr(plan, name) for name in extension.added_fields):

@@ -40,7 +40,7 @@ def release_block_task(t: Trace, ctx: Traced, computed_last: Traced = False) -> 
     last = f"compute_last: {type(unwrap(ctx.config)).compute_last.cache_key}" if unwrap(computed_last) else ""
     for group in BLOCK_TASK:
         if group in ctx.fields and "group" in ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {last}", 0):
-            t.call(arrive, ctx.fields[group].empty, per="warp")
+            t.call(arrive, ctx.fields[group].empty, per="warp", fenced=hooks_read_no_shared())
 
 
 @op
@@ -96,6 +96,12 @@ def _note_reads(before: int) -> None:
     account.reads_ring = bool(account.reads_ring) or account.reads_shared > (0 if account.reads_ring is None else before)
 
 
+def hooks_read_no_shared() -> bool:
+    """Do the compute hooks traced so far read no shared memory into registers? Then a release after them needs no fence. A release must not rely on what `arrive`
+    knows by itself, the reads traced before it: those of `finish` come before it in the previous task, but after it in the program."""
+    return bill().reads_ring is False
+
+
 def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
     """Refuse a hook that does not release its input once or does not wait for its lagged tiles once. Calls in a helper function are not seen where the same
     function was called before."""
@@ -148,9 +154,15 @@ def wait_for(t: Trace, tiles: Traced) -> Traced:
 
 
 @op
+def release_own_task(t: Trace, memory: Traced, worker: Traced) -> Traced:
+    """Release a consumer's own task tiles, after the hooks that use them."""
+    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, worker), per="warp", fenced=hooks_read_no_shared())
+
+
+@op
 def release_slot(t: Trace, empty: Traced, slot: Traced, T: Traced) -> Traced:
     """Release a stage, after the hook that used it."""
-    t.call(_release, t.call(empty.__getitem__, slot), T, bill().reads_ring is False)
+    t.call(_release, t.call(empty.__getitem__, slot), T, hooks_read_no_shared())
 
 
 @op

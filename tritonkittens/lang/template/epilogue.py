@@ -12,7 +12,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.memory.tma import store_read_wait
 from tritonkittens.lang.schedule.cluster_split_k import join_in_cluster
 from tritonkittens.lang.schedule.split_k import join_parts, own_part
-from tritonkittens.lang.sync.semaphores import arrive, sync, wait
+from tritonkittens.lang.sync.semaphores import arrive, publish, sync, wait
 from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.consumer_barriers import meet_at_end
 from tritonkittens.lang.template.extension import at, values_from
@@ -57,7 +57,8 @@ def release_epilogue(t: Trace, memory: Traced, worker: Traced, T: Traced) -> Tra
         return
     if _loads_tiles(config):
         t.call(store_read_wait, 0)
-    t.call(arrive, t.call(memory.epilogue_pipeline.empty.__getitem__, worker), per="warp")
+    publish(t)  # threads read these tiles in the previous task, before TMA overwrites them
+    t.call(arrive, t.call(memory.epilogue_pipeline.empty.__getitem__, worker), per="warp", fenced=True)
 
 
 @op

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tritonkittens.lang.core.backend import Trace, Traced, op
+from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.template.hook_table import Hook
 
@@ -44,6 +46,11 @@ class Extension:
     counters: ClassVar[tuple[str, ...]] = ()  # fields of the bill (`core/resources.py`) that are counted in the compute hooks, for `check_hook`
     points: ClassVar[dict[str, Callable[..., Any]]] = {}
 
+    def __init_subclass__(cls) -> None:
+        for name in cls.points:
+            if name not in POINTS:
+                raise TileError(f"{cls.__name__}.points[{name!r}]: no such point; points are {', '.join(POINTS)}")
+
     @staticmethod
     def check_template(T: Any) -> None:
         """Raise `TileError` for knobs, hooks or a layout that do not go together."""
@@ -69,8 +76,9 @@ class Extension:
 
 
 def extensions_of(cls: type) -> tuple[type[Extension], ...]:
-    """The extensions that a template's class derives from."""
-    return tuple(c for c in cls.__mro__ if Extension in c.__bases__)
+    """The extensions that a template's class derives from; of one that derives from another only the former."""
+    found = [c for c in cls.__mro__ if issubclass(c, Extension) and c is not Extension and not issubclass(c, Configuration)]
+    return tuple(c for c in found if not any(c in other.__mro__[1:] for other in found))
 
 
 def _functions(T: Any, point: Any) -> list[tuple[str, Any]]:

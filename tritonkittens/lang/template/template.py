@@ -107,7 +107,7 @@ class lcf(Configuration, Interned):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
         self._take_knobs(knobs)
         derived = extensions_of(type(self))
-        self.pipelined = check_hooks(type(self), self._stores, derived, [e for e in EXTENSIONS if e not in derived], KNOBS)
+        self.pipelined = check_hooks(type(self), self._stores, derived, [e for e in EXTENSIONS if not issubclass(type(self), e)], KNOBS)
         self.one_tile_per_block = self.one_tile_per_block or self.schedule.one_tile_per_block
         self.team = 1 if self.pingpong else self.consumers  # consumers that share a task
         self.splits, self.dynamic = self.schedule.splits, self.schedule.dynamic
@@ -228,8 +228,10 @@ class lcf(Configuration, Interned):
     def _make_key(self, own: str) -> str:
         hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
         constants = sorted((n, getattr(v, "cache_key", v)) for n, v in (self._knobs() | self._properties()).items())
-        hooks += [point for e in self.extensions for point in e.points.values() if isinstance(point, JITFunction)]
-        parts = [type(self).__qualname__, library_hash(), own, repr(constants), repr(self._plan), repr(self.registers()), *(h.cache_key for h in hooks)]
+        added = [(name, point) for e in self.extensions for name, point in e.points.items()]
+        added += [(str(number), role) for e in self.extensions for role, number in e.added_warps(self)]
+        parts = [type(self).__qualname__, library_hash(), own, repr(constants), repr(self._plan), repr(self.registers()), *(h.cache_key for h in hooks),
+                 *(f"{name} {getattr(f, 'cache_key', f.__qualname__)}" for name, f in added)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property

@@ -18,6 +18,7 @@ from tritonkittens.lang.template.compute import (
     call_start,
     release_before,
     release_block_task,
+    release_own_task,
     release_slot,
 )
 from tritonkittens.lang.template.consumer_barriers import await_previous, call_next, open_turns
@@ -45,7 +46,7 @@ def leave_input(ctx, A, memory, following, tile, WORKER: tl.constexpr, T: tl.con
     TEAMS: tl.constexpr = facts(T).teams
     DYNAMIC: tl.constexpr = facts(T).dynamic
     if OWN_TASK:
-        arrive(memory.task_pipeline.empty[WORKER], per="warp")
+        release_own_task(memory, WORKER)
     after = tile if DYNAMIC else tile_after(ctx, A, tile, following)
     if TEAMS > 1:
         if after.is_valid:
