@@ -39,7 +39,7 @@ demo: $(READY)
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -q -rs
 FAST := $(addprefix tests/,test_types.py test_tensors.py test_decorators.py test_allocations.py test_interning.py test_cluster.py test_ragged.py \
 	test_explicit.py test_explicit_errors.py test_mistakes.py test_names_in_errors.py test_template.py test_template_layout.py test_template_memory.py \
-	test_template_deferred.py test_template_reduce.py test_template_extensions.py test_schedule.py test_plain_kernel.py test_arch.py test_bind.py test_attention.py test_dealing.py \
+	test_template_deferred.py test_template_reduce.py test_template_extensions.py test_schedule.py test_plain_kernel.py test_arch.py test_bind.py test_attention.py test_num_splits.py \
 	test_tune.py test_waiting.py test_launch.py sim/test_numbers.py sim/test_ptx.py sim/test_pure_operations.py sim/test_tensor_maps.py \
 	sim/test_combiners.py gpu/test_gemm_gpu.py::test_layouts gpu/test_attention_gpu.py::test_causal)
 

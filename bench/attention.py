@@ -38,21 +38,21 @@ def ours_new(p: Attention) -> Callable[[], torch.Tensor]:
 
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
-    from tritonkittens.kernels.attention import call_plan, gradients
+    from tritonkittens.kernels.attention import backward_plan, call_plan, checks
     from tritonkittens.kernels.attention.config import suited
     from tritonkittens.launch import multiprocessor_count
 
     if p.grad is None:
-        scores = call_plan.scores_of(p.q, None, None, *call_plan.check_window(p.causal, None))
+        scores = call_plan.scores_of(p.q, None, None, *checks.check_window(p.causal, None))
         chosen = suited(call_plan.shape_of(p.q, p.k, p.v.shape[3], scores), multiprocessor_count(p.q.get_device()))[0]
         kernel, _ = call_plan.kernel_of(call_plan.forward, p.q.dtype, p.q, p.k, p.v.shape[3], False, scores)
         slots = {"stages": kernel.placement(90).stages}  # a configuration that says nothing of them gets as many as fit, under the results
         return ours(p, config=dataclasses.replace(chosen, **slots | knobs))
-    replaced: dict[str, Any] = dict(fused_backward=functools.partial(gradients.fused_backward, more=tuple(knobs.items())), _known={})
+    replaced: dict[str, Any] = dict(fused_backward=functools.partial(backward_plan.fused_backward, more=tuple(knobs.items())), _plans={})
     timed = ours(p)
 
     def call() -> Any:
-        with unittest.mock.patch.multiple(gradients, **replaced):
+        with unittest.mock.patch.multiple(backward_plan, **replaced):
             return timed()
 
     return call

@@ -15,7 +15,7 @@ from bench.attention import BOUND
 from bench.gemm import OURS, randn
 from bench.harness import Case, Contender, Suite, Trial
 from bench.peers import Attention, peers
-from tritonkittens.kernels.attention.dealing import Kind, row_tiles_of
+from tritonkittens.kernels.attention.num_splits import DecodeKind, row_tiles_of
 
 # Batch, keys by dimension of the heads, which are as many as Llama-3 8B's (dimension 128) and 1B's (64)
 DECODE = {128: ((1, 4096), (1, 65536), (8, 1024), (8, 4096), (8, 32768), (64, 1024), (64, 8192)),
@@ -83,8 +83,8 @@ class Shape(NamedTuple):
     queries: int = 1
 
     @property
-    def kind(self) -> Kind:
-        return Kind(torch.bfloat16, self.dim, self.dim, lengths=self.page_size is not None, page_size=self.page_size, row_tiles=self.row_tiles)
+    def kind(self) -> DecodeKind:
+        return DecodeKind(torch.bfloat16, self.dim, self.dim, lengths=self.page_size is not None, page_size=self.page_size, row_tiles=self.row_tiles)
 
     @property
     def row_tiles(self) -> int:

@@ -623,5 +623,5 @@ def claimed_sums(Y, WORDS, SUMS: tl.constexpr, LENGTH: tl.constexpr):
         tk.fence_async()
         tk.sync()
         word = WORDS.pointer + row
-        tk.publish(word, tk.store_or_add_bytes_async(Y.pointer + row * LENGTH, staged, word))
+        tk.mark_initialized(word, tk.store_or_add_bytes_async(Y.pointer + row * LENGTH, staged, word))
     tk.store_wait(0)

@@ -79,9 +79,9 @@ def compiled_anew(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def nothing_known():
-    """Tests replace what decides how attention is computed, which is thought out once for every kind of calls."""
-    for name in ("gradients", "varlen", "varlen_gradients"):
+def no_plans():
+    """Tests replace functions that plans call: without this the plans of earlier tests would be used."""
+    for name in ("backward_plan", "varlen_plan", "varlen_backward_plan"):
         module = sys.modules.get(f"tritonkittens.kernels.attention.{name}")
         if module is not None:
-            module._known.clear()
+            module._plans.clear()

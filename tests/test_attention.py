@@ -7,10 +7,10 @@ import torch
 
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
+from tritonkittens.kernels.attention.backward_plan import addends_in
 from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
-from tritonkittens.kernels.attention.gradients import addends_in
 from tritonkittens.kernels.attention.reference import visible
-from tritonkittens.kernels.attention.varlen_gradients import packed_addends_in
+from tritonkittens.kernels.attention.varlen_backward_plan import packed_addends_in
 
 BF16 = torch.bfloat16
 

@@ -7,7 +7,7 @@ from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config as AttentionConfig
-from tritonkittens.kernels.attention.device.backward import statistics
+from tritonkittens.kernels.attention.device.backward import preprocess
 from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.launch import GlobalArg, Launcher
@@ -107,11 +107,11 @@ def test_plain_kernels(bound):
     o, grad, lse = torch.randn(1, 2, 70, 64).to(BF16), torch.randn(1, 2, 70, 64).to(BF16), torch.randn(1, 2, 70)
     numbers = (*o.stride()[:3], *grad.stride()[:3], *lse.stride()[:2], 140, 70, 64, 0, 70, 0, 0.0, 64, 64, False, False)
     found = []
-    for make in (lambda *x: statistics[2, 2, 1](*x, *numbers), None):
+    for make in (lambda *x: preprocess[2, 2, 1](*x, *numbers), None):
         offsets, deltas = (poison(torch.empty(1, 2, 70)) for _ in range(2))
         tensors = (o, grad, lse, lse, offsets, deltas, offsets)
         if make is None:
-            make = statistics.bind((2, 2, 1), *(x.clone() for x in tensors), *numbers)
+            make = preprocess.bind((2, 2, 1), *(x.clone() for x in tensors), *numbers)
         make(*tensors)
         found.append((offsets, deltas))
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True)) and not found[0][0].isnan().any()

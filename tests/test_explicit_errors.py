@@ -227,10 +227,10 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 4096)), tk.load(X, tk.rt(tk.bf16, 64, 64), (0, 0)))
     elif WHAT == "memory of fragments":
         tk.store_fragments(tk.allocate(tk.sv(tk.fp32, 64)), tk.zero(tk.rt(tk.fp32, 64, 64)))
-    elif WHAT == "sums that may be stored":
-        tk.are_stored(3)
-    elif WHAT == "what to publish":
-        tk.publish(Y.pointer, True)
+    elif WHAT == "sums that may be initialized":
+        tk.is_initialized(3)
+    elif WHAT == "sums to mark":
+        tk.mark_initialized(Y.pointer, True)
     elif WHAT == "word of sums":
         tk.store_or_add_bytes_async(Y.pointer, tk.allocate(tk.sv(tk.fp32, 64)), 3)
     elif WHAT == "first sums":
@@ -313,8 +313,8 @@ TILES = {
     "load_async and store_async",
     "sums of bytes": "store_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
     "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
-    "sums that may be stored": "are_stored of 3: a word of sums is a pointer to int32 in global memory",
-    "what to publish": "publish of pointer<fp32>: a word of sums is a pointer to int32 in global memory",
+    "sums that may be initialized": "is_initialized of 3: a word of sums is a pointer to int32 in global memory",
+    "sums to mark": "mark_initialized of pointer<fp32>: a word of sums is a pointer to int32 in global memory",
     "word of sums": "store_or_add_bytes_async of 3: a word of sums is a pointer to int32 in global memory",
     "first sums": "store_or_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
     "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",

@@ -16,8 +16,8 @@ from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
-from tritonkittens.kernels.attention.dealing import Kind, decode
 from tritonkittens.kernels.attention.device.decode import AttentionDecode
+from tritonkittens.kernels.attention.num_splits import DecodeKind, decode_kernel
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.device import unaligned
 
@@ -135,7 +135,7 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
 @pytest.mark.parametrize(("dim", "at_once"), [slow(64, 0), slow(64, 1), slow(64, 3), (64, 4), (128, 0), slow(128, 1)])
 def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
     """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
-    kernel = decode(Kind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
+    kernel = decode_kernel(DecodeKind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
     shapes = dict(Q=(4, 8, 4, dim), K=(99, 8, 16, dim), V=(99, 8, 16, dim), O=(4, 8, 1, 4, dim), L=(4, 8, 1, 4), lengths=(4,), pages=(4, 9))
     types = dict(O=torch.float32 if kernel.partial else torch.bfloat16, L=torch.float32, lengths=torch.int32, pages=torch.int32)
     tensors = [torch.empty(shapes[n], dtype=types.get(n, torch.bfloat16), device="meta") for n in kernel.tensors]

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from transformers import masking_utils as masks  # noqa: E402
 
-from tritonkittens.kernels.attention.ranges import calls, runs  # noqa: E402
+from tritonkittens.kernels.attention.ranges_plan import calls, runs  # noqa: E402
 from tritonkittens.kernels.attention.reference import sides, visible  # noqa: E402
 from tritonkittens.ops import mask_functions  # noqa: E402
 from tritonkittens.ops import transformers as implementation  # noqa: E402

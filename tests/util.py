@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tritonkittens.kernels.attention import decoding
+from tritonkittens.kernels.attention import decode_plan
 from tritonkittens.lang import TileError
 from tritonkittens.launch import multiprocessor_count
 from tritonkittens.testing import has_gpu
@@ -98,9 +98,9 @@ def explored(few, many):
     return pytest.mark.parametrize("schedules", [few, slow(many)])
 
 
-def dealt_by(deal):
-    """Within it `attention_decode` deals sequences out like this, and knows no call from before."""
-    return mock.patch.multiple(decoding, deal_of=lambda *_: deal, _launches={})
+def decode_split(split):
+    """Inside, `attention_decode` uses this split, and has no plans of earlier calls."""
+    return mock.patch.multiple(decode_plan, choose_split=lambda *_: split, _plans={})
 
 
 def in_pages(k, v, lengths, page_size):

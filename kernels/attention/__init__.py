@@ -1,16 +1,15 @@
-"""Attention: `attention` for PyTorch tensors, `attention_varlen` for packed sequences, the reference `attention_torch`, and the templates behind them."""
-from tritonkittens.kernels.attention.autograd import attention_operator
+"""Attention for PyTorch tensors: public functions, the reference `attention_torch`, operators and kernels."""
+from tritonkittens.kernels.attention.autograd import attention_operator, varlen_operator
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config
-from tritonkittens.kernels.attention.decoding import attention_decode
 from tritonkittens.kernels.attention.device.decode import AttentionDecode, AttentionDecodePaged
 from tritonkittens.kernels.attention.device.forward import AttentionForward
+from tritonkittens.kernels.attention.device.fp8 import AttentionForwardFp8
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
-from tritonkittens.kernels.attention.fp8 import AttentionForwardFp8, attention_fp8, forward_fp8
-from tritonkittens.kernels.attention.interface import attention
-from tritonkittens.kernels.attention.ranges import attention_ranges
+from tritonkittens.kernels.attention.fp8_plan import forward_fp8
+from tritonkittens.kernels.attention.interface import attention, attention_decode, attention_fp8, attention_ranges, attention_varlen
 from tritonkittens.kernels.attention.reference import attention_torch
-from tritonkittens.kernels.attention.varlen import attention_varlen, packed_forward, varlen_operator
+from tritonkittens.kernels.attention.varlen_plan import packed_forward
 
 __all__ = [
     "AttentionBackward", "AttentionDecode", "AttentionDecodePaged", "AttentionForward", "AttentionForwardFp8",

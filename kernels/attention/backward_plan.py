@@ -1,15 +1,24 @@
-"""What backwards of attention of one kind do: allocate, then launch kernels that are bound once and find their tensors by name."""
+"""What one kind of backwards of `attention` does: the choice of one or two passes, buffers between kernels, launches."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._tensors import addressable, allocator_like
+from tritonkittens.kernels._tensors import addressable, allocator, allocator_like, padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels.attention.call_plan import TILE, Scores, empty_like
+from tritonkittens.kernels.attention.config import choose_backward, choose_fused, parts_of_group, schedule_knobs, worth_sums
+from tritonkittens.kernels.attention.device.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, preprocess
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, postprocess
+from tritonkittens.launch import l2_bytes, multiprocessor_count
+
+SMALLEST_SCALE = 2.0**-64  # of scores: `preprocess` divides by it
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
@@ -17,11 +26,12 @@ Tensors = dict[str, Tensor]
 Step = Callable[[Tensors], None]
 
 
-class Passes:
-    """What calls with operands like these do: allocate gradients like these, and launch the `steps` of a subclass.
+class BackwardPlan:
+    """What one kind of backwards does: allocate gradients like `gradients`, then run the `steps` of a subclass.
 
-    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (of which there may be none: that of L then), the gradients dQ, of_keys and of_values, and
-    what `make` adds. Where kernels do not write the gradients themselves, dK and dV are not of_keys and of_values. By itself: where nobody sees a key.
+    Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (L again where there is no gradient of the
+    log-sum-exp), the results dQ, of_keys and of_values, and what `make` adds. dK and dV are of_keys and of_values, or
+    the buffers that are summed into them. Without a subclass all gradients are zero: no query sees a key.
     """
 
     def __init__(self, operands: Operands, gradients: Iterable[Tensor]):
@@ -31,7 +41,7 @@ class Passes:
         self.steps: list[Step] = [clear]
 
     def make(self, tensors: Tensors) -> None:
-        """Add what kernels need beside operands and gradients."""
+        """Allocate the buffers that kernels need beside operands and gradients."""
 
     def tensors(self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensors:
         if not self.as_they_are:
@@ -55,14 +65,206 @@ def clear(tensors: Tensors) -> None:
 
 
 def template_step(kernel: tk.lcf, tensors: Tensors, numbers: dict[str, Any]) -> Step:
-    """The launch of a kernel for tensors like these, or other views of their memory."""
+    """Launches a template with these `numbers` on its tensors."""
     named = itemgetter(*kernel.tensors)
     launch = kernel.call(*named(tensors)).bind(*named(tensors), **numbers)
     return lambda tensors: launch(*named(tensors))
 
 
 def plain_step(kernel: Any, grid: tuple[int, ...], tensors: Tensors, names: tuple[str, ...], *others: Any) -> Step:
-    """The same for a plain kernel, of tensors with these names and what `others` it takes."""
+    """Launches a plain kernel on the tensors with these names, and on what `others` it takes."""
     named = itemgetter(*names)
     launch = kernel.bind(grid, *named(tensors), *others)
     return lambda tensors: launch(*named(tensors))
+
+
+def summand_factor(numbers: dict[str, Any]) -> float:
+    """The factor of log-sum-exps that a kernel with these numbers adds to scores; 0 where the scale is too small."""
+    return 1 / numbers["scale"] if numbers["scale"] >= SMALLEST_SCALE else 0.0
+
+
+@functools.lru_cache
+def backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
+) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
+    """The kernels of the deterministic backward for a dtype, dimensions and features: (for dQ, for dK and dV)."""
+    return choose_backward(AttentionBackwardQueries, AttentionBackwardKeys, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+                           softcap=softcap, **schedule_knobs(causal))
+
+
+@functools.lru_cache
+def fused_backward(
+    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, parts: int = 1,
+    more: tuple[tuple[str, Any], ...] = (),
+) -> AttentionBackward | None:  # fmt: skip
+    """The kernel of the backward in a single pass; None where two passes are used.
+
+    `cut`: whether the last tile of keys may be partial. `parts`: tasks of a group's query heads. `more`: knobs and
+    their values.
+    """
+    return choose_fused(AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
+                        softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=schedule_knobs(causal)["order"], **dict(more))
+
+
+_plans: dict[tuple[Any, ...], BackwardPlan] = {}
+
+
+def run_backward(
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, deterministic: bool = False,
+) -> Gradients:  # fmt: skip
+    """(dQ, dK, dV) of what `run_forward` wrote, for the gradients of the output and, where given, of the log-sum-exp.
+
+    Unless `deterministic`, the order in which dQ, and dK and dV of groups, are summed changes from run to run.
+    """
+    operands = (grad, grad_lse, q, k, v, out, lse)
+    key = (signature(q, k, v, out, grad), lse.stride(), grad_lse is None, scores, deterministic)
+    run = _plans.get(key)
+    if run is None:
+        run = remember(_plans, key, _plan(operands, scores, deterministic))
+    return run(*operands)
+
+
+def _plan(operands: Operands, scores: Scores, deterministic: bool) -> BackwardPlan:
+    """The plan of calls with operands like these."""
+    _, _, q, k, v, out, _ = operands
+    (heads, queries, dim), (kv_heads, keys, value_dim) = q.shape[1:], v.shape[1:]
+    if out.numel() == 0 or keys == 0:
+        return BackwardPlan(operands, like_operands(q, k, v))
+    features = scores.features(queries, keys)
+    numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+    kind = (q.dtype, dim, value_dim, *features)
+    single = (*kind, keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0)
+    factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
+    fused = fused_backward(*single) if factor else None
+    if fused is not None:
+        return SinglePassPlan(operands, numbers, fused, single, factor)
+    return TwoPassPlan(operands, numbers, backward(*kind), 1 if deterministic else heads // kv_heads)
+
+
+def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    """Uninitialised gradients."""
+    return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
+
+
+class SinglePassPlan(BackwardPlan):
+    """One kernel, `fused`, for dQ, dK and dV. `kind`: the arguments that `fused_backward` made it of."""
+
+    def __init__(self, operands: Operands, numbers: dict[str, Any], fused: AttentionBackward, kind: tuple[Any, ...], factor: float):
+        _, _, q, k, v, *_ = operands
+        super().__init__(operands, like_operands(q, k, v))
+        (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+        device, summed = q.get_device(), fused.summed
+        tiles, blocks, group = -(-keys // (fused.tile_m * fused.consumers)), -(-queries // fused.tile_n), heads // kv_heads
+        # A causal mask leaves half of a task on average
+        parts = parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
+            parts_for(device, group, tiles * batch * kv_heads))
+        if parts > 1:
+            fused = cast(AttentionBackward, fused_backward(*kind, parts))
+        rows_of_parts = fused.consumers * tiles
+        self.new_dq_accum = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
+        self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
+        self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.tile_m * summed), torch.float32, q.device) if parts > 1 else None
+
+        tensors, scale = self.tensors(*operands), numbers["gradient"]
+        across = -(-summed // 64)
+        self.steps = [
+            preprocess_step(tensors, factor),
+            template_step(fused, tensors, numbers),
+            plain_step(postprocess, (across * blocks * fused.tile_n // ROWS, batch * heads), tensors, ("dQ_accum", "words", "dQ"),
+                       *tensors["dQ"].stride()[:3], scale, queries, heads, summed, dim, True)]  # fmt: skip
+        for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
+            self.steps.append(plain_step(postprocess, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
+                                         times, keys, kv_heads, summed, dim, False))  # fmt: skip
+
+    def make(self, tensors: Tensors) -> None:
+        LSE_log2, dPsum = addends_in(tensors["dQ"])
+        tensors.update(dQ_accum=self.new_dq_accum(), words=self.new_words(), LSE_log2=LSE_log2, dPsum=dPsum)
+        if self.new_parts is not None:
+            tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
+
+
+class TwoPassPlan(BackwardPlan):
+    """Two passes by the `kernels` of `backward`, for groups of so many query heads."""
+
+    def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int):
+        _, _, q, k, v, _, lse = operands
+        super().__init__(operands, like_operands(q, k, v))
+        # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
+        self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
+        self.new_row_values = allocator_like(padded_empty(tuple(lse.shape), lse))
+        tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
+        self.steps = [preprocess_step(tensors), *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
+        if self.parts > 1:
+            self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
+
+    def make(self, tensors: Tensors) -> None:
+        tensors.update(LSE_log2=self.new_row_values(), dPsum=self.new_row_values(), **homes_of(tensors["of_keys"], tensors["of_values"], self.parts))
+
+
+def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
+    """LSE_log2 and dPsum, see `preprocess`. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
+
+    The single pass also needs `words` of zeros, which the same kernel writes.
+    """
+    o, do, lse, LSE_log2, dl = (tensors[name] for name in ("O", "dO", "L", "LSE_log2", "dL"))
+    batch, heads, queries, dim = o.shape
+    zeros, words_of_head = ("words", tensors["words"].numel() // (batch * heads)) if factor else ("LSE_log2", 0)
+    return plain_step(preprocess, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "LSE_log2", "dPsum", zeros), *o.stride()[:3],
+                  *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(LSE_log2), queries, words_of_head, factor, dim, power_of_two(dim), dl is not lse,
+                  factor != 0)  # fmt: skip
+
+
+def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
+    """(LSE_log2, dPsum) of the single pass, (B, H, groups of ROWS queries, PARTS, ROWS) bf16.
+
+    They lie in the group's first rows of dQ, which are written after their last use. Where those rows are too few or
+    too short, they get memory of their own.
+    """
+    (batch, heads, queries, dim), (of_batch, of_head, of_row, _) = dq.shape, dq.stride()
+    groups, parts = -(-queries // ROWS), PARTS.value
+    shape = (batch, heads, groups, parts, ROWS)
+    if dim < ROWS or queries - (groups - 1) * ROWS < 2 * parts:
+        return torch.empty(2, *shape, dtype=torch.bfloat16, device=dq.device).unbind()
+    x, strides = dq if dq.dtype == torch.bfloat16 else dq.view(torch.bfloat16), (of_batch, of_head, ROWS * of_row, of_row, 1)
+    return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
+
+
+def strides_of_tiles(numbers: Tensor) -> tuple[int, int, int, int]:
+    """Strides between batches, heads, tiles of ROWS queries and parts of LSE_log2 or dPsum.
+
+    Those are (B, H, S) fp32, or (B, H, tiles, PARTS, ROWS) bf16 as `addends_in` allocates them.
+    """
+    batch, head, *others = numbers.stride()
+    tile, part = others[:2] if len(others) > 1 else (ROWS, 0)
+    return batch, head, tile, part
+
+
+def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
+    """Bytes of Q, dO and fp32 dQ that all CTAs of a causal backward use at a time.
+
+    `tiles`: tiles of keys of a head. Every key head counts as one query head.
+    """
+    heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
+    return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
+
+
+def parts_for(device: int, group: int, tasks: int, dynamic: bool = False, at_once: int = 0) -> int:
+    """Tasks that a group of so many query heads is split into, see `parts_of_group`; 1 for a group of one.
+
+    `tasks`: tasks of whole groups. `at_once`: bytes that those use at a time.
+    """
+    return parts_of_group(tasks, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device)) if group > 1 else 1
+
+
+def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:
+    """Where kernels write dK and dV: those themselves, or for several `parts` buffers that `sum_groups` sums."""
+    if parts == 1:
+        return dict(dK=dk, dV=dv)
+    return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}
+
+
+def sum_groups(homes: dict[str, Tensor], dk: Tensor, dv: Tensor) -> None:
+    """Sum the buffers of `homes_of` into dK and dV."""
+    for home, x in ((homes["dK"], dk), (homes["dV"], dv)):
+        if home is not x:
+            torch.sum(home.unflatten(1, (x.shape[1], -1)), 2, out=x)

@@ -1,4 +1,4 @@
-"""How the attention kernels are configured: from the head dimensions, the masks and how many tasks there are."""
+"""Configurations of the attention kernels, by head dimensions, masks and number of tasks."""
 from __future__ import annotations
 
 import contextlib
@@ -13,21 +13,31 @@ from tritonkittens.lang.template.renamed import refuse_old
 
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)
-SMALLEST_FUSED = 48  # dimension: padded to 64, 5 products are fewer than 7 of it
-ENOUGH_ROUNDS = 1.15  # of the least time that parts of groups can give
-SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys that `suited` knows as limits
+MIN_FUSED_DIM = 48  # of the single pass: 5 products of the padded dimension, 64, take less than 7 of it from here on
+NEAR_BEST_WAVES = 1.15  # time of the waves of parts of groups, relative to the best number of parts
+SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited` changes
 TALL, TALL_OF_THREE = 256, 192  # queries of a task of four consumers, of three
-WIDEST = 160  # columns of results that leave registers for the scores of 128 keys
-MANY_ROUNDS, MOST_WASTE = 4, 1.1  # where there are four: of tasks, and queries computed to queries
-MAX_SUMS = 256  # columns of dK and dV together of one consumer's keys
-LAST_ROUNDS = 2  # of causal tasks, in which heads are mixed so that all blocks end together
+WIDEST = 160  # columns of O that leave registers for the scores of 128 keys
+MANY_WAVES, MOST_WASTE = 4, 1.1  # four consumers need so many waves, and at most so many computed queries per query
+MAX_SUMS = 256  # columns of dK and dV of one consumer's keys that registers hold
+LAST_WAVES = 2  # of causal tasks: heads are mixed in these, so that all CTAs end together
 
 
 @dataclass(frozen=True)
 class Config:
-    """Knobs of `AttentionForward`: keys of a block (a multiple of 16), consumer warpgroups (64 queries each), whether they take turns and of which kind, slots
-    of the rings (None: as many as fit), thread blocks a multiprocessor, columns of its results that a consumer stages at a time (None: all), whether blocks
-    draw causal tasks, longest first, or have fixed ones, and these in another order than it follows from that."""
+    """Knobs of `AttentionForward`.
+
+    Args:
+        tile_n: keys of a block, a multiple of 16.
+        consumers: warpgroups, with 64 queries each.
+        warp_scheduler_barrier: consumers issue their MMAs in turns.
+        long_turns: a turn ends when the scores are there, instead of when their product is issued.
+        stages: of the rings of K and V; None: as many as fit.
+        blocks_per_sm: CTAs of an SM.
+        epilogue_n: columns of O that a consumer stages at a time; None: all.
+        dynamic: CTAs fetch causal tasks, longest first.
+        order: raster order of the tasks; None: chosen.
+    """
 
     tile_n: int = 128
     consumers: int = 2
@@ -44,25 +54,26 @@ class Config:
         return super().__new__(cls)
 
     def knobs(self, causal: bool) -> dict[str, Any]:
-        """What the template takes."""
-        dealt = deal(causal, self.dynamic) if self.order is None else dict(order=self.order)
+        """Knobs of the template."""
+        schedule = schedule_knobs(causal, self.dynamic) if self.order is None else dict(order=self.order)
         return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns,
-                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **dealt)
+                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **schedule)
 
 
-def deal(causal: bool, dynamic: bool = True) -> dict[str, Any]:
-    """Knobs of a template for the order of tasks and who computes them. `dynamic`: have blocks more than one task each?
+def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
+    """Order and schedule of a template. `dynamic`: CTAs have more than one task each.
 
-    Causal tasks differ in length. Blocks fetch them, the longest first, those of as few heads at a time as keep all blocks busy, so that L2 holds their
-    operands and sums. Pairs of a long and a short task in equal rounds leave the last round half empty (measured: docs/notes/attention_forward.md).
+    Causal tasks differ in length: CTAs fetch them, longest first. As few heads as keep all CTAs busy run at a time, so
+    that L2 holds their operands and gradients. Pairs of a long and a short task would leave the last wave half empty
+    (measured: docs/notes/attention_forward.md).
     """
     if not causal:
         return dict(order=tk.ColumnMajor())
-    return dict(order=tk.LongestFirst(LAST_ROUNDS), schedule=tk.Dynamic()) if dynamic else dict(order=tk.LongestFirst())
+    return dict(order=tk.LongestFirst(LAST_WAVES), schedule=tk.Dynamic()) if dynamic else dict(order=tk.LongestFirst())
 
 
 class Shape(NamedTuple):
-    """What a forward computes; `heads` are those of all batches. Of packed sequences `keys` are those of the longest, and `queries` those of one on average."""
+    """What a forward computes. `heads`: of all batches. Packed: keys of the longest sequence, queries of a mean one."""
 
     head_dim: int
     value_dim: int
@@ -77,34 +88,37 @@ class Shape(NamedTuple):
 
     @property
     def whole_lines(self) -> bool:
-        """May a block have any number of keys?"""
+        """Whether a block may have any number of keys."""
         return lines_of_keys(self.head_dim, self.itemsize) > 0
 
     @property
     def epilogue_n(self) -> int:
-        """Columns of results that leave at a time where all of them would need too much memory."""
+        """Columns of O that are staged at a time, where all of them would not fit."""
         return min(64, self.value_dim & -self.value_dim)
 
 
 def least(keys: int, cost: dict[int, float]) -> int:
-    """The keys of a block for which so many cost least, where a key costs more or less with so many a block: those behind the last cost as much."""
+    """The keys of a block with the least cost.
+
+    `cost`: by keys of a block, the relative cost of a key. Keys after the last one, in the last block, cost as much.
+    """
     return min(cost, key=lambda cols: -(-keys // cols) * cols * cost[cols])
 
 
 def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
-    """Configurations for so many multiprocessors, the best first; the others are for tiles that do not fit.
+    """Configurations for so many SMs, the best first. The next one is used where tiles do not fit.
 
     Measured: docs/notes/attention_forward.md. The reasons:
 
-    - Dimension 64: the exponentials take as long as the products, and the more consumers there are the better one's run under the others' products. But tiles
-      of 192 queries waste the more the shorter sequences are, and four consumers, whose registers leave room for blocks of 64 keys, have more of everything but
-      products to do for a key: they are for short sequences. Under a causal mask short sequences are begin and end of tasks, and half of the diagonal, which
-      three blocks a multiprocessor of one consumer each hide for each other. Two are for what has not been measured with more: windows, long packed sequences
-      under a causal mask. Long turns keep two from waiting for the same unit.
-    - Dimension 128: two slots with results beside them are better than three under them, and blocks of 128 keys than of 176: their largest scores need not be
-      known. Long turns are better as often as worse.
-    - Above: results in panels need no slot's memory, so that at 192 and 128 for values blocks of 128 keys fit.
-    - Bytes: taller blocks, since a key costs less of everything but products there; long turns at 128.
+    - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
+      But tiles of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64
+      keys only, which cost more instructions a key: they are for short sequences. Causal short sequences are mostly
+      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long packed causal
+      sequences have two consumers, the only number measured. Long turns keep these two from waiting for the same unit.
+    - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
+      176, because the largest score need not be known there. Long turns win as often as they lose.
+    - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128.
+    - fp8: taller blocks, because a key costs fewer instructions in them; long turns at 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
     found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
@@ -145,19 +159,19 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
     if keys >= LONG and shape.queries >= TALL_OF_THREE:
         return [Config(consumers=3)]
     tiles = -(-shape.queries // TALL)  # of a head
-    many = tiles * shape.heads >= MANY_ROUNDS * slots and tiles * TALL <= MOST_WASTE * shape.queries
+    many = tiles * shape.heads >= MANY_WAVES * slots and tiles * TALL <= MOST_WASTE * shape.queries
     return [Config(tile_n=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
 
 
 @functools.lru_cache(maxsize=4096)
 def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], shape: Shape, slots: int) -> tk.lcf:
-    """The forward template, of those that `make(*kind, config)` makes, for a shape on so many multiprocessors."""
+    """The forward kernel for a shape on so many SMs, among those that `make(*kind, config)` makes."""
     return _first_that_fits(make, kind, suited(shape, slots))
 
 
 @functools.lru_cache(maxsize=None)
 def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
-    """Of the first of `configs` whose tiles fit; with as many slots as leave room for results beside them, if that is two."""
+    """The kernel of the first configuration that fits; with two stages where the epilogue's tiles then lie beside the ring."""
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -175,8 +189,10 @@ def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs
 def choose_backward(
     queries: type[tk.lcf], keys: type[tk.lcf], head_dim: int, value_dim: int, **knobs: Any,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """(the pass for dQ, the passes for dK and dV), of templates with these knobs: dK and dV in one where the sums of 64 keys by both dimensions, half of that
-    in registers of a thread, leave room for the scores."""
+    """(kernel for dQ, kernels for dK and dV), of templates with these knobs.
+
+    One kernel computes both dK and dV where the accumulators of 64 keys leave registers for the scores.
+    """
     knobs |= dict(head_dim=head_dim, value_dim=value_dim)
     parts = ((True, True),) if head_dim + value_dim <= MAX_SUMS else ((True, False), (False, True))
 
@@ -187,35 +203,48 @@ def choose_backward(
 
 
 def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: Any) -> Fused | None:
-    """The single pass for dQ, dK and dV, of a template with these knobs, for a padded dimension; None where two passes do less: for dimensions that differ, are
-    far below 64, or whose sums do not fit into registers."""
-    if head_dim != value_dim or not SMALLEST_FUSED <= head_dim <= 128:
+    """The single pass for dQ, dK and dV, for a padded dimension, of a template with these knobs.
+
+    None where two passes do less work (dimensions that differ or are far below 64), or where accumulators do not fit
+    into registers.
+    """
+    if head_dim != value_dim or not MIN_FUSED_DIM <= head_dim <= 128:
         return None
-    # Queries of a block, and columns that have sums
+    # Padded dimension, queries of a block, columns of the accumulation buffers
     dim, cols, summed = (64, 128, 64) if head_dim <= 64 else (128, 64, 96 if head_dim <= 96 else 128)
     return template(head_dim=dim, value_dim=dim, tile_n=cols, summed=summed, **knobs)
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
-    """Is a single pass faster than two? Sums of dQ, and dQ of them, cost it as much as two products with few keys cost the others; and two passes, whose
-    results need no L2, gain more by tasks that blocks draw: a causal mask and dimension 128 each double the keys that it takes (measured:
-    docs/notes/attention_backward.md)."""
+    """Whether a single pass is faster than two.
+
+    With few keys, accumulating dQ in memory costs as much as the two extra products of two passes. Two passes, whose
+    results need no L2, gain more from dynamic schedules: a causal mask and dimension 128 each double the keys from
+    which on a single pass wins (measured: docs/notes/attention_backward.md).
+    """
     return keys >= 256 * 2 ** ((head_dim > 64) + causal)
 
 
 @functools.lru_cache
-def parts_of_group(units: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
-    """In how many parts a group's query heads are dealt out for dK and dV: as few as fill so many multiprocessors, or nearly, where whole groups are so many
-    units of work, which come in whole rounds unless blocks draw them; and as leave what blocks read and write at the same time in L2, of whose bytes it is
-    `at_once` for whole groups. What it costs are sums in fp32, or, of two passes, results of each part and their sum (measured:
+def parts_of_group(tasks: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
+    """Tasks that the query heads of a group are split into for dK and dV: the fewest that nearly fill the SMs.
+
+    Args:
+        tasks: tasks of whole groups.
+        group: query heads of a group.
+        slots: SMs.
+        dynamic: CTAs fetch tasks, which then need no whole waves.
+        at_once: what CTAs with whole groups use at a time, as a share of L2.
+
+    More parts cost sums in fp32, or, with two passes, results of each part and their sum (measured:
     docs/notes/attention_backward.md).
     """
-    rounds = {parts: max(1, units * parts / slots if dynamic else -(-units * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
-    return next((parts for parts in rounds if at_once <= parts and rounds[parts] <= ENOUGH_ROUNDS * min(rounds.values())), group)
+    waves = {parts: max(1, tasks * parts / slots if dynamic else -(-tasks * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
+    return next((parts for parts in waves if at_once <= parts and waves[parts] <= NEAR_BEST_WAVES * min(waves.values())), group)
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:
-    """The template of the first option whose tiles fit into shared memory, or of the last."""
+    """The template of the first option whose tiles fit into shared memory, or of the last one."""
     for option in options[:-1]:
         with contextlib.suppress(tk.TileError):
             template = make(option)

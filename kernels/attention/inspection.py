@@ -1,4 +1,4 @@
-"""The kernels of attention for `python -m tritonkittens inspect`: forward, backward, decoding, packed sequences and what runs before and after them."""
+"""The kernels of attention for `python -m tritonkittens inspect`, by the calls that launch them."""
 from __future__ import annotations
 
 import functools
@@ -11,10 +11,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.attention.config import Config
-from tritonkittens.kernels.attention.decoding import attention_decode
-from tritonkittens.kernels.attention.fp8 import attention_fp8
-from tritonkittens.kernels.attention.interface import attention
-from tritonkittens.kernels.attention.varlen import attention_varlen
+from tritonkittens.kernels.attention.interface import attention, attention_decode, attention_fp8, attention_varlen
 
 Kind = dict[str, Any]  # arguments of a function of this module
 E4M3 = torch.float8_e4m3fn
@@ -52,7 +49,7 @@ def _backward(
 
 def _rows(dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 16, kv_heads: int | None = None, queries: int = 4096,
           keys: int | None = None, **grad: bool) -> tuple[list[Tensor], dict[str, Any]]:  # fmt: skip
-    """(Q, K and V of the sequences of a batch, end to end, and where those begin; the longest)."""
+    """(q, k, v, cu_seqlens_q, cu_seqlens_k of a batch of sequences of one length, and max_seqlen arguments)."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch * queries, heads, dim), (batch * keys, kv_heads, dim), (batch * keys, kv_heads, value_dim or dim)
     starts = torch.empty(batch + 1, dtype=torch.int32, device="cpu")
@@ -75,16 +72,16 @@ def _varlen_backward(causal: bool = False, deterministic: bool = False, **kind: 
 
 def _decode(
     dim: int, batch: int, keys: int, kv_heads: int = 8, group: int = 4, queries: int = 1, value_dim: int | None = None, lengths: bool = False,
-    starts: bool = False, page_size: int | None = None, softcap: float | None = None, parts: int | None = None, lse: bool = True,
+    starts: bool = False, page_size: int | None = None, softcap: float | None = None, num_splits: int | None = None, lse: bool = True,
 ) -> Any:  # fmt: skip
-    """`attention_decode` of so many sequences of so many keys."""
+    """`attention_decode` of a batch of sequences of one length."""
     pool = (batch, kv_heads, keys) if page_size is None else (batch * keys // page_size, kv_heads, page_size)
     shapes = (batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)
     q, k, v = (torch.empty(*shape, dtype=torch.bfloat16, device="cpu") for shape in shapes)
     numbers = torch.empty(batch, dtype=torch.int32, device="cpu")
     pages = None if page_size is None else torch.empty(batch, keys // page_size, dtype=torch.int32, device="cpu")
     given: Kind = dict(lengths=numbers if lengths or page_size else None, starts=numbers if starts else None, pages=pages)
-    return attention_decode(q, k, v, softcap=softcap, parts=parts, return_lse=lse, **given)
+    return attention_decode(q, k, v, softcap=softcap, num_splits=num_splits, return_lse=lse, **given)
 
 
 FORWARD: dict[str, Kind] = {
@@ -124,13 +121,13 @@ VARLEN: dict[str, Kind] = {
     "d128_window_softcap": dict(dim=128, window=(512, 0), softcap=30.0),
 }
 FEW: Kind = dict(batch=1, queries=1024)
-PARTS: Kind = dict(dim=64, batch=64, keys=4096, parts=2)
+SPLITS: Kind = dict(dim=64, batch=64, keys=4096, num_splits=2)
 TWO_PASSES: Kind = dict(queries=1024, deterministic=True)
 WINDOW: Kind = dict(window=(512, 0), softcap=30.0)
 
 
 def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """Calls: a function, its arguments, the names of its launches, None for one that another call has."""
+    """(function, arguments, names of its launches); None for a launch that another call names."""
     for dim, causal in itertools.product((64, 128), (False, True)):
         name, kind = f"d{dim}{'_causal' * causal}", dict(dim=dim, causal=causal)
         yield _forward, kind, (name,)
@@ -144,15 +141,15 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
     yield from ((_forward, kind, (name,)) for name, kind in FORWARD.items())
     yield from ((_fp8, kind, (None, f"fp8_{name}")) for name, kind in FP8.items())
     yield from ((_decode, kind, (f"decode_{name}",)) for name, kind in DECODE.items())
-    yield _decode, PARTS, ("decode_d64", None)
-    yield _decode, PARTS | dict(dim=128), ("decode_d128", "decode_combine")
-    yield _decode, PARTS | dict(dim=128, lengths=True, lse=False), ("decode_lengths_d128", "decode_combine_without_lse")
+    yield _decode, SPLITS, ("decode_d64", None)
+    yield _decode, SPLITS | dict(dim=128), ("decode_d128", "decode_combine")
+    yield _decode, SPLITS | dict(dim=128, lengths=True, lse=False), ("decode_lengths_d128", "decode_combine_without_lse")
     yield from ((_varlen, kind, (None, f"varlen_{name}")) for name, kind in VARLEN.items())
     yield from _backwards()
 
 
 def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """Calls with other features, in parts of a group, and of packed sequences, as `_calls` has them."""
+    """More backwards, as `_calls` lists them: other features, parts of a group, packed sequences."""
     yield _backward, dict(dim=96, queries=1024), (None, None, "backward_d96", None)
     yield _backward, dict(dim=128, **WINDOW), (None, None, "backward_d128_window_softcap", None)
     yield _backward, dict(dim=64, queries=1000, grad_lse=True), (None, "backward_preprocess_lse", "backward_d64_cut", None)

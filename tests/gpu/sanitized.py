@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from tests.cases_gemm import BF16, E4M3, KINDS, matrix, randn, scales
-from tests.util import DEVICE, dealt_by, in_pages
+from tests.util import DEVICE, decode_split, in_pages
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_varlen
-from tritonkittens.kernels.attention.dealing import Deal
+from tritonkittens.kernels.attention.num_splits import DecodeSplit
 from tritonkittens.kernels.gemm import Config, gemm
 
 ATTENTIONS = [  # heads of queries and of keys, queries, keys, D, D_v, options; of one sequence
@@ -57,8 +57,8 @@ def serving():
         attention_fp8(*(x.to(E4M3) for x in (q, k, v)), causal=True)
         q, lengths = randn(2, 4, 1, dim), [300, 70]
         attention_decode(q, k, v)
-        for deal in (Deal(), Deal(2), Deal(1, 2), Deal(1, 4), Deal(even=True)):
-            with dealt_by(deal):
+        for split in (DecodeSplit(), DecodeSplit(2), DecodeSplit(1, 2), DecodeSplit(1, 4), DecodeSplit(split_rest=True)):
+            with decode_split(split):
                 attention_decode(q, k, v)
         for page_size in (16, 48):
             k_pool, v_pool, table = in_pages(k, v, lengths, page_size)

@@ -1,4 +1,4 @@
-"""Attention of few queries against long keys, dealt out in parts, against float64."""
+"""Attention of few queries against long keys, by several splits, against float64."""
 
 import math
 import re
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import DEVICE, crossed, dealt_by, in_pages, multiprocessors, on_gpu_or_simulated, poison, slow
+from tests.util import DEVICE, crossed, decode_split, in_pages, multiprocessors, on_gpu_or_simulated, poison, slow
 from tritonkittens.kernels._tensors import addressable
-from tritonkittens.kernels.attention import attention_decode, attention_torch, decoding
-from tritonkittens.kernels.attention.dealing import Deal
+from tritonkittens.kernels.attention import attention_decode, attention_torch, decode_plan
+from tritonkittens.kernels.attention.num_splits import DecodeSplit
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -36,7 +36,7 @@ def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=B
     counts, first = (None if x is None else torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, starts))
     result, lse = attention_decode(q, k, v, out=out, return_lse=True, lengths=counts, starts=first, **given)
     assert result is out
-    given = {"causal": True, **{name: x for name, x in given.items() if name != "parts"}}
+    given = {"causal": True, **{name: x for name, x in given.items() if name != "num_splits"}}
     for b, length in enumerate(filled):
         start = starts[b] if starts else 0
         one = [x[b : b + 1] for x in (q, k[:, :, start:length], v[:, :, start:length])]
@@ -78,40 +78,40 @@ def test_errors_are_those_of_an_online_softmax(outliers, dim, rng):
     assert times <= 1.1, f"{times:.3f} times the error"
 
 
-@pytest.mark.parametrize("parts", [None, 1, 2, 5, slow(128)])
+@pytest.mark.parametrize("num_splits", [None, 1, 2, 5, slow(128)])
 @pytest.mark.parametrize("keys", [1, 127, 128, 129, LONG])
-def test_parts(keys, parts, rng):
-    check(1, 4, 2, 1, keys, parts=parts)
+def test_splits(keys, num_splits, rng):
+    check(1, 4, 2, 1, keys, num_splits=num_splits)
 
 
 @pytest.mark.parametrize("heads, kv_heads, queries", [(8, 1, 1), (4, 4, 3), (8, 2, 16), (64, 1, 1), (6, 2, 5)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
-    check(2, heads, kv_heads, queries, 300, causal=causal, parts=2)
+    check(2, heads, kv_heads, queries, 300, causal=causal, num_splits=2)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries, parts", [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)])
-def test_more_rows_than_a_tile(heads, kv_heads, queries, parts, rng):
+@pytest.mark.parametrize("heads, kv_heads, queries, num_splits", [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)])
+def test_more_rows_than_a_tile(heads, kv_heads, queries, num_splits, rng):
     """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not divide."""
-    check(2, heads, kv_heads, queries, 300, lengths=[300, 131], parts=parts)
+    check(2, heads, kv_heads, queries, 300, lengths=[300, 131], num_splits=num_splits)
 
 
 def test_lengths(rng):
     check(5, 4, 2, 2, LONG, lengths=[LONG, 0, 1, LONG - 3, 129])
-    check(3, 2, 2, 4, 300, lengths=[3, 4, 128], parts=3)
+    check(3, 2, 2, 4, 300, lengths=[3, 4, 128], num_splits=3)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_starts(parts, rng):
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_starts(num_splits, rng):
     """Left padding: starts within a block, at its edge, at the last key, and behind it."""
-    check(5, 4, 2, 1, LONG, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], parts=parts)
-    check(3, 4, 2, 3, 300, starts=[5, 297, 130], parts=parts)
+    check(5, 4, 2, 1, LONG, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], num_splits=num_splits)
+    check(3, 4, 2, 3, 300, starts=[5, 297, 130], num_splits=num_splits)
 
 
-@pytest.mark.parametrize("sharers", [slow(2), 4, slow(8)])
-def test_blocks_of_a_cluster_share_a_sequence(sharers, rng):
+@pytest.mark.parametrize("cluster", [slow(2), 4, slow(8)])
+def test_blocks_of_a_cluster_share_a_sequence(cluster, rng):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
-    with dealt_by(Deal(1, sharers)):
+    with decode_split(DecodeSplit(1, cluster)):
         check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
         check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
         check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
@@ -120,8 +120,8 @@ def test_blocks_of_a_cluster_share_a_sequence(sharers, rng):
 
 @pytest.mark.parametrize("case, dtype", crossed([(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)], [BF16, FP16]), ids=str)
 def test_head_dimensions_in_a_cluster(case, dtype, rng):
-    dim, value_dim, sharers = case
-    with dealt_by(Deal(1, sharers)):
+    dim, value_dim, cluster = case
+    with decode_split(DecodeSplit(1, cluster)):
         check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
@@ -145,17 +145,17 @@ def check_pages(batch, heads, kv_heads, queries, keys, lengths, page_size, dim=6
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_pages(page_size, rng):
     keys = on_gpu_or_simulated(4960, 210)  # the last sequence ends inside of a block, and the table's memory with it
-    check_pages(4, 8, 2, 3, keys, [keys - 3, 0, 1, keys], page_size, parts=2)
+    check_pages(4, 8, 2, 3, keys, [keys - 3, 0, 1, keys], page_size, num_splits=2)
 
 
 def test_pages_that_tiles_share(rng):
-    check_pages(2, 16, 2, 16, 200, [70, 200], 48, parts=2)
+    check_pages(2, 16, 2, 16, 200, [70, 200], 48, num_splits=2)
 
 
 @pytest.mark.parametrize(("page_size", "dim", "value_dim", "dtype"), [slow(16, 208, 240, FP16), (128, 96, 96, BF16)])
 def test_pages_of_head_dimensions(page_size, dim, value_dim, dtype, rng):
     """Also those of tiles of several pieces, and of blocks of less than 128 keys."""
-    check_pages(2, 4, 2, 1, 200, [70, 200], page_size, dim, value_dim, dtype, softcap=5.0, parts=2)
+    check_pages(2, 4, 2, 1, 200, [70, 200], page_size, dim, value_dim, dtype, softcap=5.0, num_splits=2)
 
 
 def test_sequences_share_pages(rng):
@@ -167,16 +167,16 @@ def test_sequences_share_pages(rng):
     assert torch.equal(out[0], out[1]) and torch.equal(out[:1], attention_decode(q[:1], k, v))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_layouts(parts, rng):
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_layouts(num_splits, rng):
     """(B, S, H, D) caches and queries give the same bits as contiguous ones, also where the result of a single part goes straight to a contiguous one."""
     q, k, v = randn(2, 3, 4, 64), randn(2, 300, 2, 64), randn(2, 300, 2, 64)
     strided = [x.transpose(1, 2) for x in (q, k, v)]
     out = poison(torch.empty(2, 3, 4, 64, device=DEVICE, dtype=BF16)).transpose(1, 2)
-    attention_decode(*strided, out=out, parts=parts)
+    attention_decode(*strided, out=out, num_splits=num_splits)
     contiguous = [x.contiguous() for x in strided]
-    assert torch.equal(out, attention_decode(*contiguous, parts=parts))
-    assert torch.equal(out, attention_decode(*contiguous, parts=parts, return_lse=True)[0])
+    assert torch.equal(out, attention_decode(*contiguous, num_splits=num_splits))
+    assert torch.equal(out, attention_decode(*contiguous, num_splits=num_splits, return_lse=True)[0])
 
 
 def test_nothing(rng):
@@ -205,7 +205,7 @@ def test_refused():
         ((small, k, k), dict(lengths=torch.zeros(2, device=DEVICE)), "attention_decode: lengths is (2,), torch.float32, on"),
         ((small, k, k), dict(starts=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: starts is (3,), torch.int32, on"),
         ((q[:, :, :2], k, k), dict(starts=torch.zeros(2, dtype=torch.int32, device=DEVICE), causal=False), "attention_decode: starts with causal=False and 2"),
-        ((small, k, k), dict(parts=0), "attention_decode: parts=0; it must be from 1 to 128"),
+        ((small, k, k), dict(num_splits=0), "attention_decode: num_splits=0; it must be from 1 to 128"),
         ((small, k, k), dict(scale=-1.0), "attention: scale=-1.0; it must be positive"),
         ((small, k.half(), k), {}, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
     ):
@@ -235,13 +235,13 @@ SOME_KEYS = [{}, dict(lengths=[257, 0, 100, 64, 1, 200, 256]), dict(starts=[0, 2
 
 @pytest.mark.parametrize("crowd, given", crossed(CROWDS, SOME_KEYS), ids=str)
 def test_more_tasks_than_thread_blocks(crowd, given, rng, monkeypatch):
-    """So many thread blocks of a multiprocessor draw sequences that may differ in length; others are dealt out evenly."""
-    at_once, dim = crowd
-    monkeypatch.setattr(decoding, "multiprocessor_count", lambda _: 1)
-    with dealt_by(Deal(at_once=at_once)):
+    """So many thread blocks of a multiprocessor draw sequences that may differ in length; others get equally many."""
+    blocks_per_sm, dim = crowd
+    monkeypatch.setattr(decode_plan, "multiprocessor_count", lambda _: 1)
+    with decode_split(DecodeSplit(blocks_per_sm=blocks_per_sm)):
         check(7, 4, 1, 1, 257, dim, **given)
-        (launch,) = decoding._launches.values()
-    assert launch.kernel.blocks_per_sm == (at_once or 2) and not launch.partial
+        (launch,) = decode_plan._plans.values()
+    assert launch.kernel.blocks_per_sm == (blocks_per_sm or 2) and not launch.partial
     assert isinstance(launch.kernel.schedule, tk.Dynamic if given else tk.Persistent)
 
 
@@ -251,14 +251,14 @@ SOME_LONG = [{}, dict(lengths=[600, 0, 100, 64, 1, 513, 600]), dict(starts=[0, 5
 @pytest.mark.simulated(multiprocessors=2)
 @pytest.mark.parametrize("given, case", crossed(SOME_LONG, [(0, 128, 1), (3, 64, 1), (3, 96, 2)]), ids=str)
 def test_tasks_that_not_every_multiprocessor_can_have_are_split(given, case, rng):
-    """Each in as many parts as there are multiprocessors for; also where it has fewer blocks of keys than parts."""
-    at_once, dim, queries = case
-    tasks = multiprocessors() * (1 if at_once == 0 else 2) + 1
+    """Each into as many parts as there are multiprocessors for; also where it has fewer blocks of keys than parts."""
+    blocks_per_sm, dim, queries = case
+    tasks = multiprocessors() * (1 if blocks_per_sm == 0 else 2) + 1
     for keys in (600, 64):
         of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}  # the last one is split
-        with dealt_by(Deal(at_once=at_once, even=True)):
+        with decode_split(DecodeSplit(blocks_per_sm=blocks_per_sm, split_rest=True)):
             check(tasks, 2, 1, queries, keys, dim, **of_all)
-            (launch,) = decoding._launches.values()
+            (launch,) = decode_plan._plans.values()
         assert isinstance(launch.kernel.schedule, tk.SplitRest) and not launch.partial
 
 
@@ -266,7 +266,7 @@ def test_tasks_that_not_every_multiprocessor_can_have_are_split(given, case, rng
 def test_parts_of_tasks_are_merged_alike_in_every_run(rng):
     tasks = multiprocessors() + 1
     q, k, v = randn(tasks, 4, 1, 64), randn(tasks, 1, 700, 64), randn(tasks, 1, 700, 64)
-    with dealt_by(Deal(even=True)):
+    with decode_split(DecodeSplit(split_rest=True)):
         first, *others = (attention_decode(q, k, v).clone() for _ in range(on_gpu_or_simulated(200, 3)))
     assert all(torch.equal(first, other) for other in others)
 
@@ -278,50 +278,53 @@ def test_parts_of_tasks_are_merged_alike_in_every_run(rng):
 )  # fmt: skip
 def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, given, rng):
     """Eight places, by the sequence; the last keys, which causal queries do not all see, come first all the same."""
-    with dealt_by(Deal(at_once=4)):
+    with decode_split(DecodeSplit(blocks_per_sm=4)):
         check(9, 4, 2, queries, 700, 64, **given)
-        (launch,) = decoding._launches.values()
-    assert launch.kernel.spreads != ("starts" in given)
+        (launch,) = decode_plan._plans.values()
+    assert launch.kernel.staggers_reads != ("starts" in given)
 
 
-@pytest.mark.parametrize("deal", [slow(Deal(at_once=1)), Deal(at_once=3), slow(Deal(at_once=4)), slow(Deal(even=True))])
-def test_crowds_read_pages(deal, rng):
-    with dealt_by(deal):
+SPLITS = [slow(DecodeSplit(blocks_per_sm=1)), DecodeSplit(blocks_per_sm=3), slow(DecodeSplit(blocks_per_sm=4)), slow(DecodeSplit(split_rest=True))]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_crowds_read_pages(split, rng):
+    with decode_split(split):
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16)
         check_pages(2, 4, 2, 1, 300, [300, 129], 64)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_calls_alike_are_checked_once(parts, rng, monkeypatch):
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_calls_alike_are_checked_once(num_splits, rng, monkeypatch):
     """Other data, other numbers of keys and other homes are done alike; other strides, options and operands are not, and a wrong call is refused every time."""
     known = {}
-    monkeypatch.setattr(decoding, "_launches", known)
+    monkeypatch.setattr(decode_plan, "_plans", known)
     counts = torch.tensor([100, 30], dtype=torch.int32, device=DEVICE)
     results = []
     for lengths in ([100, 30], [70, 100]):
-        check(2, 4, 2, 1, 100, lengths=lengths, parts=parts)
+        check(2, 4, 2, 1, 100, lengths=lengths, num_splits=num_splits)
         q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
-        results.append(attention_decode(q, k, v, lengths=counts, parts=parts))
+        results.append(attention_decode(q, k, v, lengths=counts, num_splits=num_splits))
     assert len(known) == 2 and results[0].data_ptr() != results[1].data_ptr(), "with `out` and log-sum-exp, and without"
     for operands, given in (((q, k.transpose(1, 2).contiguous().transpose(1, 2), v), {}), ((q, k, v), dict(scale=0.5)), ((q, k, v), dict(causal=False))):
         expected = attention_torch(*operands[:2], v, **{"causal": True, **given})[0]
-        out = attention_decode(*operands, parts=parts, **given)
+        out = attention_decode(*operands, num_splits=num_splits, **given)
         assert (out.double() - expected).abs().max() < 0.02
     assert len(known) == 5
     for _ in range(2):
         with pytest.raises(ValueError, match="scale=-1.0; it must be positive"):
-            attention_decode(q, k, v, parts=parts, scale=-1.0)
+            attention_decode(q, k, v, num_splits=num_splits, scale=-1.0)
         with pytest.raises(TypeError, match="causal=1; it must be True or False"):
-            attention_decode(q, k, v, parts=parts, causal=1)
+            attention_decode(q, k, v, num_splits=num_splits, causal=1)
     assert len(known) == 5
 
 
-@pytest.mark.parametrize("parts, sharers", [(1, 1), (2, 1), (1, 2)])
-def test_infinite_scores(parts, sharers, rng):
+@pytest.mark.parametrize("num_splits, cluster", [(1, 1), (2, 1), (1, 2)])
+def test_infinite_scores(num_splits, cluster, rng):
     """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""
     q, k, v = randn(1, 2, 1, 64), randn(1, 2, 300, 64), randn(1, 2, 300, 64)
     q[0, 0, 0, 3] = math.inf
-    with dealt_by(Deal(parts, sharers)):
+    with decode_split(DecodeSplit(num_splits, cluster)):
         out, lse = attention_decode(q, k, v, return_lse=True)
     assert out[0, 0].isnan().all() and lse[0, 0, 0] == math.inf and out[0, 1].isfinite().all() and lse[0, 1].isfinite().all()
 
@@ -331,14 +334,15 @@ def cases():
     q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
     lengths, starts = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([70, 100], [0, 9]))
     k_pool, v_pool, table = in_pages(k, v, [70, 100], 16)
-    return [((q, k, v), {}), ((q, k, v), dict(lengths=lengths, starts=starts, softcap=4.0)), ((q, k_pool, v_pool), dict(lengths=lengths, pages=table, parts=2))]
+    paged = dict(lengths=lengths, pages=table, num_splits=2)
+    return [((q, k, v), {}), ((q, k, v), dict(lengths=lengths, starts=starts, softcap=4.0)), ((q, k_pool, v_pool), paged)]
 
 
 @pytest.mark.parametrize("case", range(3))
 def test_operator(case, rng):
     """torch.library's own checks, and one graph with the results of the eager call."""
     operands, given = cases()[case]
-    named = {**dict(lengths=None, starts=None, pages=None, causal=True, scale=None, softcap=None, parts=None), **given}
+    named = {**dict(lengths=None, starts=None, pages=None, causal=True, scale=None, softcap=None, num_splits=None), **given}
     torch.library.opcheck(torch.ops.tritonkittens.attention_decode.default, (*operands, *named.values()))
 
     def layer(q, k, v):

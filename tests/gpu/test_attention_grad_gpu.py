@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tests.util import DEVICE, assert_eager_is_operator, crossed, in_types, on_gpu_or_simulated, poison, relative_error, slow, some_slow
-from tritonkittens.kernels.attention import attention, attention_torch, gradients
+from tritonkittens.kernels.attention import attention, attention_torch, backward_plan
 from tritonkittens.kernels.attention.autograd import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -16,7 +16,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def single_pass(monkeypatch):
     """Few keys, too, get their gradients in a single pass where there is one."""
-    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
+    monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)
 
 
 ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}  # of P, dS, the output and the gradient, each about half a unit in the last place
@@ -76,7 +76,7 @@ def test_values_that_are_not_finite(dim, rng):
 @pytest.mark.parametrize("dim, keys", [slow(64, 384), slow(64, 256), (128, 256), slow(128, 384)])
 def test_gradients_of_full_tiles(dim, keys, rng):
     """No keys behind the last: a kernel without that mask."""
-    assert not gradients.fused_backward(BF16, dim, dim, True, False, False, False).cut
+    assert not backward_plan.fused_backward(BF16, dim, dim, True, False, False, False).cut
     check(*leaves(1, 2, 1, 150, keys, dim), causal=True)
 
 
@@ -84,8 +84,8 @@ def test_gradients_of_full_tiles(dim, keys, rng):
 def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
     monkeypatch.undo()  # what `single_pass` has set
     ran = []
-    original = gradients.fused_backward
-    monkeypatch.setattr(gradients, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
+    original = backward_plan.fused_backward
+    monkeypatch.setattr(backward_plan, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
     check(*leaves(1, 1, 1, 70, keys, dim))
     assert len(ran) == (passes == 1)
 
@@ -108,7 +108,7 @@ def test_gradients_of_many_heads(dim, causal, rng):
 def test_gradients_of_many_blocks(parts, shape, given, expected, rng, monkeypatch):
     """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than stages of the ring."""
     asked = []
-    monkeypatch.setattr(gradients, "parts_of_group", lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts)
+    monkeypatch.setattr(backward_plan, "parts_of_group", lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts)
     check(*leaves(*shape), **given)
     assert asked == expected
 

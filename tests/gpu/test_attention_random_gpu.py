@@ -6,7 +6,7 @@ import torch
 from tests.gpu.test_attention_gpu import check, operands
 from tests.gpu.test_attention_grad_gpu import check as check_gradients
 from tests.gpu.test_attention_grad_gpu import leaves
-from tritonkittens.kernels.attention import gradients
+from tritonkittens.kernels.attention import backward_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -39,5 +39,5 @@ def test_random_attentions(sort, rng, monkeypatch):
         shape = (batch, kv_heads * group, kv_heads, queries, keys, dim, value_dim, dtype)
         check(*operands(*shape), **given)
         if number % WITH_GRADIENTS == 0 and min(queries, keys) >= FEWEST:
-            monkeypatch.setattr(gradients, "worth_sums", lambda *_, one=bool(rng.integers(2)): one)
+            monkeypatch.setattr(backward_plan, "worth_sums", lambda *_, one=bool(rng.integers(2)): one)
             check_gradients(*leaves(*shape), deterministic=bool(rng.integers(2)), **given)

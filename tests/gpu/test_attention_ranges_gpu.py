@@ -8,7 +8,7 @@ import torch
 
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error
 from tritonkittens.kernels.attention import attention, attention_ranges
-from tritonkittens.kernels.attention.ranges import Run, runs
+from tritonkittens.kernels.attention.ranges_plan import Run, runs
 from tritonkittens.kernels.attention.reference import LIMIT
 
 pytestmark = pytest.mark.usefixtures("kernel_device")

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error, slow
-from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, gradients, varlen
-from tritonkittens.kernels.attention.device.varlen import Listing, most_tiles
-from tritonkittens.kernels.attention.varlen import choose
+from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, backward_plan, varlen_plan
+from tritonkittens.kernels.attention.varlen_plan import Listing, choose, most_tiles
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]
 
@@ -149,7 +148,7 @@ def test_nan_stays_in_its_sequence(given, rng):
 def test_bounds_of_the_lengths(rng, monkeypatch):
     """A window whose sides no sequence reaches is none, also for the choice of a kernel."""
     chosen = []
-    monkeypatch.setattr(varlen, "choose", lambda make, kind, *shape: chosen.append(kind) or choose(make, kind, *shape))
+    monkeypatch.setattr(varlen_plan, "choose", lambda make, kind, *shape: chosen.append(kind) or choose(make, kind, *shape))
     q, k, v = operands(QUERIES, KEYS)
     bounds = dict(max_seqlen_q=max(QUERIES), max_seqlen_k=max(KEYS))
     given = dict(return_lse=True, causal=True)
@@ -327,7 +326,7 @@ def test_memory_of_gradients(heads, kv_heads, dim):
 
 @pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), slow(2, 80), slow(4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
-    monkeypatch.setattr(gradients, "parts_of_group", lambda tiles, group, *_: parts)
+    monkeypatch.setattr(backward_plan, "parts_of_group", lambda tiles, group, *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
     check((3, 0, 140, 65), (5, 40, 0, 130), heads=4, kv_heads=1 if parts == 4 else 2, dim=dim)
 

@@ -4,7 +4,7 @@ import torch
 
 from tests.util import relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import attention, attention_torch, gradients
+from tritonkittens.kernels.attention import attention, attention_torch, backward_plan
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.sim.timeline import Timeline
 
@@ -43,7 +43,7 @@ def test_first_consumer_of_the_forward(dim, rng):
 def test_second_consumer_of_the_backward(dim, queries, rng, monkeypatch):
     """A task is 128 keys, a block so many `queries`: five products of 256 cycles, and what is added to its scores and to dP. The first 64 queries of each task
     see none of the second consumer's keys: no scores, dP and dV of them (dK and dQ come an iteration later, of zeros)."""
-    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # in a single pass
+    monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)  # in a single pass
     q, k, v = (x.requires_grad_() for x in operands(dim))
     block, tasks = 5 * 256 + queries, 2
     spared = 3 * 256 * 64 // queries + 64

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
-from tests.util import crossed, dealt_by, explored, in_pages, poison, relative_error, slow
+from tests.util import crossed, decode_split, explored, in_pages, poison, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.kernels.attention import (
     Config,
@@ -13,9 +13,9 @@ from tritonkittens.kernels.attention import (
     attention_fp8,
     attention_torch,
     attention_varlen,
-    gradients,
+    backward_plan,
 )
-from tritonkittens.kernels.attention.dealing import Deal
+from tritonkittens.kernels.attention.num_splits import DecodeSplit
 from tritonkittens.lang.template import call
 
 CASES = [
@@ -63,7 +63,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
     slow((70, 70, 160, 160), dict(window=(30, 5)), id="dK and dV apart"),
 ])  # fmt: skip
 def test_gradients(shape, given, schedules, rng, monkeypatch):
-    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)  # a single pass for few keys, too
+    monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)  # a single pass for few keys, too
     monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
     q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
@@ -85,8 +85,8 @@ def test_gradients(shape, given, schedules, rng, monkeypatch):
 ])  # fmt: skip
 def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     """Blocks draw tasks of many heads, for groups of one or two query heads."""
-    monkeypatch.setattr(gradients, "worth_sums", lambda *_: True)
-    monkeypatch.setattr(gradients, "multiprocessor_count", lambda *_: 2)
+    monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)
+    monkeypatch.setattr(backward_plan, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     heads, kv_heads, queries, keys, dim = shape
     q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
@@ -107,15 +107,18 @@ def test_bytes(cols, lengths, schedules, rng):
     assert relative_error(out, attention_torch(q.float(), k.float(), v.float(), causal=True)[0]) < 0.03
 
 
+SPLITS = [DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 4), DecodeSplit(1, 2), DecodeSplit(split_rest=True)]
+
+
 @explored(4, 15)
-@pytest.mark.parametrize("deal, page_size", crossed([Deal(1), Deal(2), Deal(1, 4), Deal(1, 2), Deal(even=True)], [None, 16]), ids=str)
-def test_decode(deal, page_size, schedules, rng):
+@pytest.mark.parametrize("split, page_size", crossed(SPLITS, [None, 16]), ids=str)
+def test_decode(split, page_size, schedules, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))
     lengths = torch.tensor([300, 70, 0], dtype=torch.int32)
     v[1, :, 70:] = v[2] = float("nan")
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
-    with dealt_by(deal):
+    with decode_split(split):
         sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=schedules)
     for b, n in enumerate(lengths.tolist()):
         assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02

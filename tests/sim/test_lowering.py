@@ -89,7 +89,7 @@ def test_a_lowered_kernel_has_what_the_simulator_reads():
         assert not any(n.startswith("scf.") for n in names)
         assert all("allocation.offset" in op.attributes for op in operations if op.name == "ttg.local_alloc")
         assert all("tensor_memory_col_offset" in op.attributes for op in operations if op.name == "ttng.tmem_alloc")
-        assert {"input.A", "input.B", "arrived", "finished"} <= {op.result_name for op in operations}
+        assert {"input.A", "input.B", "input.full", "input.empty"} <= {op.result_name for op in operations}
         assert program.role_names[:3] == ["consumer0", "consumer1", "producer"] and program.total_warps == 12
         copies = [op for op in operations if op.name == "ttng.async_tma_copy_global_to_local"]
         # in the loop, and before the roles start for the first slots

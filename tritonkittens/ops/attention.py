@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from tritonkittens.kernels._dispatch import is_ordinary, is_plain
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention, attention_varlen
-from tritonkittens.kernels.attention.call_plan import HEAD_DIMS, known_call
-from tritonkittens.kernels.attention.interface import attend
+from tritonkittens.kernels.attention.autograd import attend
+from tritonkittens.kernels.attention.call_plan import find_plan
+from tritonkittens.kernels.attention.checks import HEAD_DIMS
 from tritonkittens.launch import is_reachable
 
 STEP, MAX_DIM = HEAD_DIMS.step, HEAD_DIMS[-1]
@@ -49,10 +50,10 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(kind):
         query, key, value = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     if attn_mask is None and not dropout_p and is_plain(query, key, value):
-        known = known_call(query, key, value, None, is_causal, None, scale, None)
+        plan = find_plan(query, key, value, None, is_causal, None, scale, None)
         # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
-        if known.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
-            return attend(query, key, value, known)
+        if plan.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
+            return attend(query, key, value, plan)
     try:
         if isinstance(query, NestedTensor):
             return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

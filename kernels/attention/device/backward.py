@@ -1,8 +1,12 @@
-"""Gradients of attention, as load / compute / finish hooks in two passes: dK and dV stream queries, dQ streams keys.
+"""Gradients of attention in two passes: the kernels for dK and dV stream queries, the kernel for dQ streams keys.
 
-With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL): dV = Pᵀ dO, dS = P ∘ (dO Vᵀ − Δ), dK = scale · dSᵀ Q, dQ = scale · dS K.
-Two passes multiply S and dO Vᵀ twice, 7 products instead of 5, but nothing is summed up between blocks: results have the same bits in every run and no
-buffer in fp32 is needed. Source: FlashAttention-2 (Dao, 2023), section 3.1.2.
+With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL):
+
+    dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ − Δ),  dK = scale · dSᵀ Q,  dQ = scale · dS K
+
+Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in
+every run and no fp32 buffer is needed. Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source:
+FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
 from __future__ import annotations
 
@@ -16,37 +20,42 @@ from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of
 from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.launch import plain_kernel
 
-ROWS = 64  # queries of a program of `statistics`, a group of what it leaves for `AttentionBackward`
-PARTS = tl.constexpr(3)  # bf16 numbers whose sum is a number in fp32: 3 · 8 bits
-STEP = tl.constexpr(16)  # columns of a product's operands that one instruction multiplies
-LARGEST = tl.constexpr(3e38)  # that bf16 has, nearly
+ROWS = 64  # queries of a program of `preprocess`, and of a group of its results for `AttentionBackward`
+PARTS = tl.constexpr(3)  # bf16 values whose sum is one fp32 value: 3 · 8 bits
+STEP = tl.constexpr(16)  # depth of one wgmma
+LARGEST = tl.constexpr(3e38)  # finite in bf16
 
 
 @triton.jit
 def numbers(ctx, head, block):
-    """Coordinates of the numbers of a block of queries."""
+    """Coordinates of a block of queries in LSE_log2 and dPsum."""
     return ctx.batch, head, block
 
 
 @triton.jit
-def offsets_and_deltas(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
-    """What `statistics` writes for 64 queries from `first` on; zeros from `behind` on. O, dO: pointers to row 0, then between rows; L, dL: to query 0."""
+def lse_and_dpsum(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+    """(LSE_log2, dPsum) of 64 queries from `first` on, see `preprocess`; zeros from `behind` on.
+
+    O, dO: pointers to row 0, with strides between rows. L, dL: pointers to query 0.
+    """
     row, col = first + tl.arange(0, 64), tl.arange(0, WIDTH)
     inside, place = row < behind, row[:, None].to(tl.int64)
     here = inside[:, None] & (col < DIM)[None, :]
     o = tl.load(O + place * o_row + col[None, :], mask=here, other=0.0).to(tl.float32)
     do = tl.load(dO + place * do_row + col[None, :], mask=here, other=0.0).to(tl.float32)
-    delta = tl.sum(o * do, 1)
+    dpsum = tl.sum(o * do, 1)
     if HAS_DL:
-        delta -= tl.load(dL + row, mask=inside, other=0.0)
-    offset = tl.load(L + row, mask=inside, other=0.0) * 1.4426950408889634
-    return tl.where(offset == float("-inf"), float("inf"), offset), delta
+        dpsum -= tl.load(dL + row, mask=inside, other=0.0)
+    lse_log2 = tl.load(L + row, mask=inside, other=0.0) * 1.4426950408889634
+    return tl.where(lse_log2 == float("-inf"), float("inf"), lse_log2), dpsum
 
 
 @triton.jit
 def store_addends(addends, stride, x):
-    """Store a group's numbers as `AttentionBackward` adds them to products: their parts in bf16, one row for each part, `stride` apart. −∞ becomes the smallest
-    number, for zero times infinity is not zero."""
+    """Store a group's values as `AttentionBackward` adds them to products: PARTS rows of bf16, `stride` apart.
+
+    −∞ becomes the smallest finite value, because zero times infinity is NaN.
+    """
     query = tl.arange(0, 64)
     rest = tl.where(x < -LARGEST, -LARGEST, x)
     for part in tl.static_range(PARTS):
@@ -57,54 +66,61 @@ def store_addends(addends, stride, x):
 
 @triton.jit
 def last_first():
-    """(head, batch) of a program of a grid (…, heads, batch), the last first: what the first heads need, with which the kernel behind this one begins, is then
-    still in L2; so are sums of the last, with which the kernel before ended."""
+    """(head, batch) of a program of a grid (…, heads, batch), last first.
+
+    The next kernel begins with the first heads: what it reads of them is then still in L2.
+    """
     head, batch = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(2) - 1 - tl.program_id(2)
     return head.to(tl.int64), batch.to(tl.int64)
 
 
 @plain_kernel
 @triton.jit
-def statistics(
-    O, dO, L, dL, offsets, deltas, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
+def preprocess(
+    O, dO, L, dL, LSE_log2, dPsum, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
     n_part, queries, words_of_head, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
-    """For every query, L in base 2 (+∞ where it sees no key, so that its P is zero) and Δ. Grid: tiles of 64 queries, heads, batch. O, dO: (B, H, S, DIM) and
-    L: (B, H, S) fp32 with these strides, the last 1; dL: (B, H, S) fp32, contiguous; offsets and deltas: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the
-    power of two from DIM on. With ADDENDS offsets and deltas are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ), (B, H, tiles, PARTS, 64)
-    bf16 as `store_addends` has them, zeros behind the last query, and `words` become zeros, so many int32 of a head after those of the head before."""
+    """LSE_log2 and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
+
+    O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2,
+    dPsum: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the power of two from DIM on. LSE_log2 is +∞ for a query
+    without keys, so that its P is zero.
+
+    With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64)
+    bf16, see `store_addends`, zeros after the last query. Then `words` become zero, `words_of_head` int32 a head.
+    """
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
-    offset, delta = offsets_and_deltas(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
+    lse_log2, dpsum = lse_and_dpsum(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
                                        L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
     place = batch * n_batch + head * n_head + tile.to(tl.int64) * n_tile
     if ADDENDS:
-        store_addends(offsets + place, n_part, -offset * factor)
-        store_addends(deltas + place, n_part, -delta)
+        store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
+        store_addends(dPsum + place, n_part, -dpsum)
         word = tile * 2 + tl.arange(0, 2)
         tl.store(words + number * words_of_head + word, 0, mask=word < words_of_head)
     else:
         query = tl.arange(0, 64)
-        tl.store(deltas + place + query, delta, mask=query < queries - tile * 64)
-        tl.store(offsets + place + query, offset, mask=query < queries - tile * 64)
+        tl.store(dPsum + place + query, dpsum, mask=query < queries - tile * 64)
+        tl.store(LSE_log2 + place + query, lse_log2, mask=query < queries - tile * 64)
 
 
 class AttentionBackwardQueries(QueryTiles):
-    """dQ. The product of dS with the keys of one block runs under the softmax of the next.
+    """dQ. The MMA of a block's dS with its keys overlaps the softmax of the next block.
 
-    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), offsets and deltas (B, H, S) as `statistics` leaves
-    them; `gradient` is the factor of dQ.
+    Q, dQ: (B, H, S, head_dim), dO: (B, H, S, value_dim), K: (B, H_kv, S_kv, head_dim), V: (…, value_dim), LSE_log2 and
+    dPsum: (B, H, S) fp32, from `preprocess`. `gradient`: the factor of dQ.
     """
 
     tile_n: int = 64
-    edges_apart: bool = False  # what it saves, the producer's registers lose
+    edges_apart: bool = False  # a second loop costs the producer as much in registers as it saves
 
     _numbers = numbers
 
     def layout(self) -> tk.layout:
         q, do = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
         k, v = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
-        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, offsets=None, deltas=None, dQ=q), input=dict(K=k, V=v), task=dict(Q=q, dO=do),
+        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, LSE_log2=None, dPsum=None, dQ=q), input=dict(K=k, V=v), task=dict(Q=q, dO=do),
                          epilogue=dict(dQ=q), args=(*self.numbers, "gradient"))
 
     @triton.jit
@@ -122,7 +138,7 @@ class AttentionBackwardQueries(QueryTiles):
     def load_params(ctx):
         SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
         place = ctx.config._numbers(ctx, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
-        return tk.struct(offset=tk.load(ctx.globals.offsets, SUMS, place), delta=tk.load(ctx.globals.deltas, SUMS, place))
+        return tk.struct(lse_log2=tk.load(ctx.globals.LSE_log2, SUMS, place), dpsum=tk.load(ctx.globals.dPsum, SUMS, place))
 
     @triton.jit
     def start(ctx):
@@ -139,14 +155,14 @@ class AttentionBackwardQueries(QueryTiles):
         if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)
-        return tk.exp2_row(s, ctx.args.scale, ctx.params.offset), slope
+        return tk.exp2_row(s, ctx.args.scale, ctx.params.lse_log2), slope
 
     @triton.jit
     def compute_first(ctx, state, input):
         s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
         dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
-        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.params.delta) * slope
+        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.params.dpsum) * slope
         return state.replace(ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
@@ -155,7 +171,7 @@ class AttentionBackwardQueries(QueryTiles):
         dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
         dq = tk.mma_AB(state.ds, previous.K, state.dq, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=(dp, dq)))
-        ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.params.delta) * slope
+        ds = p * tk.sub_row(tk.mma_wait(dp, leave=dq), ctx.params.dpsum) * slope
         return state.replace(dq=tk.mma_wait(dq), ds=tk.cast_pairs(ds, ctx.config.dtype))
 
     @triton.jit
@@ -171,9 +187,12 @@ class AttentionBackwardQueries(QueryTiles):
 
 @triton.jit
 def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, heads, kv_heads, when):
-    """The task of a tile `row` of keys, for result number `result` of `results`: its blocks of queries are those of all heads of a part of the group. With
-    an `edge_loop` come first those `edge_blocks` of every head in which a query does not see all of the keys, then, of the last head first, the others. Where
-    tasks take `turns` each begins a head with another block, number `turned`, and comes to those in front of it at the end."""
+    """The task of a tile `row` of keys, for result number `result` of `results`.
+
+    It has the blocks of queries of a part of the group's heads. With an `edge_loop` the blocks that need a mask come
+    first, `edge_blocks` of every head. The others follow, last head first. With `turns` tasks begin a head at different
+    blocks, number `turned`, and end with those before it.
+    """
     HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
     MASKED: tl.constexpr = ctx.config.causal or ctx.config.window
@@ -205,20 +224,23 @@ def place_of(ctx):
 
 
 class AttentionBackwardKeys(QueryTiles):
-    """dK and dV, or one of them where registers do not hold both: a task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of
-    every head of the group, that see them. Scores are computed transposed, so that P and dS are operands in registers.
+    """dK and dV, or one of them where registers do not hold both accumulators.
 
-    Tensors as for `AttentionBackwardQueries`, with offsets and deltas in rows that TMA can address; dK like K, dV like V, or with a multiple of their heads:
-    then tasks are parts of a group's query heads, whose results are to be summed up (`parts_of_group`).
+    A task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of all heads of the
+    group, that see them. Scores are transposed, so that P and dS are operands in registers.
+
+    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address; dK like K, dV like
+    V, or with a multiple of their heads. Then a task is a part of a group's query heads, and the results are to be
+    summed (`parts_of_group`).
     """
 
     tile_n: int = 64
     of_keys: bool = True
     of_values: bool = True
-    cut: bool = False  # does it matter that the last keys may be no full tile?
-    turns: bool = False  # do tasks of the same queries begin with different ones?
-    edges_apart: bool = False  # registers leave no room for what both loops need
-    producer_registers: int | None = 32  # what it computes of a task does not fit into 24
+    cut: bool = False  # the last tile of keys may be partial, and that matters
+    turns: bool = False  # tasks of the same queries begin at different blocks
+    edges_apart: bool = False  # two loops need more registers than there are
+    producer_registers: int | None = 32  # a task's bounds do not fit into 24
 
     _numbers = numbers
 
@@ -228,7 +250,7 @@ class AttentionBackwardKeys(QueryTiles):
         number = tk.sv(tk.fp32, self.tile_n)
         results = {**(dict(dK=k) if self.of_keys else {}), **(dict(dV=v) if self.of_values else {})}
         mine = dict(K=k, **(dict(V=v) if self.of_keys else {}))
-        input = dict(Q=q, dO=do, offsets=number, **(dict(deltas=number) if self.of_keys else {}))
+        input = dict(Q=q, dO=do, LSE_log2=number, **(dict(dPsum=number) if self.of_keys else {}))
         return tk.layout(globals={**input, **mine, **results}, input=input, task=mine, epilogue=results, args=(*self.numbers, "gradient"))
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
@@ -237,7 +259,7 @@ class AttentionBackwardKeys(QueryTiles):
 
     @triton.jit
     def _results(ctx):
-        """Those of a batch: key heads, or parts of their groups."""
+        """Results of a batch: key heads, or parts of their groups."""
         return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
 
     @triton.jit
@@ -247,7 +269,7 @@ class AttentionBackwardKeys(QueryTiles):
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.K, 0) * results)
         more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
-        row = tiles - 1 - row  # the first keys are those that most queries see
+        row = tiles - 1 - row  # most queries see the first keys: longest first
         batch, result = tk.unravel(batch_head, results)
         return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
 
@@ -263,9 +285,9 @@ class AttentionBackwardKeys(QueryTiles):
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.full)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.full)
-        tk.load_async(input.offsets, ctx.globals.offsets, ctx.config._numbers(ctx, head, block), input.full)
+        tk.load_async(input.LSE_log2, ctx.globals.LSE_log2, ctx.config._numbers(ctx, head, block), input.full)
         if ctx.config.of_keys:
-            tk.load_async(input.deltas, ctx.globals.deltas, ctx.config._numbers(ctx, head, block), input.full)
+            tk.load_async(input.dPsum, ctx.globals.dPsum, ctx.config._numbers(ctx, head, block), input.full)
 
     @triton.jit
     def start(ctx):
@@ -289,13 +311,13 @@ class AttentionBackwardKeys(QueryTiles):
         if ctx.edge:
             _, block = place_of(ctx)
             s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m, block * ctx.config.tile_n)
-        p = tk.exp2_col(s, ctx.args.scale, tk.load(input.offsets, OF_QUERIES))
+        p = tk.exp2_col(s, ctx.args.scale, tk.load(input.LSE_log2, OF_QUERIES))
         if ctx.config.of_values:
             dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)
             state = state.replace(dv=dv) if not ctx.config.of_keys else state
         if ctx.config.of_keys:
             dp = tk.mma_wait(dp, leave=dv) if ctx.config.of_values else tk.mma_wait(dp)
-            ds = p * tk.sub_col(dp, tk.load(input.deltas, OF_QUERIES)) * slope
+            ds = p * tk.sub_col(dp, tk.load(input.dPsum, OF_QUERIES)) * slope
             dk = tk.mma_AB(tk.cast(ds, ctx.config.dtype), input.Q, state.dk, wait=False)
             if ctx.config.of_values:
                 dv, dk = tk.mma_wait(dv, dk)

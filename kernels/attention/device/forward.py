@@ -1,4 +1,5 @@
-"""Attention forward O = softmax(Q Kᵀ · scale) V as load / compute / finish hooks: one query tile a consumer, K and V stream through the rings."""
+"""Attention forward O = softmax(Q Kᵀ · scale) V: each consumer keeps a tile of queries, K and V stream through rings.
+"""
 from __future__ import annotations
 
 import triton
@@ -9,20 +10,20 @@ from tritonkittens.kernels.attention.device.masks import reach, squashed
 from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
-LIMIT = tl.constexpr(2.0**15)  # of a block's sums of weights that a thread holds: each is below what fp16 has, too
-GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)  # such a sum is at most GROWTH times those of all blocks before, plus USUAL, which it is without outliers
-MOST_HELD = 128  # scores of a row that registers hold beside their weights
+LIMIT = tl.constexpr(2.0**15)  # of a thread's sum of a block's weights, so that each weight is finite in fp16
+GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)  # that sum is at most GROWTH · the sum of earlier blocks + USUAL, unless there are outliers
+MOST_HELD = 128  # scores of a row that fit into registers beside their weights
 
 
 def lines_of_keys(head_dim: int, itemsize: int) -> int:
-    """How many swizzle lines a key's elements are; 0 where they are no whole ones."""
+    """Swizzle lines of a key; 0 where a key is not a whole number of them."""
     line = min(head_dim, SWIZZLE_LINE // itemsize)
     return head_dim // line if line & (line - 1) == 0 and head_dim % line == 0 else 0
 
 
 @triton.jit
 def nothing_seen(ctx):
-    """The state of queries that have seen no key: output, weights of the block before, largest score, sums of weights."""
+    """The state of queries that have seen no key: output, weights of the last block, largest score, sums of weights."""
     scores = tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)
     o = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim))
     p = ctx.config._operand(ctx, tk.zero(scores))
@@ -31,60 +32,63 @@ def nothing_seen(ctx):
 
 
 class AttentionForward(QueryTiles):
-    """Any lengths, GQA, causal (aligned at the bottom right) or within a window, soft-cap, log-sum-exp. Blocks of keys go from the last to the first, so that
-    only the first ones, the edge, mask. Scores of a block are multiplied under the softmax of the block before, whose product with V follows: K is input,
-    V trails by one iteration. Where `tile_n` is no power of two one wgmma makes a block's scores, too, of K in swizzle lines (`key_lines`).
-    Source: FlashAttention-3 (Shah et al., 2024), algorithm 2.
-
-    What limits it is not the tensor cores but what a consumer does between two of its products, part of it while the other does the same: every instruction
-    there counts. Largest scores are a sixth of them, the scaling of the output a seventh, and neither is needed where weights may be above one (`lazy`):
-    a block's weights are relative to a score that was the largest when its row first saw a key, and only a warp that finds a sum above `LIMIT`, or far above
-    all of before (`GROWTH`), looks for the largest and computes its weights again. Results are the same up to rounding, for numbers with exponents carry the
-    factor, and nothing is read twice. Where a key gets most of a row's weight, that is one with a known maximum, and not rounded; `GROWTH` keeps errors of
-    operands with outliers near those of weights that are never above one.
-
-    On the diagonal of a causal mask the queries of the first of two consumers see half a block of as many keys as a task has queries: it multiplies by those
-    only, and computes their exponentials, which saves most where sequences are short.
-
-    What was tried, and what each of these is worth: docs/notes/attention_forward.md.
+    """Any lengths, GQA, causal (bottom right alignment) or a sliding window, soft-cap, log-sum-exp.
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32.
+
+    Blocks of keys come last to first, so that only the first ones need a mask. The MMA of a block's scores overlaps the
+    softmax of the block before, whose MMA with V follows: K is input, V is lagged by one iteration. Where `tile_n` is
+    no power of two, K comes in swizzle lines (`key_lines`), so that one wgmma still computes a block's scores. Source:
+    FlashAttention-3 (Shah et al., 2024), algorithm 2.
+
+    The instructions between two MMAs of a consumer limit the kernel, not the tensor cores. A sixth of them find largest
+    scores, a seventh rescale the output. A `lazy` kernel does neither. A row's weights are relative to the largest
+    score of its first block, and may exceed one. A warp that finds a sum above `LIMIT`, or far above earlier ones
+    (`GROWTH`), computes its weights again with the true largest score. Floating point absorbs the factor, so results
+    differ by rounding only. `GROWTH` keeps the errors of operands with outliers near those of weights up to one.
+
+    On the diagonal of a causal mask, where a block has as many keys as a task has queries, the first consumer sees half
+    a block: it computes that half only.
+
+    Measured variants: docs/notes/attention_forward.md.
     """
 
     lse: bool = False
     result: tl.dtype | None = None  # element type of O: that of V where None
-    raised: float = 0.0  # power of two that P is multiplied by
-    shifted: bool = True  # may keys − queries be anything, rather than a multiple of the queries of a task?
-    long_turns: bool = False  # does a consumer's turn last until its scores are there, rather than until its products are under way?
-    epilogue_n: int | None = None  # columns of its results that a consumer stages at a time; None: all
+    raised: float = 0.0  # log₂ of the factor of P
+    shifted: bool = True  # keys − queries need not be a multiple of the queries of a task
+    long_turns: bool = False  # a consumer's turn ends when its scores are there, instead of when their MMA is issued
+    epilogue_n: int | None = None  # columns of O that a consumer stages at a time; None: all
 
     @property
     def lazy(self) -> bool:
-        """May a block's largest scores stay unknown? Where registers hold its scores as long as its weights, which may be far above one. Not with two
-        consumers at dimension 64: there ptxas gives operands registers of their own, and copies them, which costs more than the largest scores do."""
+        """Whether a block's largest scores may stay unknown: registers hold its scores as long as its weights.
+
+        Not with two consumers at dimension 64: there ptxas copies MMA operands into other registers, which costs more.
+        """
         return self.tile_n <= MOST_HELD and self.raised == 0 and (self.consumers != 2 or self.value_dim > 64)
 
     @property
     def cache_policy(self) -> str | None:
-        """Of K and V in L2: what the tasks of other queries read again."""
+        """L2 policy of K and V. None: tasks of other queries read them again."""
         return None
 
     @property
     def one_edge(self) -> bool:
         whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
-            return False  # behind a loop of its own for edges, ptxas finds registers for the main one; without, it spills 20 of them an iteration
+            return False  # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
         return super().one_edge or whole
 
     @property
     def halves_first(self) -> bool:
-        """Where a mask hides what comes later and a block has as many keys as a task queries, those of its first consumer may see half of the first block."""
+        """Whether the first consumer's queries may see only half of the first block: a mask hides the rest."""
         hides = (self.causal or self.window) and self.consumers == 2 and self.tile_n == 2 * self.tile_m
         return hides and self.raised == 0 and not self.key_lines
 
     @property
     def key_lines(self) -> int:
-        """In how many tiles, of a swizzle line each, K comes where its keys are no power of two, for one wgmma to multiply by all of them; 0: in one tile."""
+        """Tiles, of a swizzle line each, that K comes in where `tile_n` is no power of two; 0: K is one tile."""
         return lines_of_keys(self.head_dim, tk.to_torch(self.dtype).itemsize) if self.tile_n & (self.tile_n - 1) else 0
 
     @property
@@ -104,7 +108,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _block(ctx):
-        """Which block of keys is read in this iteration."""
+        """The block of keys of this iteration."""
         return ctx.last - ctx.iter
 
     @triton.jit
@@ -125,7 +129,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _scores(ctx, input):
-        """Q Kᵀ of a block, under way."""
+        """S = Q @ K.T of a block, in flight."""
         TILES: tl.constexpr = ctx.config.key_tiles
         if len(TILES) == 1:
             return tk.mm_ABt(ctx.task.Q, tk.field(input, TILES[0]), wait=False)
@@ -138,7 +142,7 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _masked(ctx, s):
-        """A block's scores as the softmax takes them."""
+        """A block's scores after soft-cap and mask."""
         if ctx.config.softcap:
             s = squashed(ctx, s)
         if ctx.edge:
@@ -148,25 +152,27 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _softmax(ctx, state, s):
-        """(p, largest score, factor of what was summed before) of a block's scores."""
+        """(P, largest score, factor of earlier sums) of a block's scores."""
         scale = ctx.config._scale(ctx)
         m = tk.row_max(s, accumulate=state.m)
-        # A row that has seen no key yet. Where none is, this selection still makes ptxas wait for the product with V, and pass the turn, in the middle of the
-        # softmax instead of in front of it, which is faster (measured: docs/notes/attention_forward.md)
+        # For rows that have seen no key. Where there are none, the selection still moves the wait for the MMA with V
+        # into the middle of the softmax, which is faster (measured: docs/notes/attention_forward.md)
         offset = tk.where(m == float("-inf"), 0.0, m * scale)
         return tk.exp2_row(s, scale, offset - ctx.config.raised), m, tk.exp2(state.m * scale - offset)
 
     @triton.jit
     def _lazily(ctx, state, s, o):
-        """The state with a block's scores, relative to a score that was the largest when its row first saw a key, or when a sum was last too large: what is
-        above it is above one. The output of before, under way in `o`, is scaled where it is multiplied next."""
+        """The state after a block whose largest scores stay unknown (see the class).
+
+        The output, in flight in `o`, is rescaled when its next MMA is issued.
+        """
         m, scale = state.m, ctx.config._scale(ctx)
         alpha = tk.one(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))
         weights = tk.exp2_row(s, scale, m * scale)  # infinite or NaN in a row that has seen no key yet
-        o = tk.mma_wait(o)  # before operands are made, which then have the registers of those of before
+        o = tk.mma_wait(o)  # before P is made: it then takes the registers of the last P
         sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
         usual = USUAL
-        if ctx.config.causal or ctx.config.window:  # behind blocks of which rows have seen few keys, weights above one are usual
+        if ctx.config.causal or ctx.config.window:  # after blocks of which rows have seen few keys, weights above one are usual
             usual = tl.where(ctx.iter > ctx.masked, USUAL, LIMIT)
         if tk.warp_exceeds(sums, LIMIT, sums - state.sums * GROWTH, usual):
             weights, m, alpha = ctx.config._softmax(ctx, state, s)
@@ -175,31 +181,32 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _sees_half(ctx):
-        """Do this consumer's queries see keys of the first half of the task's first block only?"""
+        """Whether this consumer's queries see keys of the first half of the task's first block only."""
         behind = (ctx.row * ctx.config.consumers + ctx.consumer + 1) * ctx.config.tile_m
         return behind + reach(ctx) <= ctx.last * ctx.config.tile_n + ctx.config.tile_n // 2
 
     @triton.jit
-    def _give_back(ctx, input):
-        """A function of its own: the template counts releases where they are written, and of two branches one is taken."""
+    def _release_input(ctx, input):
+        """Release a stage. The template counts releases where they are written, and only one branch runs: hence a function."""
         tk.release(ctx, input)
 
     @triton.jit
     def _first_of_half(ctx, state, input):
-        """`compute_first` without the keys of the second half: half the products and exponentials."""
+        """`compute_first` without the second half of the keys: half the MMA and half the exponentials."""
         COLS: tl.constexpr = ctx.config.tile_n // 2
         s = tk.mm_ABt(ctx.task.Q, tk.subtile(input.K, COLS, ctx.config.head_dim, 0, 0))
-        ctx.config._give_back(ctx, input)
+        ctx.config._release_input(ctx, input)
         before = tk.struct(m=tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS))))
         p, m, _ = ctx.config._softmax(ctx, before, ctx.config._masked(ctx, s))
-        nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))  # to which is added what lies as vectors of half as many columns do
+        # Adding to it converts the layout of a vector of half as many columns
+        nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))
         weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, COLS)), whole=True)
         return state.replace(p=weights, m=tk.add(nothing, m), sums=tk.add(state.sums, tk.row_sum_by_quad(p)))
 
     @triton.jit
     def _first_of_all(ctx, state, input):
         s = tk.mma_wait(ctx.config._scores(ctx, input))
-        ctx.config._give_back(ctx, input)
+        ctx.config._release_input(ctx, input)
         p, m, _ = ctx.config._softmax(ctx, state, ctx.config._masked(ctx, s))
         return state.replace(p=ctx.config._operand(ctx, p), m=m, sums=tk.row_sum_by_quad(p))
 
@@ -216,38 +223,38 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _operand(ctx, p):
-        """Weights as the next iteration multiplies them."""
+        """P as an operand of the next MMA."""
         return tk.cast_pairs(p, ctx.config.dtype)
 
     @triton.jit
     def _scale(ctx):
-        """What scores, in units of the soft-cap where there is one, are multiplied by."""
+        """The factor of scores, which are in units of the soft-cap where there is one."""
         return ctx.args.scale if ctx.config.softcap else ctx.config._descaled(ctx, ctx.args.scale)
 
     @triton.jit
     def _share(ctx, total):
-        """What sums with weights of this total are multiplied by."""
+        """The factor of an output whose weights have this sum."""
         return tk.where(total > 0, 1.0 / total, 0.0)
 
     @triton.jit
     def _log_sum(ctx, state, total):
-        """Log-sum-exps of rows whose weights have this total."""
+        """Log-sum-exps of rows whose weights have this sum."""
         found = tk.add(state.m * ctx.config._scale(ctx) - ctx.config.raised, tk.log2(total)) * 0.6931471805599453
         return tk.where(state.m == float("inf"), state.m, found)
 
     @triton.jit
     def _values(ctx, tiles, first):
-        """V of a block; `first`: is it the task's first?"""
+        """V of a block. `first`: whether the block is the task's first."""
         return tiles.V
 
     @triton.jit
     def _times_values(ctx, p, tiles, o, first):
-        """The output plus the product of P and V of a block, under way."""
+        """O += P @ V of a block, in flight."""
         return tk.mma_AB(p, ctx.config._values(ctx, tiles, first), o, wait=False)
 
     @triton.jit
     def _weighted(ctx, state, tiles, first):
-        """The output with the block before, whose V is in `tiles`, under way."""
+        """The output with the last block, whose V is in `tiles`; its MMA is in flight."""
         o = tk.rescale_row(state.o, state.alpha) if ctx.config.lazy else state.o
         return ctx.config._times_values(ctx, state.p, tiles, o, first)
 
@@ -261,7 +268,7 @@ class AttentionForward(QueryTiles):
             tk.warp_scheduler_arrive(ctx)
         s = tk.mma_wait(s, leave=o)
         tk.release(ctx, input)
-        if ctx.config.long_turns:  # exponentials of one consumer then run under products and maxima of the other
+        if ctx.config.long_turns:  # one consumer's exponentials then overlap the other's MMAs and largest scores
             tk.warp_scheduler_arrive(ctx)
         s = ctx.config._masked(ctx, s)
         if ctx.config.lazy:

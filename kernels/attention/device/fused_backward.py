@@ -1,4 +1,4 @@
-"""Gradients of attention in one pass over the scores: dK and dV stay in registers, dQ is summed up in global memory by TMA."""
+"""Gradients of attention in a single pass: dK and dV accumulate in registers, dQ in global memory by TMA reductions."""
 from __future__ import annotations
 
 from typing import Any
@@ -11,79 +11,70 @@ from tritonkittens.kernels.attention.device.backward import PARTS, STEP, Attenti
 from tritonkittens.kernels.attention.device.masks import hidden_from, reach, squashed
 from tritonkittens.launch import plain_kernel
 
-HALF = tl.constexpr(64 * 64)  # of a block's dQ: what a consumer multiplies
+HALF = tl.constexpr(64 * 64)  # of a block's dQ: what one consumer computes
 
 
 class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
-    """dK, dV, and dQ added up in a buffer in fp32: 5 products a block, and the order of the sums, so the last bits of dQ, are the card's choice.
+    """dK, dV, and dQ accumulated in fp32, with 5 products a block. The last bits of dQ differ from run to run.
 
-    A task is `tile_m` keys for each of the two consumers. Scores are computed transposed, so that P and dS are operands in registers; dS also goes through shared
-    memory, for dQ needs that of all keys: each consumer multiplies half of dQ, half its queries where a block has 128 of them, else half its columns. An
-    iteration computes P, dS and dV of its block, dQ and dK of the block before: half an iteration lies between the writing of dS and the first that needs the
-    other's, so that the consumers drift out of phase, and one computes exponentials while products of the other run. At dimension 128 dQ and dK are under way
-    before the scores are waited for. Wherever the exponentials are written, ptxas computes them between the instructions of dP, which is best. Dimensions:
-    64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix B.2, also for the warps that send dQ.
+    Q, K, V, dO: as for `AttentionBackwardKeys`. LSE_log2, dPsum: (B, H, groups, 3, 64) bf16, as `preprocess` writes
+    them with ADDENDS. dQ_accum: (B, H, blocks, block_numbers) fp32, the halves of each block of queries in the order of
+    `tk.store_fragments`, without the scale. words: (B, H, blocks, 2) int32, the states of the halves, zeros at first; a
+    half stays uninitialized where no query of its block sees a key. With `parts` dK, dV: (B, H_kv, tiles, 64 · summed)
+    fp32, zeros at first, for every 64 keys of whole tasks, in the same order.
 
-    On the diagonal of a causal mask the first block of a task has 64 queries that see no key of the second consumer, which leaves them out there. (Two more
-    products of the iteration behind multiply zeros.)
+    A task is `tile_m` keys for each of the two consumers. Scores are transposed, so that P and dS are operands in
+    registers. dS also goes through shared memory, because dQ needs that of all keys: each consumer computes half of dQ.
+    An iteration computes P, dS and dV of its block, and dQ and dK of the last block. Half an iteration between the
+    store of dS and its use lets the consumers drift out of phase, so that exponentials of one overlap MMAs of the
+    other. Dimensions: 64 or 128, the same for keys and values. Source: FlashAttention-3 (Shah et al., 2024), appendix
+    B.2, also for the warps that store dQ.
 
-    What is added to the scores and to dP of a query, a number for each column, comes by products, too, of three ones a row, which stay in registers, and of the
-    number's three parts in bf16, which are exact (`store_addends`): threads would read it as often as there are rows for one of them, and add it one by one. In
-    memory there are those three rows of a group of queries, the rows behind them are zeros that TMA adds.
+    The row values come by MMAs, too: three ones a row times the three bf16 parts of each value, which are exact.
+    Threads would otherwise read them once for each row, and add them one by one.
 
-    dQ leaves by a sender beside each consumer, and its sums need no zeros: who comes first to half a block of queries stores what others add to
-    (`tk.store_or_add_bytes_async`), which takes an access of L2 to find out, and longer to say. Zeros that tasks of earlier heads made beside their products,
-    of a role of their own, were out of L2 again before they were added to. Without a causal mask, whose tasks begin at different blocks anyway, tasks of the
-    same queries take `turns`: else all would come first to the same. At the end of a task dV leaves from where this consumer's values were, under the last
-    products: the ring does not wait for stores.
+    A warp beside each consumer accumulates dQ. The first CTA to reach a half stores it and the others add
+    (`first_store_reduce`), so that nobody writes zeros first. With `turns` tasks of the same queries begin at different
+    blocks: else all would reach the same half first. A causal mask makes tasks begin at different blocks anyway.
 
-    Between the iterations of two tasks lie the last products, results, the next K and V, the first scores. So the keys go back as soon as the last dQ is
-    multiplied, in front of its way to shared memory, and the values behind, before the sender hears of that dQ, so that TMA is asked for V first; V is waited
-    for where dP needs it. At dimension 64 dK leaves from where dS was, for where dQ is staged it would wait until the last has left, and L2 fetches the next K
-    and V while the task ends.
-
-    Plain loads and stores of global memory anywhere in a consumer's code make ptxas compute the first descriptors of an iteration behind its wait for the ring,
-    not in front of it: there are none. What was tried, and what each of these is worth: docs/notes/attention_backward.md.
-
-    Q, K, V, dO as for `AttentionBackwardKeys`; offsets and deltas, (B, H, groups, 3, 64) bf16, as `statistics` leaves them for this, in dQ's memory, say. sums:
-    (B, H, blocks, block_numbers) in fp32, of every block of queries the halves of dQ, 64 by 64 or what the second has of that, as `tk.store_fragments` orders
-    them, without the factor. words: (B, H, blocks, 2) int32, zeros at first, one for each half; still zero where no query of a block sees a key: its sums are
-    not written. Where there are `parts`, dK and dV: (B, H_kv, tiles, 64 · summed) in fp32, zeros at first, of every 64 keys, of whole tasks,
-    ordered likewise.
+    Measured variants: docs/notes/attention_backward.md.
     """
+
+    # No consumer loads or stores global memory directly: ptxas would then compute MMA descriptors after its wait for
+    # the ring, not before it
 
     consumers: int = 2
     edges_apart: bool = True
     schedule: tk.Schedule = tk.Dynamic()
     broadcast_tile: bool = True
     producer_registers: int | None = None
-    cut: bool = True  # what is behind the last keys is zero, but zero times infinity is not
-    summed: int = 128  # columns of gradients that have sums: up to a multiple of 32 those that the tensors have
-    parts: int = 1  # of a group's query heads, a task for each: where several, dK and dV are sums in fp32, too
+    cut: bool = True  # rows after the last key are zero, but zero times infinity is NaN
+    summed: int = 128  # columns of the accumulation buffers: those of the tensors, up to a multiple of 32
+    parts: int = 1  # tasks of a group's query heads; with several, dK and dV are accumulated in fp32, too
 
     @property
     def addends_swizzle(self) -> int:
-        """At dimension 64 half of what rows allow: with descriptors unlike those of V and dO ptxas computes those behind the product of deltas, not before."""
+        """At dimension 64 half of what rows allow: then ptxas computes the descriptors of V and dO before an MMA, not after."""
         return 64 if self.tile_n == 128 else 128
 
     @property
     def block_numbers(self) -> int:
-        """Sums of a block of queries: both halves, of the second, where that is columns, those that there are."""
+        """fp32 values of a block of queries in dQ_accum."""
         return self.tile_n * self.summed
 
     @property
     def panels(self) -> int:
-        """Those of 64 columns that gradients of keys and values leave in."""
+        """Tiles of 64 columns in which dK and dV are stored."""
         return self.head_dim // 64
 
     @property
     def keys_by_exchange(self) -> bool:
-        """Does dK leave from where dS was? There is room at dimension 64, and where dQ is staged it would wait until the last has left."""
+        """Whether dK leaves from the memory of dS: there is room at dimension 64, and the staging of dQ is still in use."""
         return self.parts == 1 and self.panels == 1
 
     @property
     def products_first(self) -> bool:
-        """Are dQ and dK of the block before under way before the scores are waited for, and dP before dK is?"""
+        """Whether the MMAs of dQ and dK are issued before the wait for the scores, and dP's before the wait for dK."""
         return self.tile_n == 64
 
     def layout(self) -> tk.layout:
@@ -99,9 +90,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
         addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64))
-        input, task, late_task = dict(Q=q, dO=do, offsets=addends, deltas=addends), dict(K=k), dict(V=v)
-        moved: dict[str, Any] = {**input, **dict.fromkeys(("offsets", "deltas"), group), **task, **late_task}
-        return tk.layout(globals={**moved, "sums": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
+        input, task, late_task = dict(Q=q, dO=do, LSE_log2=addends, dPsum=addends), dict(K=k), dict(V=v)
+        moved: dict[str, Any] = {**input, **dict.fromkeys(("LSE_log2", "dPsum"), group), **task, **late_task}
+        return tk.layout(globals={**moved, "dQ_accum": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
                          epilogue=staged, args=(*self.numbers, "gradient"), scratch=dict(dQ=tk.st(tk.fp32, 64, 64)),
                          exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
 
@@ -124,7 +115,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def load(ctx, input):
         if ctx.config.panels == 1:
-            if ctx.iter == 0:  # shared memory still holds the keys and values of the task before: L2 fetches these
+            if ctx.iter == 0:  # shared memory still holds the last task's K and V: prefetch these into L2
                 HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
                 tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
                 tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
@@ -135,36 +126,36 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         GROUPS: tl.constexpr = ctx.config.tile_n // 64
         for group in tl.static_range(GROUPS):
             place = (batch, head, block * GROUPS + group, 0, 0)
-            tk.load_async(tk.subtile(input.offsets, STEP, 64, 0, group), ctx.globals.offsets, place, input.full)
-            tk.load_async(tk.subtile(input.deltas, STEP, 64, 0, group), ctx.globals.deltas, place, input.full)
+            tk.load_async(tk.subtile(input.LSE_log2, STEP, 64, 0, group), ctx.globals.LSE_log2, place, input.full)
+            tk.load_async(tk.subtile(input.dPsum, STEP, 64, 0, group), ctx.globals.dPsum, place, input.full)
 
     @triton.jit
     def start(ctx):
         dk = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim))
         dv = tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim))
-        # No two of a thread's registers alike, as far as ptxas can tell: it would copy them in front of every product, where others are under way, which then
-        # all wait for each other
+        # Registers that ptxas cannot tell to be equal: it would copy equal ones before every MMA, and serialize those
+        # in flight
         ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.tile_m, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
         return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
     def _scores(ctx, state, input):
-        """The product of this consumer's keys and a block of queries, less their log-sum-exp, under way; with a soft-cap, which comes first, without that."""
+        """S = K @ Q.T − LSE of a block, in flight; with a soft-cap, which comes first, without LSE."""
         s = tk.mm_ABt(tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
         if ctx.config.softcap:
             return s
-        else:  # behind the products, whose sums would else be rounded where they are large
-            return tk.mma_AB(state.ones, input.offsets, s, wait=False)
+        else:  # after the products: large sums would otherwise be rounded
+            return tk.mma_AB(state.ones, input.LSE_log2, s, wait=False)
 
     @triton.jit
     def _weights(ctx, state, input, s, query):
-        """(P, derivative of the soft-cap) of the scores of queries from `query` on. What masks need is computed where they are, and not kept in registers."""
+        """(P, derivative of the soft-cap) of the scores of queries from `query` on."""
         slope = 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
-            s = s + tk.mm_AB(state.ones, input.offsets)
+            s = s + tk.mm_AB(state.ones, input.LSE_log2)
         if ctx.edge:
             key = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m + tk.opaque_zero("z")
             s = hidden_from(ctx, s, key, query)
@@ -176,13 +167,18 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _exchanged(ctx, consumer):
-        """dS of a consumer's keys, for products. The compiler does not see that its slot is always the same: else it keeps the descriptors of all parts in
-        registers that accumulators need."""
+        """dS of a consumer's keys, as an operand.
+
+        An opaque index keeps the compiler from holding all its descriptors in registers.
+        """
         return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
 
     @triton.jit
-    def _before(ctx, state, tiles):
-        """(this consumer's half of dQ, dK) with the block before, whose tiles these are, under way: dS of all keys times the keys, of its own times queries."""
+    def _last_block(ctx, state, tiles):
+        """(this consumer's half of dQ, dK) after the last block, whose tiles these are; both in flight.
+
+        dQ = dS of all keys @ K, dK = dS of its own keys @ Q.
+        """
         tk.exchange_wait(ctx)
         ROWS: tl.constexpr = ctx.config.tile_m
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.tile_n // 64)
@@ -196,51 +192,51 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _stage(ctx, dq):
-        """Send dQ to shared memory."""
+        """Store dQ to shared memory, for the warp that accumulates it."""
         tk.store_fragments(ctx.scratch.dQ, dq)
-        tk.scheduling_barrier(ctx.keys)  # else ptxas lets dQ's registers live on, has too few, and makes all products wait for each other
+        tk.scheduling_barrier(ctx.keys)  # without it ptxas keeps dQ's registers alive, has too few, and serializes the MMAs
 
     @triton.jit
     def reduce_store(ctx, scratch):
-        """Add a consumer's half to dQ of a block in global memory, or store it there, the first. Returns what is to be published."""
+        """Store or add a consumer's half of a block's dQ to dQ_accum. Returns what `mark_initialized` takes."""
         batch, head, block = ctx.config._numbers(ctx, *place_of(ctx))
-        sums = (batch * tk.extent(ctx.globals.sums, 1) + head) * tk.extent(ctx.globals.sums, 2) + block
+        buffer = (batch * tk.extent(ctx.globals.dQ_accum, 1) + head) * tk.extent(ctx.globals.dQ_accum, 2) + block
         NUMBERS: tl.constexpr = ctx.config.block_numbers
         BEGIN: tl.constexpr = ctx.consumer * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
-        word = ctx.globals.words.pointer + sums * ctx.config.consumers + ctx.consumer
-        stored = tk.are_stored(word)
+        word = ctx.globals.words.pointer + buffer * ctx.config.consumers + ctx.consumer
+        initialized = tk.is_initialized(word)
         tk.reduce_wait(ctx)
         half = tk.as_fragments(scratch.dQ)
-        first = tk.store_or_add_bytes_async(ctx.globals.sums.pointer + sums.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, stored)
+        first = tk.store_or_add_bytes_async(ctx.globals.dQ_accum.pointer + buffer.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, initialized)
         return tk.struct(word=word, first=first)
 
     @triton.jit
     def reduce_store_done(ctx, value):
-        tk.publish(value.word, value.first)
+        tk.mark_initialized(value.word, value.first)
 
     @triton.jit
     def _of_weights(ctx, state, input):
-        """dP of a block, less the deltas, under way."""
+        """dP = V @ dO.T − dPsum of a block, in flight."""
         v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
-        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.deltas, wait=False), wait=False)
+        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.dPsum, wait=False), wait=False)
 
     @triton.jit
     def _gradient(ctx, state, p, slope, input, dp):
-        """(dV under way, dS) of a block, with dP under way."""
+        """(dV, in flight; dS) of a block whose dP is in flight."""
         dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
         return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
 
     @triton.jit
-    def _show(ctx, ds):
-        """Show dS, and dQ where it is staged, to the other consumer and to the tensor cores and copies."""
+    def _exchange_ds(ctx, ds):
+        """Write dS to shared memory, and make it, and a staged dQ, visible to the other consumer, MMAs and bulk copies."""
         tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.exchange_commit(ctx)
 
     @triton.jit
     def _next(ctx, state):
-        """The block that `place_of` would name of the iteration behind the state's: counted, for a division takes as long as a product."""
+        """The next block of queries, as `place_of` computes it, but counted: a division takes as long as an MMA."""
         if ctx.edge and ctx.config.edge_loop:
             first, behind = ctx.begin_block, ctx.begin_block + ctx.edge_blocks
         else:
@@ -249,7 +245,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _alone(ctx, state, input, query):
-        """(dS, dV) of queries from `query` on, with nothing else under way."""
+        """(dS, dV) of queries from `query` on, with no other MMA in flight."""
         s = tk.mma_wait(ctx.config._scores(ctx, state, input))
         p, slope = ctx.config._weights(ctx, state, input, s, query)
         tk.wait_for(ctx.late_task)
@@ -257,36 +253,36 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return ds, tk.mma_wait(dv)
 
     @triton.jit
-    def _show_first(ctx, ds):
-        """Show dS where, in the task before, dK may have left from."""
+    def _exchange_first_ds(ctx, ds):
+        """`_exchange_ds`, after the last task's dK has left from the same memory."""
         if ctx.config.keys_by_exchange:
             tk.store_read_wait(0)
             tk.sync()
-        ctx.config._show(ctx, ds)
+        ctx.config._exchange_ds(ctx, ds)
 
     @triton.jit
     def _on_diagonal(ctx):
-        """Do the first 64 queries of this task's first block see no key of its second consumer?"""
+        """Whether the first 64 queries of this task's first block see no key of its second consumer."""
         return ctx.begin_block * ctx.config.tile_n + reach(ctx) <= ctx.row * (ctx.config.tile_m * ctx.config.consumers)
 
     @triton.jit
     def _first_of_last(ctx, state, input):
-        """`compute_first` of the second consumer's keys on the diagonal, without the queries that see none of them."""
+        """`compute_first` of the second consumer on the diagonal, without the queries that see none of its keys."""
         nothing = tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, 64))
         if ctx.config.tile_n == 64:
-            ctx.config._show_first(ctx, nothing)
+            ctx.config._exchange_first_ds(ctx, nothing)
             return state
         else:
             later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
-                              offsets=tk.subtile(input.offsets, STEP, 64, 0, 1), deltas=tk.subtile(input.deltas, STEP, 64, 0, 1))
+                              LSE_log2=tk.subtile(input.LSE_log2, STEP, 64, 0, 1), dPsum=tk.subtile(input.dPsum, STEP, 64, 0, 1))
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.tile_n + 64)
-            ctx.config._show_first(ctx, tk.concat_cols(nothing, ds, whole=True))
+            ctx.config._exchange_first_ds(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
 
     @triton.jit
     def _first_of_all(ctx, state, input):
         ds, dv = ctx.config._alone(ctx, state, input, state.block * ctx.config.tile_n)
-        ctx.config._show_first(ctx, ds)
+        ctx.config._exchange_first_ds(ctx, ds)
         return state.replace(dv=dv)
 
     @triton.jit
@@ -305,11 +301,11 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         block = ctx.config._next(ctx, state)
         s = ctx.config._scores(ctx, state, input)
         if ctx.config.products_first:
-            dq, dk = ctx.config._before(ctx, state, previous)
+            dq, dk = ctx.config._last_block(ctx, state, previous)
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.tile_n)
         else:
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.tile_n)
-            dq, dk = ctx.config._before(ctx, state, previous)
+            dq, dk = ctx.config._last_block(ctx, state, previous)
         tk.reduce_acquire(ctx)
         ctx.config._stage(ctx, tk.mma_wait(dq, leave=dk))
         if ctx.config.products_first:
@@ -322,25 +318,27 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
             dp = ctx.config._of_weights(ctx, state, input)
         dv, ds = ctx.config._gradient(ctx, state, p, slope, input, dp)
         tk.exchange_acquire(ctx)
-        ctx.config._show(ctx, ds)
+        ctx.config._exchange_ds(ctx, ds)
         tk.reduce_commit(ctx)
         return state.replace(dk=dk, dv=tk.mma_wait(dv), block=block)
 
     @triton.jit
     def _values_panel(ctx, number):
-        """64 columns of this consumer's values, where their gradient waits to be stored: nobody else reads these, nor it any more."""
+        """64 columns of this consumer's V, where dV is staged once V has been read for the last time."""
         return tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number)
 
     @triton.jit
     def _place(ctx, number):
-        """Where panel `number` of this consumer's gradients of keys and values goes."""
+        """Coordinates of panel `number` of this consumer's dK and dV."""
         return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
+    # Between two tasks: last MMAs, release of K, store of dQ, release of V, next K and V. dV leaves from the memory of
+    # V and, at dimension 64, dK from that of dS, so that the ring never waits for stores
     @triton.jit
     def compute_last(ctx, state, input):
         PANELS: tl.constexpr = ctx.config.panels
-        dq, dk = ctx.config._before(ctx, state, input)
-        if ctx.config.parts == 1:  # dV leaves under the last products
+        dq, dk = ctx.config._last_block(ctx, state, input)
+        if ctx.config.parts == 1:  # the stores of dV overlap the last MMAs
             dv = tk.split_cols(state.dv, 64)
             for number in tl.static_range(PANELS):
                 tk.store(ctx.config._values_panel(ctx, number), dv[number])
@@ -355,31 +353,31 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         dk = tk.mma_wait(dk)
         tk.exchange_release(ctx)
         tk.fence_async()
-        tk.store_read_wait(0)  # the next task's values come where dV was
+        tk.store_read_wait(0)  # the next V overwrites dV
         tk.release(ctx, ctx.late_task)
         tk.reduce_commit(ctx)
         return state.replace(dk=dk)
 
     @triton.jit
-    def _first_sums(ctx, sums):
-        """The tile of sums of dK and dV that is the first of this task's batch and head."""
-        return (ctx.kv_batch * tk.extent(sums, 1) + ctx.kv_head) * tk.extent(sums, 2)
+    def _first_accum(ctx, accum):
+        """The first tile of this task's batch and head in the accumulation buffer of dK or dV."""
+        return (ctx.kv_batch * tk.extent(accum, 1) + ctx.kv_head) * tk.extent(accum, 2)
 
     @triton.jit
-    def _add(ctx, epilogue, sums, x, number):
-        """Add 64 columns, `number` of them, of this consumer's dK or dV to the sums of its keys."""
-        tile = ctx.config._first_sums(ctx, sums) + ctx.row * ctx.config.consumers + ctx.consumer
+    def _add(ctx, epilogue, accum, x, number):
+        """Add 64 columns, number `number`, of this consumer's dK or dV to its accumulation buffer."""
+        tile = ctx.config._first_accum(ctx, accum) + ctx.row * ctx.config.consumers + ctx.consumer
         NUMBERS: tl.constexpr = ctx.config.tile_m * ctx.config.summed
         BEGIN: tl.constexpr = number * HALF
         BYTES: tl.constexpr = 4 * min(HALF, NUMBERS - BEGIN)
         staged = tk.store_fragments(epilogue, x)
         tk.fence_async()
         tk.sync()
-        tk.store_add_bytes_async(sums.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
+        tk.store_add_bytes_async(accum.pointer + tile.to(tl.int64) * NUMBERS + BEGIN, staged, BYTES)
 
     @triton.jit
     def _store_keys(ctx, state, epilogue):
-        """Store dK, and dV where there was no query, and so no `compute_last`."""
+        """Store dK; and dV where there was no query, and so no `compute_last`."""
         dk = tk.split_cols(state.dk, 64)
         tk.store(epilogue.dK0, dk[0] * ctx.args.gradient)
         tk.store(epilogue.dK1, dk[1] * ctx.args.gradient)
@@ -393,7 +391,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _store_exchanged(ctx, state):
-        """Store dK, and dV where there was no query, and so no `compute_last`, from where this consumer's dS was, once the other has read it."""
+        """`_store_keys` from the memory of this consumer's dS, once the other consumer has read it."""
         if ctx.iterations > 0:
             tk.exchange_acquire(ctx)
         else:
@@ -429,28 +427,32 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
 
 @triton.jit
-def write_half(sums, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
-    """Rows from `first` on and columns number `across`, 64 at a time, of a gradient: factor · its sums, those of tile number `tile` of 64 rows, whose SUMMED
-    columns lie behind those of the tile before; where sums are CLAIMED, zeros of those whose word in `words` says that nobody did. Left out are rows from
-    `behind`, columns from WIDTH on. home: a pointer to row 0, `stride_s` between rows."""
-    claimed = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if CLAIMED else True
+def write_half(accum, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
+    """Write 64 columns, number `across`, of rows `first` … `behind` − 1 of a gradient: factor · its accumulated values.
+
+    accum: tiles of 64 rows and SUMMED columns; this is tile number `tile`. MAY_BE_EMPTY: a half whose word in `words`
+    is 0 counts as zeros. home: a pointer to row 0, `stride_s` between rows, WIDTH columns.
+    """
+    initialized = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if MAY_BE_EMPTY else True
     row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
     place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
-    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)  # of the last columns half as many, where SUMMED says so
-    x = tl.load(sums + place, mask=(tl.arange(0, HALF) < there) & claimed, other=0.0)
-    # as it lies in memory: 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column; `tk.fragment_place` says the same
+    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)  # the last columns may be half as many
+    x = tl.load(accum + place, mask=(tl.arange(0, HALF) < there) & initialized, other=0.0)
+    # the order in memory is 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column: `tk.fragment_place`
     x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
     tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
 
 
 @plain_kernel
 @triton.jit
-def gather_sums(sums, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, CLAIMED: tl.constexpr):
-    """dQ = factor · its sums, the last head first: its sums are still in L2. Grid: columns, 64 at a time, of all tiles of 64 rows, B · heads. sums: as
-    `AttentionBackward` leaves them, of SUMMED columns; dQ, `home`: (B, heads, rows, WIDTH), with these strides, the last 1. Or so dK and dV, of several parts,
-    whose sums were zeros and not CLAIMED."""
+def postprocess(accum, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
+    """dQ = factor · dQ_accum; or dK and dV of several parts, whose buffers were zeroed and are never empty.
+
+    Grid: columns, 64 at a time, of all tiles of 64 rows; B · heads, last first, because the last ones are still in L2.
+    accum: see `AttentionBackward`. home: (B, heads, rows, WIDTH) with these strides, the last 1.
+    """
     ACROSS: tl.constexpr = (SUMMED + 63) // 64
     part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(sums, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, CLAIMED)
+    write_half(accum, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, MAY_BE_EMPTY)

@@ -1,6 +1,6 @@
-"""What becomes of scores before the softmax: the soft-cap, and which keys a query sees.
+"""Masks and the soft-cap of scores.
 
-Query i sees key j where i + shift − left ≤ j ≤ i + shift + right. `shift` is keys − queries: the bottom right corner is aligned.
+Query i sees key j where i + shift − left ≤ j ≤ i + shift + right. `shift` is keys − queries: bottom right alignment.
 """
 import triton
 import triton.language as tl
@@ -10,13 +10,13 @@ import tritonkittens.lang as tk
 
 @triton.jit
 def reach(ctx):
-    """How many keys behind its own number a query sees, where a mask hides what comes later."""
+    """key − query of the last key that a query sees, under a mask that hides later ones."""
     return ctx.shift + ctx.args.right if ctx.config.window else ctx.shift
 
 
 @triton.jit
 def keys_of(ctx, first, behind, shift, keys):
-    """(last block of keys, number of blocks) that queries `first` … `behind` − 1 see."""
+    """(last block, number of blocks) of the keys that queries `first` … `behind` − 1 see."""
     COLS: tl.constexpr = ctx.config.tile_n
     end, begin = keys, 0
     if ctx.config.causal:
@@ -30,8 +30,11 @@ def keys_of(ctx, first, behind, shift, keys):
 
 @triton.jit
 def edges_of(ctx, first, behind, shift, keys, last):
-    """(masked, whole): of the blocks from the `last` one down, the first `masked` and those from number `whole` on hold keys that one of the queries `first` …
-    `behind` − 1 does not see."""
+    """(masked, whole): the blocks that need a mask, counted from the `last` one down.
+
+    They are the first `masked` blocks, and those from number `whole` on: one of the queries `first` … `behind` − 1 does
+    not see all their keys.
+    """
     COLS: tl.constexpr = ctx.config.tile_n
     seen, begin = keys, 0  # every query sees the keys in between
     if ctx.config.causal:
@@ -45,7 +48,10 @@ def edges_of(ctx, first, behind, shift, keys, last):
 
 @triton.jit
 def squashed(ctx, s):
-    """tanh of the scores, in units of the soft-cap: exact to a unit in the last place of 1, where tanh.approx would be off by 2⁻¹¹ of a score."""
+    """tanh of the scores, in units of the soft-cap.
+
+    Its error is a unit in the last place of 1; tanh.approx has 2⁻¹¹ of a score.
+    """
     return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.config._descaled(ctx, ctx.args.squash)))
 
 
@@ -56,7 +62,7 @@ def hidden(ctx, s):
     col = (ctx.last - ctx.iter) * ctx.config.tile_n
     if ctx.config.window:
         s = tk.sliding_window(s, ctx.args.left, ctx.args.right, row=row, col=col)
-    if ctx.config.causal:  # sees no key behind the last: the last query sees that
+    if ctx.config.causal:  # no query sees a key after the last, which is the last query's own
         return tk.make_causal(s, row=row, col=col)
     else:
         return tk.right_fill(s, ctx.keys - col, float("-inf"))
@@ -64,7 +70,7 @@ def hidden(ctx, s):
 
 @triton.jit
 def queries_of(ctx, first, behind, shift, queries):
-    """(first block, behind the last block) of the queries that see one of the keys `first` … `behind` − 1."""
+    """(first block, end block) of the queries that see one of the keys `first` … `behind` − 1."""
     COLS: tl.constexpr = ctx.config.tile_n
     begin, end = 0, queries
     if ctx.config.causal:
@@ -78,13 +84,13 @@ def queries_of(ctx, first, behind, shift, queries):
 
 @triton.jit
 def whole_from(ctx, behind, shift, begin, end):
-    """The first block of queries, of `begin` … `end`, from which on all see all keys before `behind`, where only the causal mask hides any."""
+    """Under a causal mask, the first block of queries, in `begin` … `end`, from which on all see all keys before `behind`."""
     return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.tile_n), begin), end)
 
 
 @triton.jit
 def hidden_from(ctx, s, key, query):
-    """Scores of keys (rows, from `key` on) and queries (columns, from `query` on), −∞ where a query does not see a key."""
+    """Transposed scores (keys from `key` on, queries from `query` on), −∞ where a query does not see a key."""
     COLS: tl.constexpr = ctx.config.tile_n
     ROWS: tl.constexpr = ctx.config.tile_m
     col = query + ctx.shift
@@ -93,6 +99,6 @@ def hidden_from(ctx, s, key, query):
             s = tk.sliding_window(s, ctx.args.right, ctx.args.left, row=key, col=col)
     if ctx.config.causal:
         if key + ROWS - 1 > col:
-            tk.scheduling_barrier(ctx.keys)  # else masks are computed for every block, and chosen where they count
+            tk.scheduling_barrier(ctx.keys)  # without it, ptxas computes masks in every block
             s = tk.make_causal_t(s, row=key, col=col)
     return s

@@ -1,4 +1,4 @@
-"""Tasks of the attention kernels that work on tiles of queries and stream blocks of keys."""
+"""Tasks of the kernels that keep tiles of queries and stream blocks of keys."""
 from __future__ import annotations
 
 from typing import Any
@@ -23,9 +23,11 @@ def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_he
 
 
 class QueryTiles(tk.lcf):
-    """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see, from the last to the first. Its context has `batch`
-    and `kv_batch` (first coordinates in the tensors of queries and of keys), `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and
-    `whole` (see `edges_of`), `shift` and `keys`."""
+    """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see.
+
+    Blocks come last to first. Fields of its context: `batch` and `kv_batch` (first coordinates of queries and keys), `head`, `kv_head`, `row` (the
+    task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift`, `keys`.
+    """
 
     dtype: tl.dtype = tk.bf16
     tile_m: int = 64
@@ -36,33 +38,36 @@ class QueryTiles(tk.lcf):
     window: bool = False
     softcap: bool = False
     order: tk.Order = tk.ColumnMajor()
-    edges_apart: bool = True  # where that is known, have blocks that mask a loop of their own?
+    edges_apart: bool = True  # a loop of their own for the blocks that need a mask
 
     _hidden = hidden  # a block's scores, −∞ where a query does not see a key
 
     @triton.jit
     def _descaled(ctx, factor):
-        """What products of Q and K are multiplied by, where `factor` is meant for scores of the tensors that they stand for."""
+        """`factor`, for scores of the tensors that Q and K stand for (fp8)."""
         return factor
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the numbers of a call: `scale` in base 2 (times log₂ e), the sides of a window, and with a soft-cap what scores are multiplied by inside
-        the tanh (times 2 log₂ e); `scale` is then the cap."""
+        """Names of a call's scalars.
+
+        `scale`: in base 2 (times log₂ e); with a soft-cap it is the cap. `left`, `right`: sides of a window. `squash`:
+        factor of scores inside the tanh (times 2 log₂ e).
+        """
         return ("scale", *(("left", "right") if self.window else ()), *(("squash",) if self.softcap else ()))
 
     def tiles(self, Q: Any, *_: Any) -> tuple[int, int]:
-        """(tiles of a head, heads of the batch) of operands of these shapes."""
+        """(tiles of a head, heads of all batches)."""
         return -(-Q[2] // (self.tile_m * self.consumers)), Q[0] * Q[1]
 
     @property
     def one_edge(self) -> bool:
-        """Is a task's first block the only one with keys that a query does not see? (Those behind the last.)"""
+        """Whether the first block alone needs a mask, for the keys after the last."""
         return not (self.causal or self.window)
 
     @property
     def edge_loop(self) -> bool:
-        """Do blocks that mask, all of which are a task's first, have a loop of their own?"""
+        """Whether the blocks that need a mask, which come first, have a loop of their own."""
         return self.edges_apart and not self.window
 
     def tasks(self, *shapes: Any) -> int:

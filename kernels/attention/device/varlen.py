@@ -1,25 +1,22 @@
-"""The attention kernels on sequences of different lengths, packed end to end along the rows. The hooks are those of sequences of one length: a sequence is the
-first coordinate of a tile, and the copy engine ends a tile where its sequence ends, so that no kernel reads or writes a neighbour's rows.
+"""The attention kernels on sequences of different lengths, packed end to end along the rows.
 
-What lies behind the last sequence counts as one more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
+The hooks are those of sequences of one length. A sequence is the first coordinate of a tile, and TMA ends a tile where
+its sequence ends, so that no kernel reads or writes a neighbour's rows. The rows after the last sequence count as one
+more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._tensors import allocator
 from tritonkittens.kernels.attention.device.backward import (
-    ROWS,
     AttentionBackwardKeys,
     AttentionBackwardQueries,
-    offsets_and_deltas,
+    lse_and_dpsum,
     store_addends,
     task_of_keys,
 )
@@ -29,24 +26,15 @@ from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_que
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(7)  # of an entry of the list of tiles
-ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # entries of a program of `list_tiles`, sequences that it looks at at once
-
-
-def tiles_apart(total: int, sequences: int, height: int) -> int:
-    """Tiles of `height` rows where so many sequences, and what lies behind them, have whole ones of their own, and no fewer than they need: each but the last
-    of a sequence is full."""
-    return total // height + sequences + 1
-
-
-def most_tiles(total: int, sequences: int, height: int) -> int:
-    """The same in whole parts of a program of `list_tiles`."""
-    parts = -(-tiles_apart(total, sequences, height) // ENTRIES.value)
-    return parts * ENTRIES.value
+ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # of a program of `list_tiles`: entries, and sequences that it reads at a time
 
 
 @triton.jit
 def _bounds(starts, sequence, sequences, total):
-    """(begin, rows) of sequences; number `sequences` is what lies behind them, later ones are empty. All of them lie inside, whatever `starts` holds."""
+    """(begin, rows) of sequences. Number `sequences` is the rest of the rows, later ones are empty.
+
+    All of them lie inside, whatever `starts` holds.
+    """
     begin = tl.load(starts + sequence, mask=sequence <= sequences, other=total)
     end = tl.load(starts + sequence + 1, mask=sequence < sequences, other=total)
     begin = tl.minimum(tl.maximum(begin, 0), total)
@@ -56,11 +44,14 @@ def _bounds(starts, sequence, sequences, total):
 @plain_kernel
 @triton.jit
 def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
-    """The tiles of HEIGHT queries (or of keys) of all sequences, one after the other. An entry of `entries`, int32, contiguous, is: the tile in its sequence,
-    −1 where there are no more; first query and number of queries of the sequence, first key and number of keys; first block of NUMBERS of the sequence's
-    queries, and first of its tiles, where every sequence has whole ones of its own. Grid: parts of ENTRIES entries.
+    """List the tiles of HEIGHT queries (or of keys) of all sequences. Grid: parts of ENTRIES entries.
 
-    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask that is the longest work first.
+    An entry of `entries`, int32, contiguous, is: the tile in its sequence, −1 after the last one; the sequence's first
+    query and number of queries, first key and number of keys; the first block of NUMBERS of its queries, and its first
+    tile, if every sequence has whole ones.
+
+    Queries' tiles come last to first within a sequence, keys' first to last: under a causal mask the longest work comes
+    first.
     """
     slot = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     count, of, first = 0, tl.zeros((ENTRIES,), tl.int32), tl.zeros((ENTRIES,), tl.int32)
@@ -102,26 +93,10 @@ def _entry(entries, slot, inside):
     return tile, queries, keys, tl.load(place + 5, mask=inside, other=0), tl.load(place + 6, mask=inside, other=0)
 
 
-class Listing:
-    """The list of the tiles of `height` queries (or of keys) of sequences like these, numbers of theirs in blocks of so many, as `list_tiles` has it. Called
-    with where queries and keys of sequences begin."""
-
-    def __init__(self, query_starts: Tensor, key_starts: Tensor, queries: int, keys: int, of_keys: bool, height: int, numbers: int = ROWS):
-        sequences = query_starts.shape[0] - 1
-        rows = most_tiles(keys if of_keys else queries, sequences, height)
-        self.new_entries = allocator((rows, FIELDS.value), torch.int32, query_starts.device)
-        self.launch = list_tiles.bind((rows // ENTRIES.value,), query_starts.contiguous(), key_starts.contiguous(), self.new_entries(), sequences, queries,
-                                      keys, of_keys, height, numbers)  # fmt: skip
-
-    def __call__(self, query_starts: Tensor, key_starts: Tensor) -> Tensor:
-        entries = self.new_entries()
-        self.launch(query_starts.contiguous(), key_starts.contiguous(), entries)
-        return entries
-
-
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers, first tile) of this task, of so many heads; the tile is −1 where there is none."""
+    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is none.
+    """
     slot, head = tk.unravel(ctx.task_id, heads)
     row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
     return head, row, queries, keys, numbers, first
@@ -129,41 +104,47 @@ def _task(ctx, heads):
 
 @plain_kernel
 @triton.jit
-def packed_statistics(
-    O, dO, L, dL, entries, offsets, deltas, o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,  # noqa: E741
+def packed_preprocess(
+    O, dO, L, dL, entries, LSE_log2, dPsum, o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,  # noqa: E741
     DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
-    """`statistics` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads. O, dO: (total, H, DIM) with these strides, the last 1; L, dL:
-    (H, total) fp32, contiguous; offsets and deltas: (1, H, tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `statistics` has them for
-    `AttentionBackward`, each sequence in whole blocks of TILES tiles, zeros behind its end."""
+    """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads.
+
+    O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
+    tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole
+    blocks of TILES tiles, with zeros after its end.
+    """
     tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         first = rows.begin.to(tl.int64)
-        offset, delta = offsets_and_deltas(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
+        lse_log2, dpsum = lse_and_dpsum(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
                                            L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
         place = head * n_head + (block * TILES + tile).to(tl.int64) * n_tile
         if ADDENDS:
-            store_addends(offsets + place, n_part, -offset * factor)
-            store_addends(deltas + place, n_part, -delta)
+            store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
+            store_addends(dPsum + place, n_part, -dpsum)
             if (tile + 1) * 64 >= rows.rows:
                 for _ in range(tile % TILES + 1, TILES):
                     place += n_tile
-                    store_addends(offsets + place, n_part, tl.zeros_like(offset))
-                    store_addends(deltas + place, n_part, tl.zeros_like(delta))
+                    store_addends(LSE_log2 + place, n_part, tl.zeros_like(lse_log2))
+                    store_addends(dPsum + place, n_part, tl.zeros_like(dpsum))
         else:
             query = tl.arange(0, 64)
-            tl.store(deltas + place + query, delta)
-            tl.store(offsets + place + query, offset)
+            tl.store(dPsum + place + query, dpsum)
+            tl.store(LSE_log2 + place + query, lse_log2)
 
 
 @plain_kernel
 @triton.jit
-def gather_packed(sums, words, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
+def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
                   OF_KEYS: tl.constexpr):  # fmt: skip
-    """`gather_sums` of packed sequences. Grid: entries of the list of tiles, heads. sums: (…, H, blocks, …) as `PackedBackward` leaves them, of SUMMED columns,
-    TILES tiles of 64 rows a block, with their `words`; home: dQ, whose list has tiles of 64 queries, or `OF_KEYS` dK or dV, whose list has blocks, (total, H,
-    WIDTH) with these strides, the last 1."""
+    """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads.
+
+    accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their
+    `words`. home: dQ, whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H,
+    WIDTH) with these strides, the last 1.
+    """
     tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     rows, first = (keys, first) if OF_KEYS else (queries, block)
@@ -173,19 +154,22 @@ def gather_packed(sums, words, home, entries, stride_s, stride_h, factor, blocks
         for part in tl.static_range(EACH):
             number = tile * EACH + part
             for across in tl.static_range((SUMMED + 63) // 64):
-                write_half(sums, words, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH,
+                write_half(accum, words, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH,
                            not OF_KEYS)  # fmt: skip
 
 
 @triton.jit
 def _packed_numbers(ctx, head, block):
-    """Coordinates of the numbers of a block of queries."""
+    """Coordinates of a block of queries in LSE_log2 and dPsum."""
     return 0, head, ctx.numbers + block
 
 
 class Packed(QueryTiles):
-    """What replaces a batch of sequences of one length: Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the
-    list of tiles. Tasks, which blocks draw, are the heads of the first tile, then those of the second, …: longest first in each sequence."""
+    """What replaces a batch of sequences of one length.
+
+    Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the list of tiles.
+    CTAs fetch tasks: the heads of the first tile, then those of the second, and so on.
+    """
 
     schedule: tk.Schedule = tk.Dynamic()
 
@@ -193,7 +177,7 @@ class Packed(QueryTiles):
 
     def layout(self) -> tk.layout:
         plan = super().layout()
-        numbers = ("offsets", "deltas")  # each sequence has whole blocks of these
+        numbers = ("LSE_log2", "dPsum")  # each sequence has whole blocks of these
         moved = tuple(name for name, tiles in plan.globals if name not in numbers and tiles and all(isinstance(tile, tk.st) for tile in tiles))
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
@@ -221,11 +205,11 @@ class PackedForward(PackedQueries, AttentionForward):
 
 
 class PackedBackwardQueries(PackedQueries, AttentionBackwardQueries):
-    """`AttentionBackwardQueries` of packed sequences; offsets and deltas as `packed_statistics` leaves them."""
+    """`AttentionBackwardQueries` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
 
 
 class PackedBackwardKeys(Packed, AttentionBackwardKeys):
-    """`AttentionBackwardKeys` of packed sequences; offsets and deltas as `packed_statistics` leaves them."""
+    """`AttentionBackwardKeys` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
 
     @triton.jit
     def _results(ctx):
@@ -241,8 +225,10 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
 
 
 class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; offsets and deltas as `packed_statistics` leaves them for it. Where there are `parts`, dK and dV: (H_kv, tiles,
-    64 · summed), every sequence in whole tasks of its own."""
+    """`AttentionBackward` of packed sequences; LSE_log2 and dPsum from `packed_preprocess` with ADDENDS.
+
+    With `parts` dK and dV are (H_kv, tiles, 64 · summed), every sequence in whole tasks.
+    """
 
     def tasks(self, *shapes: Any) -> int:
         return shapes[-1][0] * shapes[self.tensors.index("K")][0] * self.parts
@@ -252,5 +238,5 @@ class PackedBackward(PackedBackwardKeys, AttentionBackward):
         return tk.extent(ctx.globals.K, 0) * ctx.config.parts
 
     @triton.jit
-    def _first_sums(ctx, sums):
-        return ctx.kv_head * tk.extent(sums, 1) + ctx.first_tile * ctx.config.consumers
+    def _first_accum(ctx, accum):
+        return ctx.kv_head * tk.extent(accum, 1) + ctx.first_tile * ctx.config.consumers

@@ -1,0 +1,151 @@
+"""What one kind of calls of `attention_decode` does: the split, the choice of a kernel, the launches."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._dispatch import announce_write, overlaps, requires_grad
+from tritonkittens.kernels._tensors import addressable, allocator, power_of_two, remember, signature, storable
+from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, scores_of, write_results
+from tritonkittens.kernels.attention.checks import check, check_decode, check_decode_values, check_window
+from tritonkittens.kernels.attention.device.decode import combine
+from tritonkittens.kernels.attention.num_splits import DecodeKind, DecodeSplit, choose_split, kernel_for, rings_of, row_tiles_of
+from tritonkittens.launch import multiprocessor_count
+from tritonkittens.tune.cost import memory_bandwidth
+
+
+def run_decode(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
+    softcap: float | None, return_lse: bool, num_splits: int | None, out: Tensor | None = None, debug: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """`attention_decode` of plain tensors; arguments as there."""
+    if out is not None and (requires_grad(out) or overlaps(out, q, k, v, lengths, starts, pages)):
+        check(q, k, v, out, paged=pages is not None)
+        found = run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits, debug=debug)
+        return write_results(found, out, return_lse)
+    if out is not None:
+        announce_write(out)
+    operands = (q, k, v, out, lengths, starts, pages)
+    key, plan = (None, None) if debug else _find_plan(operands, (causal, scale, softcap, return_lse, num_splits))
+    if plan is not None:
+        return plan(*operands)
+    page_size, keys = check_decode(*operands, causal, num_splits)
+    if debug:
+        check_decode_values(lengths, starts, pages, page_size, keys, len(k))
+    scores = scores_of(q, scale, softcap, *check_window(causal, None))
+    group = q.shape[1] // k.shape[1]
+    if q.numel() == 0 or keys == 0:
+        return _empty(q, v, out, return_lse)
+    row_tiles, heads = row_tiles_of(group, q.shape[2])
+    if row_tiles * heads > group:
+        padded = _pad_groups(q, k.shape[1], row_tiles * heads)
+        found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
+        return _unpad_groups(found, q, v, out, return_lse)
+    plan = DecodePlan(*operands, scores=scores, causal=causal, return_lse=return_lse, row_tiles=row_tiles, page_size=page_size, keys=keys,
+                      num_splits=num_splits)  # fmt: skip
+    return (plan if key is None else remember(_plans, key, plan))(*operands)
+
+
+def _new_results(q: Tensor, v: Tensor, out: Tensor | None, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    result = q.new_empty(*q.shape[:3], v.shape[3]) if out is None else out
+    return result, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+
+
+def _empty(q: Tensor, v: Tensor, out: Tensor | None, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """The results of queries without keys."""
+    result, lse = _new_results(q, v, out, return_lse)
+    fill_empty(result, lse)
+    return result if lse is None else (result, lse)
+
+
+def _pad_groups(q: Tensor, kv_heads: int, heads: int) -> Tensor:
+    """q with so many query heads a group, so that its tiles have equally many."""
+    grouped = q.unflatten(1, (kv_heads, -1))
+    return pad(grouped, (0, 0, 0, 0, 0, heads - grouped.shape[2])).flatten(1, 2)
+
+
+def _unpad_groups(
+    found: tuple[Tensor, Tensor], q: Tensor, v: Tensor, out: Tensor | None, return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The results of q, from those of `_pad_groups`."""
+    result, lse = _new_results(q, v, out, return_lse)
+    kv_heads = v.shape[1]
+    group = q.shape[1] // kv_heads
+    for home, x in zip((result, lse), found, strict=True):
+        if home is not None:
+            home.unflatten(1, (kv_heads, group)).copy_(x.unflatten(1, (kv_heads, -1))[:, :, :group])
+    return result if lse is None else (result, lse)
+
+
+class DecodePlan:
+    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the results."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, *,
+        scores: Scores, causal: bool, return_lse: bool, row_tiles: int, page_size: int | None, keys: int, num_splits: int | None,
+    ) -> None:  # fmt: skip
+        (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+        tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
+        features = (queries > 1 and causal or starts is not None, scores.softcap is not None, lengths is not None, starts is not None)
+        kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
+        multiprocessors = multiprocessor_count(q.get_device())
+        whole = out is None or out.is_contiguous() and storable(out)
+        if num_splits:
+            split = DecodeSplit(num_splits)
+        else:
+            split = choose_split(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
+        kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
+        self.kernel, self.partial, self.numbers, self.return_lse = kernel, kernel.partial, dict(scores.numbers(False), queries=queries), return_lse
+        self.bound: Callable[..., None] | None = None  # the launches of the kernel and of `combine`, bound by the first call
+        self.combine: Callable[..., None] | None = None
+        self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
+        self.addressable = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
+        self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
+        self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
+        if self.partial:
+            self.new_splits = allocator((*self.shape, value_dim), torch.float32, q.device), allocator(self.shape, torch.float32, q.device)
+            self.grid = rows, tiles, batch
+            self.constants = (split.num_splits, rows, queries, value_dim, power_of_two(split.num_splits), power_of_two(value_dim), return_lse)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
+        packed = q.reshape(self.packed)
+        if not self.addressable:
+            packed, k, v = as_addressable(packed), as_addressable(k), as_addressable(v)
+        if self.partial:
+            partial, lses = (new() for new in self.new_splits)
+        else:
+            partial, lses = result.view(*self.shape, result.shape[3]), None if lse is None else lse.view(self.shape)
+        tensors = dict(Q=packed, K=k, V=v, O=partial, L=lses, pages=pages)
+        tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
+        in_order = [tensors[name] for name in self.kernel.tensors]
+        if self.bound is None:
+            self.bound = self.kernel.call(*in_order).bind(*in_order, **self.numbers)
+        self.bound(*in_order)
+        if self.partial:
+            combined = (partial, lses, result, lses if lse is None else lse)
+            if self.combine is None:
+                self.combine = combine.bind(self.grid, *combined, *result.stride(), *self.constants)
+            self.combine(*combined)
+        return result if lse is None else (result, lse)
+
+
+_plans: dict[tuple[Any, ...], DecodePlan] = {}
+
+
+def _find_plan(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
+    """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones."""
+    try:
+        given = [x is not None for x in operands]
+        tensors = signature(*[x for x in operands if x is not None])
+        key = (tensors, *given, options, *map(type, options))  # True is not 1
+        return key, _plans.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return None, None
