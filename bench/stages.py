@@ -17,7 +17,7 @@ from bench.peers import Product
 SIDE = 4096
 STAGES = (1, 2, 3, 4)
 # From the default down: what a stage count refuses or has no shared memory for.
-TILES: tuple[dict[str, Any], ...] = ({}, {"cols": 192}, {"cols": 128}, {"cols": 128, "consumers": 1})
+TILES: tuple[dict[str, Any], ...] = ({}, {"tile_n": 192}, {"tile_n": 128}, {"tile_n": 128, "consumers": 1})
 
 
 class OneStage(tk.lcf):

@@ -63,7 +63,7 @@ def synchronous(p: Product) -> Callable[[], torch.Tensor]:
 def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(k: int) -> Trial:
         p = bf16(SIDE, SIDE, k)
-        contenders = {f"{n} consumer{'s' if n > 1 else ''}": functools.partial(ours, p, rows=64, cols=COLS, consumers=n) for n in CONSUMERS}
+        contenders = {f"{n} consumer{'s' if n > 1 else ''}": functools.partial(ours, p, tile_m=64, tile_n=COLS, consumers=n) for n in CONSUMERS}
         return trial(p, {"synchronous": functools.partial(synchronous, p), **contenders}, note=f"a consumer computes 64 x {COLS}")
 
     return [case(f"bf16 {SIDE}x{SIDE}x{k}", (SIDE, SIDE, k), functools.partial(prepare, k)) for k in DEPTHS]
