@@ -1,8 +1,10 @@
-"""Sums of what several blocks add, in memory that nobody has made zeros of: who comes first stores, the others add to what it stored.
+"""Reductions of several thread blocks into global memory that is not initialised: the first block stores, the others
+add.
 
-A word in global memory says of each of the sums how far they are: zero where nobody came, then claimed, then stored. Who waits for sums to be stored waits for
-a role that has claimed them and, if that publishes them at once, waits for nobody: so nobody waits in a circle, in whatever order and on however few
-multiprocessors blocks run.
+An int32 word in global memory holds the state of each sum: zero, claimed or stored. The first block claims the sum,
+stores its part and publishes it. A block that finds the sum claimed waits until it is stored.
+The claiming block waits for nobody between claim and publication. So no circle of waits exists, in whatever order and
+on however few multiprocessors the blocks run.
 """
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from tritonkittens.lang.memory.bulk import bulk_pieces, bulk_sum_type
 from tritonkittens.lang.sync.semaphores import WAIT_LIMIT_NS, role_thread
 
 CLAIMED, STORED = tl.constexpr(1), tl.constexpr(2)
-POLL_NS = 500  # that it takes to look at a word, at least
+POLL_NS = 500  # shortest time of one poll of a word
 
 
 def _check_word(t: Trace, name: str, word: Traced) -> None:
-    """Refuse what is no pointer to int32, and architectures without proxies."""
+    """Refuse anything but a pointer to int32, and architectures without an asynchronous proxy."""
     t.require_explicit(name)
     t.require(f"{name} (fence.proxy.async)", "tma")
     kind = getattr(unwrap(word), "type", unwrap(word))
@@ -51,8 +53,11 @@ def _are_stored(word):
 
 @op
 def are_stored(t: Trace, word: Traced) -> Traced:
-    """Did somebody store the sums with this `word` (see `store_or_add_bytes_async`), so that copies may add to them? Source: PTX ISA, ld.acquire,
-    fence.proxy.async."""
+    """Return whether the sums of `word` are stored, so that copies may add to them.
+
+    `word` is a pointer to int32; see `store_or_add_bytes_async`. Raises `TileError` for another pointer. Source: PTX
+    ISA, ld.acquire, fence.proxy.async.
+    """
     _check_word(t, "are_stored", word)
     return t.call(_are_stored, word)
 
@@ -77,12 +82,22 @@ def _store_or_add(pointer, src, nbytes, word, stored, KIND: tl.constexpr, POLLS:
 
 @op
 def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, stored: Traced = False) -> Traced:
-    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to the sums at `pointer`, if nobody else came to them, else adding them, once
-    they are stored: committed as a group, see `store_add_bytes_async`. `word`: a pointer to an int32 in global memory, zero at first, of these sums. Returns
-    what `publish` needs to know, which is to be called at once, with no wait for others between.
+    """Start a bulk copy of a shared vector to sums in global memory: the first block stores, later blocks add.
 
-    It takes as long as an access of L2 to find out, unless `are_stored` has, of which this is told as `stored`. In debug mode a wait of more than two seconds
-    ends the launch with an error. Source: PTX ISA, atom.acquire.
+    The copy is committed as a group; see `store_add_bytes_async`. Call `publish` right after this function, without
+    any other wait between them.
+
+    Args:
+        pointer: the sums, consecutive numbers in global memory.
+        src: a shared vector (fp32, bf16, fp16) whose length is a power of two.
+        word: a pointer to an int32 in global memory, zero at first: the state of these sums.
+        nbytes: a multiple of 16; None for the whole vector.
+        stored: the result of `are_stored`, if known. It saves one L2 access.
+
+    Returns:
+        Whether this role is the first, for `publish`.
+
+    In debug mode, a wait of more than two seconds ends the launch with an error. Source: PTX ISA, atom.acquire.
     """
     kind = bulk_sum_type(src, "store_or_add_bytes_async")
     _check_word(t, "store_or_add_bytes_async", word)
@@ -103,8 +118,10 @@ def _publish(word, first):
 
 @op
 def publish(t: Trace, word: Traced, first: Traced) -> None:
-    """Where this role was the `first` to come to sums, as `store_or_add_bytes_async` says: wait until what it stored is there, and let others add to it.
-    Source: PTX ISA, st.release, fence.proxy.async."""
+    """If this role is the `first` to store a sum, wait until its store is complete, and let other blocks add.
+
+    `word` and `first` are those of `store_or_add_bytes_async`. Source: PTX ISA, st.release, fence.proxy.async.
+    """
     _check_word(t, "publish", word)
     t.call(_publish, word, first)
 
