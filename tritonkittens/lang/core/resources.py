@@ -30,7 +30,7 @@ class Bill:
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
     reads_ring: bool | None = None  # are any in hooks that work on ring slots? None before the first of these hooks
     cluster_synced: bool = False  # by the whole block, before any roles
-    roles: str = ""  # "inside" while roles are traced, "behind" afterwards
+    roles: str = ""  # "inside" while roles are traced, "after" afterwards
     by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced
 
     def charge_shared(self, what: str, nbytes: int) -> None:

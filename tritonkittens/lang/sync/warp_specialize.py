@@ -113,7 +113,7 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
     generator = _InCluster(t.generator) if cluster_sync else t.generator
     bill().roles = "inside"
     Trace(t.semantic, generator).call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
-    bill().roles = "behind"
+    bill().roles = "after"
 
 
 @op
