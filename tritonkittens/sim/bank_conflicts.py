@@ -100,7 +100,7 @@ def _program(kernel: Any) -> Any:
     if text is not None:
         return load_ttgir(text)
     raise TypeError(
-        f"bank_conflicts takes the result of sim.run, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
+        f"bank_conflicts takes a result of sim.run, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
     )
 
 
