@@ -229,7 +229,7 @@ def _storage(tile: Traced) -> tuple[int, int]:
 
 
 def shared_operand(tile: Traced, k_axis: int) -> Operand:
-    """What `tile` (a 2-D shared descriptor) is as an operand whose K runs along `k_axis` (0 or 1).
+    """Describe `tile` (a 2-D shared descriptor) as an operand whose K runs along `k_axis` (0 or 1).
 
     Errors: TypeError for a layout or type, ValueError for a shape or major-ness that wgmma cannot read.
     """
@@ -675,7 +675,8 @@ def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
     return _unpack(words, dtype, layout)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Report:
 
     def _summary(self) -> Iterable[str]:
         yield f"{self.kernel} for {self.arch}: {self.warps} warps"
-        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not asked for"
+        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not requested"
         yield f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); reallocation {took_effect}"
         yield (f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
                f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes")

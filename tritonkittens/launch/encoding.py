@@ -167,7 +167,7 @@ def encode_tiled(
     box              extents of the tile in elements, each at most 256; the fastest one a multiple of 16 bytes, at most the swizzle's span
     swizzle          0, 32, 64 or 128 bytes
     interleave       0, 16 or 32 bytes
-    fill             what a load finds outside the tensor: "zero" or "nan"
+    fill             the value outside the tensor: "zero" or "nan"
     l2_promotion     0, 64, 128 or 256 bytes: the granularity of L2 fetches
     element_strides  step between elements along each dimension, 1 to 8
 

@@ -1,4 +1,4 @@
-"""Integer and float arithmetic, comparisons and conversions: the MLIR dialect arith, and what Triton adds to it."""
+"""Integer and float arithmetic, comparisons and conversions: the MLIR dialect arith, and Triton's additions."""
 from __future__ import annotations
 
 import operator
@@ -197,7 +197,7 @@ def compare_integers(op: Op, a: Any, b: Any) -> Any:
     """Predicates: eq ne, slt sle sgt sge, ult ule ugt uge."""
     predicate, kind = op.attributes["predicate"], op.operand_types[0]
     read = read_unsigned if predicate >= 6 else read_signed
-    a, b = read(a, kind), read(b, kind)  # also what is no number stops here: == would take anything
+    a, b = read(a, kind), read(b, kind)  # values that are no numbers stop here; == would accept anything
     out = _ORDER[predicate - 4 if predicate >= 6 else predicate](a, b)
     return out if isinstance(out, np.ndarray) and out.ndim else int(out)
 

@@ -137,7 +137,7 @@ class Simulation:
                 sizes = [program.num_warps, *other.attributes.get("partitionNumWarps", ())]
                 total = sum(r * 32 * w for r, w in zip(registers, sizes))
                 if total > 65536:
-                    over(f"the roles ask for {total} registers (setmaxnreg); a multiprocessor has 65536")
+                    over(f"the roles request {total} registers (setmaxnreg); a multiprocessor has 65536")
 
     def run(self) -> None:
         """Run to the end. Findings are collected in `findings`; none is raised."""

@@ -127,7 +127,7 @@ class Timeline:
         self._flying: dict[int, tuple[Async, Span, float]] = {}
         self._lines: dict[int, tuple[Op, str]] = {}
 
-    # ---- what the simulation calls
+    # ---- the recorder's interface
 
     def work(self, machine: Machine, role: Role, step: Step, begin: float) -> None:
         """Record an operation of a role's own, from `begin` to now."""

@@ -44,7 +44,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Callee: TypeAlias = Callable[..., Traced] | str  # what `Trace.call` calls
+Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
 
 
 @functools.cache

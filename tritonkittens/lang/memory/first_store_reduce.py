@@ -3,7 +3,7 @@ add.
 
 An int32 word in global memory holds the state of each sum: zero, claimed or stored. The first block claims the sum,
 stores its part and publishes it. A block that finds the sum claimed waits until it is stored.
-The claiming block waits for nobody between claim and publication. So no circle of waits exists, in whatever order and
+The claiming block does not wait for others between claim and publication. So no circle of waits exists, in whatever order and
 on however few multiprocessors the blocks run.
 """
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Trac
     if isinstance(offset, int) and not isinstance(offset, bool):
         if not 0 <= offset <= limit:
             raise TileError(f"load_im2col_async(offsets={tuple(offsets)}): {offset} must lie in 0 to {limit} with {len(offsets)} spatial "
-                            f"dimensions; what starts before the tensor belongs in lower")
+                            f"dimensions; a start before the tensor belongs in lower")
         return offset - (1 << 16) if offset >> 15 else offset
     if not isinstance(offset, tl.tensor) or offset.type.is_block() or not offset.dtype.is_int():
         raise TileError(f"load_im2col_async(offsets=…): {offset!r} must be an integer, a constant or a run-time scalar")

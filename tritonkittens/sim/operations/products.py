@@ -99,7 +99,7 @@ def check_registers(role: Role, product: Async, op: Op) -> None:
     """
     if product.registers is not None and role.environment[product.op.operands[0]] is not product.registers:
         role.machine.report(
-            "in-flight", "the register operand of a wgmma is computed anew before the wgmma that reads it is waited for", role, op, "comes too late",
+            "in-flight", "the register operand of a wgmma is overwritten before a wait for the wgmma that reads it", role, op, "comes too late",
             (Place(role.machine.where(role), "wgmma", product.op.location),),
         )  # fmt: skip
 

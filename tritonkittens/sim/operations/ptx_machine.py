@@ -315,7 +315,7 @@ class RoleThreads:
             return None
         self._rounds[number] = (state, generation)
         return ThenWait(
-            lambda: state.generation > generation, lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have come",
+            lambda: state.generation > generation, lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
             lambda: role.clock.join(state.rounds[generation][2]), time=lambda: state.time,
         )  # fmt: skip
 
@@ -799,7 +799,7 @@ class NamedBarrier:
         self.arrived += count
         self.votes += votes
         if self.arrived > threads:
-            role.machine.report("arrivals", f"named barrier {self.number}: {self.arrived} threads have come, it is for {threads}", role, op)
+            role.machine.report("arrivals", f"named barrier {self.number}: {self.arrived} threads have arrived, it is for {threads}", role, op)
         if self.arrived >= threads:
             self.rounds[generation] = (self.votes, self.arrived, self.gathering)
             self.rounds.pop(generation - 8, None)
