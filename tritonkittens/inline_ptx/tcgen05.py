@@ -4,11 +4,11 @@ sm_100a and sm_103a, one CTA.
 Tensor memory has 128 lanes of 512 32-bit columns a CTA; an address is lane << 16 | column, as int32 or a
 tensor-memory descriptor. Three kinds of instructions, by their executing threads:
  - alloc, dealloc and relinquish_alloc_permit belong to one whole warp. issuer: "warp" (every warp that executes it),
-     "warpgroup" (the first warp of each four), "cta" (the first warp of the CTA);
+   "warpgroup" (the first warp of each four), "cta" (the first warp of the CTA);
  - mma, cp, shift and commit belong to one thread. issuer as in the whole package: "thread", "warp", "warpgroup",
-     "cta";
+   "cta";
  - ld, st, the waits and the fences are executed by every warp; ld and st need a warpgroup, whose warp w accesses
-     lanes 32 w to 32 w + 31 only.
+   lanes 32 w to 32 w + 31 only.
 """
 
 from collections.abc import Callable

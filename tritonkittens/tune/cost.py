@@ -64,11 +64,11 @@ class Device:
     Programming Guide and data sheets:
 
     - tensor cores: 4096 dense 16-bit FLOP on sm_90 (989 TFLOP/s over 132 multiprocessors at 1.83 GHz), 8192 on sm_100
-    and sm_103 (2.25 PFLOP/s over 148 at 1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with
-    tf32;
+      and sm_103 (2.25 PFLOP/s over 148 at 1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with
+      tf32;
     - shared memory: 128 bytes (32 banks of 4);
     - L2 53 bytes, arithmetic 128 float results, special functions 16: the simulator's numbers, with their sources in
-    `tritonkittens.sim.costs`.
+      `tritonkittens.sim.costs`.
 
     `launch_seconds`, from the end of one kernel to the start of the next in its stream, is assumed. It separates
     configurations of two kernels from those of one.
