@@ -569,7 +569,7 @@ class Machine:
                 assert op is not None
                 self.report(
                     "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase "
-                    f"{wait.phase}; by parity it cannot tell that from none", role, op,
+                    f"{wait.phase}; its parity cannot distinguish two completed phases from none", role, op,
                     f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
                 )  # fmt: skip
 
@@ -656,7 +656,7 @@ def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:
     """Report the use of a result that is still in flight."""
     result = "values of a tcgen05.ld are" if operation.kind == "tcgen05.ld" else "accumulator of a wgmma is"
     places = (Place(role.machine.where(role), operation.kind, operation.op.location),)
-    role.machine.report("in-flight", f"the {result} used before anyone waits for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
+    role.machine.report("in-flight", f"the {result} used before a wait for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
 
 
 def poisoned(*values: Any) -> Poison | None:
