@@ -34,10 +34,10 @@ class Im2colSpec(NamedTuple):
 
 
 def check_im2col(spec: Im2colSpec, rank: int, name: str, shape: Sequence[int] | None = None) -> None:
-    """Refuse a tile that im2col mode forbids, for a tensor of ``rank`` dimensions (and this ``shape``, where it is
-    known).
+    """Refuse an im2col tile `spec` that im2col mode forbids, for a tensor of `rank` dimensions (and this `shape`,
+    where it is known).
 
-    ``name`` is the tensor's name in messages. Raises TypeError for values that are no ints, ValueError for a broken
+    `name` is the tensor's name in messages. Raises TypeError for values that are no ints, ValueError for a broken
     rule.
     """
     if rank not in CORNER_RANGE:

@@ -132,8 +132,8 @@ class PlainKernel:
 
 
 def plain_kernel(fn: Any = None, **options: Any) -> Any:
-    """Launch a `@triton.jit` function by this library's path: `@plain_kernel` or `@plain_kernel(launch_pdl=True)`
-    over `@triton.jit`.
+    """Launch a `@triton.jit` function `fn` by this library's path: `@plain_kernel` or
+    `@plain_kernel(launch_pdl=True)` over `@triton.jit`.
 
     Returns a `PlainKernel`; the options are Triton's.
     """

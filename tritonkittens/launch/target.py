@@ -34,5 +34,5 @@ def simulated_facts() -> Device | None:
 
 
 def is_reachable(device: torch.device) -> bool:
-    """Whether a kernel can take tensors on that device now."""
+    """Whether a kernel can take tensors on `device` now."""
     return device.type == "cuda" or (device.type == "cpu" and simulator.get() is not None)

@@ -63,10 +63,10 @@ MapSpec = TensorMapSpec | Im2colSpec
 
 
 def hardware_box(spec: MapSpec, itemsize: int) -> tuple[int, ...]:
-    """Return the extents in elements of one TMA copy of a tile.
+    """Return the extents in elements of one TMA copy of the tile `spec`.
 
-    They are at most 256 each (1024 pixels of im2col), and exactly the swizzle width in the last dimension.
-    ``itemsize`` is in bytes.
+    They are at most 256 each (1024 pixels of im2col), and exactly the swizzle width in the last dimension. `itemsize`
+    is in bytes.
     """
     box = list(spec.box) if isinstance(spec, Im2colSpec) else [min(extent, MAX_BOX) for extent in spec.box]
     if spec.swizzle:

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=AnyFamily)
 
 
 def register(family: F) -> F:
-    """Register a family with `python -m tritonkittens tuned`, and return it. A second import of a module replaces its
+    """Register `family` with `python -m tritonkittens tuned`, and return it. A second import of a module replaces its
     family.
     """
     families[family.name] = family

@@ -84,8 +84,8 @@ def _tuples(value: Any) -> Any:
 
 
 def distance(problem: Mapping[str, Any], other: Mapping[str, Any], match: Sequence[str] = ()) -> float | None:
-    """Return the distance of two problems: |ln(a / b)|, averaged over their numeric fields other than those in
-    `match`.
+    """Return the distance of the problems `problem` and `other`: |ln(a / b)|, averaged over their numeric fields
+    other than those in `match`.
 
     None where they are not comparable: a field of `match`, or one that is no number, differs.
     """

@@ -36,8 +36,8 @@ _NAMES = {fp8e4m3: "fp8e4m3", fp8e5m2: "fp8e5m2"}  # where Triton's names differ
 
 
 def from_torch(dtype: torch.dtype) -> tl.dtype:
-    """Return the element type of a torch dtype. Raises `TileError` for one that no tile can hold (float64, complex,
-    bool).
+    """Return the element type of a torch dtype `dtype`. Raises `TileError` for one that no tile can hold (float64,
+    complex, bool).
     """
     if dtype not in _TORCH:
         raise TileError(f"{dtype}: tiles hold {names_of(ELEMENT_TYPES)}")
@@ -55,7 +55,7 @@ def names_of(dtypes: Iterable[object]) -> str:
 
 
 def to_torch(dtype: tl.dtype) -> torch.dtype:
-    """Return the torch dtype of an element type."""
+    """Return the torch dtype of an element type `dtype`."""
     return _TRITON[dtype]
 
 

@@ -279,7 +279,7 @@ def apply_pieces(t: Trace, fn: Callable[..., Traced], *operands: Traced) -> Trac
 
 @op
 def field(t: Trace, record: Traced, name: Traced) -> Traced:
-    """Return the field of a record whose name is a compile-time string.
+    """Return the field `name` (a compile-time string) of a record `record`.
 
     Raises `AttributeError` for a field that does not exist.
     """
@@ -288,12 +288,14 @@ def field(t: Trace, record: Traced, name: Traced) -> Traced:
 
 @op
 def with_field(t: Trace, record: Traced, name: Traced, value: Traced) -> Traced:
-    """Return the record with one more field `name` (a compile-time string), or with that field replaced."""
+    """Return `record` with one more field `name` (a compile-time string) of value `value`, or with that field
+    replaced.
+    """
     return struct(**{**record.fields, unwrap(name): value})
 
 
 @op
 def shape(t: Trace, x: Traced, axis: Traced = None) -> Traced:
-    """Return the extents of a tile or vector as a tuple of constants, or the extent of one `axis`."""
+    """Return the extents of a tile or vector `x` as a tuple of constants, or the extent of one `axis`."""
     extents = x.shape if hasattr(x, "shape") and not isinstance(x, tl.tensor) else shape_of(x)
     return tl.constexpr(extents[unwrap(axis)]) if axis is not None else tl.tuple([tl.constexpr(e) for e in extents])

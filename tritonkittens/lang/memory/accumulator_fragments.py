@@ -79,7 +79,7 @@ def store_fragments(t: Trace, memory: Traced, tile: Traced) -> Traced:
 
 @op
 def as_fragments(t: Trace, memory: Traced) -> Traced:
-    """Return the memory of an fp32 shared tile or vector as a vector, for bulk copies after `store_fragments`.
+    """Return the fp32 shared tile or vector `memory` as a vector, for bulk copies after `store_fragments`.
 
     Raises `TileError` for another dtype, a ring, or extents that are no powers of two.
     """
@@ -92,8 +92,8 @@ def as_fragments(t: Trace, memory: Traced) -> Traced:
 
 @triton.jit
 def fragment_place(row, col, COLS: tl.constexpr):
-    """Return the index of element (row, col) in the vector of `store_fragments`, for an accumulator of 64 rows and
-    COLS columns.
+    """Return the index of element (`row`, `col`) in the vector of `store_fragments`, for an accumulator of 64 rows
+    and `COLS` columns.
     """
     TOGETHER: tl.constexpr = min(COLS, WIDE)
     in_band = (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + ((col % TOGETHER) >> 3) * 128

@@ -238,7 +238,7 @@ def _element(t: Trace, src: Traced, coord: Traced, what: str) -> Traced:
 
 @op
 def pointer_to(t: Trace, src: Traced, coord: Traced) -> Traced:
-    """Return the address of one element of a global layout.
+    """Return the address of one element of the global layout `src`.
 
     `coord` holds the coordinates in elements, one per dimension. A coordinate that is a block of integers gives a
     block of addresses.

@@ -310,7 +310,8 @@ def _keeps_atoms(piece: Traced, rows: int, cols: int) -> bool:
 
 @op
 def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Traced:
-    """Return view number `index`, of `length` elements each, of a shared vector. Both are compile-time constants.
+    """Return view number `index`, of `length` elements each, of the shared vector `vector`. Both are compile-time
+    constants.
 
     A view must lie in one power-of-two piece of the vector. Raises `TileError` for a view outside the vector or
     across pieces.

@@ -126,7 +126,8 @@ def full(t: Trace, what: Traced, value: Traced, dtype: Traced = None) -> Traced:
 
 @op
 def zero(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """Return a register tile or vector of zeros; see `full`.
+    """Return a register tile or vector of type or shape `what`, filled with zeros. `dtype` is the element type of a
+    shape; see `full`.
 
     A tile of tensor memory is filled with zeros and returned, so one kernel serves both kinds of accumulator.
     """
@@ -136,19 +137,25 @@ def zero(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
 
 @op
 def one(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """Return a register tile or vector of ones; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with ones. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), 1)
 
 
 @op
 def pos_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """Return a register tile or vector of +∞; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with +∞. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), float("inf"))
 
 
 @op
 def neg_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """Return a register tile or vector of −∞; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with −∞. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), float("-inf"))
 
 
@@ -266,7 +273,7 @@ def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> T
 
 @op
 def pin(t: Trace, x: Traced) -> Traced:
-    """Force the compiler to compute a tile or vector (32-bit elements) at this place.
+    """Force the compiler to compute the tile or vector `x` (32-bit elements) at this place.
 
     Compilers move arithmetic to where its result is used. After a product that overwrites the operands' registers,
     the operands would take registers twice. Raises `TileError` for another element size.
@@ -296,7 +303,7 @@ def scheduling_barrier(t: Trace, number: Traced) -> None:
 
 @op
 def swap_layout(t: Trace, x: Traced) -> Traced:
-    """Return the tile itself: Triton converts register layouts where an operation needs another.
+    """Return the tile `x` itself: Triton converts register layouts where an operation needs another.
 
     ThunderKittens' `swap_layout` changes a tile between row-major and column-major.
     """
@@ -305,7 +312,8 @@ def swap_layout(t: Trace, x: Traced) -> Traced:
 
 @op
 def transpose(t: Trace, x: Traced) -> Traced:
-    """Return the transposed register tile (cols × rows, same dtype), or a transposed view of a shared tile.
+    """Return the transpose of a register tile `x` (cols × rows, same dtype), or a transposed view of a shared tile
+    `x`.
 
     Raises `TileError` for a vector.
     """

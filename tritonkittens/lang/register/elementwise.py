@@ -152,7 +152,7 @@ def _unary(name: str, fn: Callee, meaning: str, any_dtype: bool = False) -> Call
     takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
     operation.__doc__ = (f"Compute {meaning}, element by element.\n\n"
                          f"`x` is {takes}, a vector or a scalar, of any extents. Returns a value of the shape and dtype of `x`.\n"
-                         f"Raises `TileError` for elements of {'fp8' if any_dtype else 'integer type'}.")
+                         f"Raises `TileError` for {'fp8' if any_dtype else 'integer'} elements.")
     return op(operation)
 
 
@@ -229,16 +229,21 @@ def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
 
 @op
 def copy(t: Trace, x: Traced) -> Traced:
-    """Return the tile itself. Values are immutable, so a copy costs nothing."""
+    """Return the tile `x` itself. Values are immutable, so a copy costs nothing."""
     return x
 
 
 @op
 def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
-    """Convert a tile, vector or scalar `x` to `dtype`, element by element.
+    """Convert a tile, vector or scalar to another dtype, element by element.
 
     Args:
+        x: a tile, vector or scalar of any dtype.
+        dtype: the new dtype.
         rounding: None or "rtne" (to nearest, ties to even) or "rtz" (toward zero, from fp32 to fp16 or bf16).
+
+    Returns:
+        A value of the shape of `x`.
 
     Values beyond fp8's range become its largest finite value (e4m3: 448, e5m2: 57344). Floats become integers by
     truncation.
@@ -263,7 +268,8 @@ def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
 
 @op
 def cast_pairs(t: Trace, x: Traced, dtype: Traced) -> Traced:
-    """Convert an fp32 tile to bf16 or fp16 by instructions that convert two elements into one register.
+    """Convert an fp32 tile `x` to the `dtype` bf16 or fp16 by instructions that convert two elements into one
+    register.
 
     The compiler finds these instructions by itself for values that are used at once. It may pack the values that a
     loop carries in the wrong order, and repack them in every iteration.
@@ -379,7 +385,7 @@ ne = _nary("ne", _ne, "a ≠ b as booleans")
 
 @op
 def fma(t: Trace, a: Traced, b: Traced, c: Traced) -> Traced:
-    """Compute a · b + c, element by element, with one rounding where the target fuses.
+    """Compute `a` · `b` + `c`, element by element, with one rounding where the target fuses.
 
     The operands are tiles or vectors of one shape, or scalars. Returns a value of that shape. Raises `TileError` for
     fp8 elements or where shapes differ.

@@ -184,7 +184,7 @@ def _to_scalar(name: str) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     dtype = "of its dtype (NaN elements are ignored)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
-    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector: a scalar, {dtype}.\n\nRaises `TileError` for anything else."
+    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector `x`: a scalar, {dtype}.\n\nRaises `TileError` for anything else."
     return op(operation)
 
 
@@ -218,7 +218,7 @@ def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Traced]:
     operation.__name__ = operation.__qualname__ = name
     line, vector = ("row", "column vector (rows)") if axis else ("column", "row vector (cols)")
     what = "Euclidean norm" if norm else "mean"
-    operation.__doc__ = f"The {what} of each {line} of a tile (rows × cols) of any dtype: an fp32 {vector}.\n\nRaises `TileError` for a vector."
+    operation.__doc__ = f"The {what} of each {line} of a tile `x` (rows × cols) of any dtype: an fp32 {vector}.\n\nRaises `TileError` for a vector."
     return op(operation)
 
 
@@ -243,7 +243,7 @@ def _arg(name: str, kind: str, axis: int) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     line, vector, index = ("row", "column vector (rows)", "column") if axis else ("column", "row vector (cols)", "row")
-    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile (rows × cols): an int32 {vector}.\n\n"
+    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile `x` (rows × cols): an int32 {vector}.\n\n"
                          f"NaN elements are ignored; a {line} of NaN only gives 2³¹ − 1. Raises `TileError` for a vector.")
     return op(operation)
 
@@ -297,7 +297,7 @@ def _scan(name: str, axis: int) -> Callable[..., Traced]:
         return assemble(axes, [p for r in rows for p in r])
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile (rows × cols).\n\n"
+    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile `x` (rows × cols).\n\n"
                          "Returns a tile of its shape, fp32 for floats, int32 for integers. Raises `TileError` for a vector.")
     return op(operation)
 
@@ -388,6 +388,6 @@ def softmax_step(t: Trace, s: Traced, m: Traced, l: Traced, scale: Traced = 1.0)
 
 @op
 def hasnan(t: Trace, x: Traced) -> Traced:
-    """Return 1 (int32 scalar) if any element of a float tile or vector is NaN, else 0. For debugging."""
+    """Return 1 (int32 scalar) if any element of a float tile or vector `x` is NaN, else 0. For debugging."""
     flags = apply_pieces(t, in_fp32(t, lambda p: t.method(t.method(p, "__ne__", p), "to", tl.int32)), x)
     return t.call(max, flags)

@@ -20,7 +20,7 @@ def _ceil_div(a, b):
 
 @op
 def ceil_div(t: Trace, a: Traced, b: Traced) -> Traced:
-    """Return ⌈a / b⌉ for non-negative integers, constants or int32 scalars."""
+    """Return ⌈`a` / `b`⌉ for non-negative integers, constants or int32 scalars."""
     return t.call(_ceil_div, a, b)
 
 
@@ -43,7 +43,7 @@ def _unravel(index, extent):
 
 @op
 def unravel(t: Trace, index: Traced, extent: Traced) -> Traced:
-    """Return (index // extent, index % extent) for non-negative integers, two int32 scalars."""
+    """Return (`index` // `extent`, `index` % `extent`) for non-negative integers, two int32 scalars."""
     return t.call(_unravel, index, extent)
 
 

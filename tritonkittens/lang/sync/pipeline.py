@@ -83,7 +83,7 @@ def _advance(index, phase, count, STAGES: tl.constexpr):
 
 @op
 def advance(t: Trace, state: Traced) -> Traced:
-    """Return the state of the next stage; see `pipeline_state`."""
+    """Return the state after `state`: that of the next stage. See `pipeline_state`."""
     index, phase, count = t.call(_advance, state.index, state.phase, state.count, state.stages)
     return state.replace(index=index, phase=phase, count=count)
 
@@ -100,13 +100,16 @@ def _barrier(t: Trace, pipe: Traced, state: Traced, which: str, verb: str) -> Tr
 
 @op
 def producer_acquire(t: Trace, pipe: Traced, state: Traced) -> None:
-    """Wait until the consumers have released the stage `state.index`. In the first round the producer does not wait."""
+    """Wait until the consumers of `pipe` have released the stage of `state`. In the first round the producer does not
+    wait.
+    """
     t.call(wait, _barrier(t, pipe, state, "empty", "producer_acquire"), t.method(state.phase, "__xor__", 1))
 
 
 @op
 def producer_commit(t: Trace, pipe: Traced, state: Traced, what: Traced) -> None:
-    """Announce the copies into the stage `state.index`. One barrier may gather several copies (K and V).
+    """Announce the copies into the stage of `state` of the pipeline `pipe`. One barrier may gather several copies (K
+    and V).
 
     `what` is the number of bytes, or the tiles that the copies fill. The copies name `pipe.full[state.index]` as
     their semaphore.
@@ -116,13 +119,13 @@ def producer_commit(t: Trace, pipe: Traced, state: Traced, what: Traced) -> None
 
 @op
 def consumer_wait(t: Trace, pipe: Traced, state: Traced) -> None:
-    """Wait until the copies into the stage `state.index` have landed."""
+    """Wait until the copies into the stage of `state` of the pipeline `pipe` have landed."""
     t.call(wait, _barrier(t, pipe, state, "full", "consumer_wait"), state.phase)
 
 
 @op
 def consumer_release(t: Trace, pipe: Traced, state: Traced, per: Traced = "role") -> None:
-    """Release the stage `state.index` to the producer. `per` is "role" or "warp", as in `arrive`."""
+    """Release the stage of `state` to the producer of the pipeline `pipe`. `per` is "role" or "warp", as in `arrive`."""
     t.call(arrive, _barrier(t, pipe, state, "empty", "consumer_release"), per=per)
 
 

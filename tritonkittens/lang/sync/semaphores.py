@@ -128,7 +128,7 @@ def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
 
 @op
 def expect(t: Trace, sem: Traced, what: Traced) -> None:
-    """Arrive once, and make the current phase wait for the bytes of TMA copies as well.
+    """Arrive once at the semaphore `sem`, and make its current phase wait for the bytes of TMA copies as well.
 
     `what` is a number of bytes, or one tile or a tuple of tiles whose bytes add up. Source: PTX ISA,
     mbarrier.arrive.expect_tx.
@@ -235,13 +235,16 @@ def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
 
 @op
 def careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_LIMIT_NS, name: Traced = None, scope: Traced = "cta") -> None:
-    """Wait as `wait` does, but end the launch with an error after `limit_ns` nanoseconds.
+    """Wait as `wait` does, but end the launch with an error after a time limit.
 
     Before that, the kernel prints `name`, the phase, the block, and the warps of the block that wait.
 
     Args:
-        limit_ns: a positive compile-time integer.
+        sem: one semaphore.
+        phase: 0 or 1, a constant or an int32 scalar.
+        limit_ns: the limit in nanoseconds, a positive compile-time integer.
         name: printable ASCII; the place in the source if None.
+        scope: "cluster" where threads of other blocks arrive, else "cta".
 
     Raises:
         TileError: for another limit or name.

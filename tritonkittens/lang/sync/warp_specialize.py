@@ -21,7 +21,9 @@ MAX_WORKERS = 13  # roles besides the first that Triton's lowering can dispatch
 
 
 def producer_registers(consumers: int) -> int:
-    """Return the registers of a producer thread: 24, or 32 where three consumers leave a remainder."""
+    """Return the registers of a producer thread next to `consumers` consumer warpgroups: 24, or 32 for three
+    consumers, which leave a remainder.
+    """
     return 32 if consumers == 3 else 24
 
 
@@ -29,7 +31,8 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
     """Return the registers of a consumer thread, where one producer warpgroup runs next to `consumers` consumer
     warpgroups.
 
-    With one block per SM: 240 for one or two consumers, 160 for three, 120 for four.
+    `blocks_per_sm` thread blocks share the register file. With one: 240 for one or two consumers, 160 for three, 120
+    for four.
     """
     warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers of a thread if the block had one warpgroup
     return min(240, (warpgroups - producer_registers(consumers)) // consumers // 8 * 8)
