@@ -20,7 +20,7 @@ def _ceil_div(a, b):
 
 @op
 def ceil_div(t: Trace, a: Traced, b: Traced) -> Traced:
-    """Return ⌈`a` / `b`⌉ for non-negative integers, constants or int32 scalars."""
+    """Return `a` / `b`, rounded up, for non-negative integers, constants or int32 scalars."""
     return t.call(_ceil_div, a, b)
 
 
