@@ -239,9 +239,8 @@ def ld(
     """A register tile of 32-bit elements from tensor memory; it may be used after `wait_ld` only. Explicit kernels, a whole warpgroup.
 
     address     lane 0 of the tile; each warp adds its own quarter of the lanes.
-    tile_shape  (rows, columns) and layout: thread t's registers, in the layout's order, are what the instruction gives it. Default: 128
-                rows, row t in
-                thread t ("32x32b").
+    tile_shape  (rows, columns) and layout: the instruction fills thread t's registers in the layout's order. Default: 128
+                rows, row t in thread t ("32x32b").
     shape       "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2" (with `split`, the column distance of its halves); the repeat count
                 follows.
     half        two 16-bit columns are packed into each register. PTX ISA 9.7.16.8.3 `tcgen05.ld`.
